@@ -1,8 +1,11 @@
-"""torchtitan 0.2.2's side of `beside_torchtitan.py`, in a process of its own: its trainer, with our batches and clock.
+"""torchtitan 0.2.2's side of `beside_torchtitan.py`: one run of its trainer with our batches and clock, in a process of
+its own.
 
     python benchmarks/beside_peer.py CASE MODE OUT.json
 
-stock  its own mode on one card: autocast over fp32 parameters
+Modes:
+
+stock  its own mode on one GPU: autocast over fp32 parameters
 fsdp   FSDP2 over one rank: bf16 parameters gathered from fp32 ones, gradients reduced in fp32
 """
 
@@ -21,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import torchtitan.train as titan
-from beside_sides import CASES, RATE, STEPS, WARM, Case, Clock, batches, leave
+from beside_sides import CASES, RATE, STEPS, WARM, Case, Clock, batches, write_record
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import ConfigManager
@@ -31,26 +34,26 @@ from torchtitan.protocols.train_spec import register_train_spec
 SPEC = "beside"
 
 
-class Drawn(BaseDataLoader):
-    """The batches that our side has too."""
+class RandomBatches(BaseDataLoader):
+    """The batches of both sides."""
 
     def __init__(self, case: Case, dp_rank: int) -> None:
-        self.made = [x.pin_memory() for x in batches(case, dp_rank)]
+        self.batches = [x.pin_memory() for x in batches(case, dp_rank)]
 
     def __iter__(self) -> Iterator[Any]:
         while True:
-            for x in self.made:
+            for x in self.batches:
                 yield {"input": x[:, :-1].contiguous()}, x[:, 1:].contiguous()
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing is kept."""
+        """It has no state."""
 
 
 class NoText(BaseTokenizer):
-    """Batches are tokens already."""
+    """Not needed: the batches are tokens already."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -67,24 +70,24 @@ class NoText(BaseTokenizer):
 
 
 def register(case: Case) -> None:
-    """The case as a model of torchtitan."""
+    """Register the case as a model of torchtitan."""
     spec = import_module(f"torchtitan.models.{case.peer}").get_train_spec()
     flavor = replace(spec.model_args[case.flavor], vocab_size=case.vocabulary, **case.peer_changes)
     register_train_spec(SPEC, replace(
         spec, model_args={"case": flavor}, build_tokenizer_fn=lambda job_config: NoText(case.vocabulary),
-        build_dataloader_fn=lambda dp_world_size, dp_rank, tokenizer, job_config, **more: Drawn(case, dp_rank),
+        build_dataloader_fn=lambda dp_world_size, dp_rank, tokenizer, job_config, **more: RandomBatches(case, dp_rank),
     ))  # fmt: skip
 
 
 def shard_over_one() -> None:
-    """FSDP2 where torchtitan finds one rank too few for it."""
+    """Make torchtitan use FSDP2 over a single rank."""
     exists = ParallelDims._mesh_exist
     ParallelDims._mesh_exist = lambda self, name, degree: name == "fsdp" or exists(self, name, degree)
     ParallelDims.fsdp_enabled = property(lambda self: True)
 
 
 def watch(case: Case, mode: str, out: Path) -> None:
-    """A mark after every step; losses stay on the device until the end, and the process ends with the run."""
+    """Mark the clock after each step, and write the record when training ends. Losses stay on the device until then."""
     clock, losses = Clock(), list[torch.Tensor]()
     step, loss, train = (getattr(titan.Trainer, n) for n in ("train_step", "forward_backward_step", "train"))
 
@@ -100,41 +103,41 @@ def watch(case: Case, mode: str, out: Path) -> None:
     def trained(self: Any) -> None:
         train(self)
         kinds = {str(p.dtype).removeprefix("torch.") for part in self.model_parts for p in part.parameters()}
-        told = {"mode": mode, "parameters": sorted(kinds), "gradient": "fp32",
+        about = {"mode": mode, "parameters": sorted(kinds), "gradient": "fp32",
                 "torchtitan": version("torchtitan"), "torchao": version("torchao")}  # fmt: skip
-        leave(clock.report(case, [x.item() for x in losses], **told), out)
+        write_record(clock.report(case, [x.item() for x in losses], **about), out)
         sys.stdout.flush()
         os._exit(0)
 
-    for name, made in (
+    for name, method in (
         ("train_step", train_step),
         ("forward_backward_step", forward_backward_step),
         ("train", trained),
     ):
-        setattr(titan.Trainer, name, made)
+        setattr(titan.Trainer, name, method)
 
 
-def words(case: Case, folder: Path) -> list[str]:
+def arguments(case: Case, folder: Path) -> list[str]:
     """torchtitan's command line."""
-    said: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model.name": SPEC, "model.flavor": "case", "training.seq_len": case.sequence_length,
         "training.local_batch_size": case.micro_batch_size, "training.steps": STEPS, "metrics.log_freq": 1000,
         "job.dump_folder": folder, "lr_scheduler.warmup_steps": WARM, "optimizer.lr": RATE, "activation_checkpoint.mode": "none",
     }  # fmt: skip
-    pairs = [word for key, value in said.items() for word in (f"--{key}", str(value))]
-    return [*pairs, "--compile.enable", "--metrics.disable_color_printing", *case.peer_words]
+    pairs = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    return [*pairs, "--compile.enable", "--metrics.disable_color_printing", *case.peer_arguments]
 
 
 def main() -> None:
     name, mode, out = sys.argv[1:]
     case = CASES[name]
     register(case)
-    import_module("torchtitan.components.quantization.float8")  # so that its converter can be named
+    import_module("torchtitan.components.quantization.float8")  # registers its converter
     if mode == "fsdp":
         shard_over_one()
     watch(case, mode, Path(out))
-    # Its parser took the command line as a default when it was imported.
-    ConfigManager.parse_args.__defaults__ = (words(case, Path(out).parent / "torchtitan"),)
+    # Its parser stored the command line as a default argument when it was imported.
+    ConfigManager.parse_args.__defaults__ = (arguments(case, Path(out).parent / "torchtitan"),)
     titan.main(titan.Trainer)
 
 

@@ -1,6 +1,6 @@
-"""What both sides of `beside_torchtitan.py` share: cases, batches and the clock.
+"""Cases, batches and the clock of both sides of `beside_torchtitan.py`.
 
-Batches are four of random tokens, drawn once and cycled, so a model that trains learns them by heart and its loss falls.
+There are four batches of random tokens, which are used in turn. A model that trains memorises them, so its loss falls.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 DRAWN = 4  # batches
-STEPS, MEASURED = 18, 10  # the last of them are measured
-RATE, WARM = 1e-4, 2  # learning rate, and steps over which it rises
+STEPS, MEASURED = 18, 10  # steps of a run; the last ten are measured
+RATE, WARM = 1e-4, 2  # learning rate and warm-up steps
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model on one GPU. `model` and `changes`: ours; `peer` and `flavor`: torchtitan's, with `peer_changes`."""
+    """One model on one GPU. Ours is `model` with `changes`; torchtitan's is `flavor` of `peer` with `peer_changes`."""
 
     name: str
     model: str
@@ -36,12 +36,12 @@ class Case:
     micro_batch_size: int
     vocabulary: int
     precision: str = "bf16"
-    peer_words: tuple[str, ...] = ()
+    peer_arguments: tuple[str, ...] = ()
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])  # of our model
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.sequence_length * self.micro_batch_size
 
 
@@ -56,7 +56,7 @@ _B: dict[str, Any] = {
 }  # fmt: skip
 CASES = {case.name: case for case in (
     Case("A1", **_A),
-    Case("A1_fp8", **_A, precision="fp8_tensorwise", peer_words=_FP8),
+    Case("A1_fp8", **_A, precision="fp8_tensorwise", peer_arguments=_FP8),
     Case("B1", **_B, sequence_length=4096, micro_batch_size=4),
     Case("E1", **_B, sequence_length=32_768, micro_batch_size=1),
     Case("F1", "qwen3-30b-a3b", {"layers": 4}, "qwen3", "30B-A3B", {"n_layers": 4, "max_seq_len": 4096}, 4096, 4, 151_936,
@@ -65,14 +65,14 @@ CASES = {case.name: case for case in (
 
 
 def batches(case: Case, dp_rank: int = 0) -> list[torch.Tensor]:
-    """[sequences, length + 1] each, on the host."""
+    """The batches, [sequences, length + 1] each, on the host."""
     generator = torch.Generator().manual_seed(1234 + dp_rank)
     shape = (case.micro_batch_size, case.sequence_length + 1)
     return [torch.randint(0, case.vocabulary, shape, generator=generator) for _ in range(DRAWN)]
 
 
 class Clock:
-    """`mark()` at the end of every optimizer step: an event, and nothing that waits for the device."""
+    """Times optimizer steps. `mark()` records a CUDA event at the end of each step, without waiting for the device."""
 
     def __init__(self) -> None:
         self.events: list[torch.cuda.Event] = []
@@ -86,14 +86,14 @@ class Clock:
             self.begun = time.time()
 
     def report(self, case: Case, losses: list[float], **more: Any) -> dict[str, Any]:
-        """Of the steps that are measured, once all are done."""
+        """The record of a run, after its last step. `more`: further fields."""
         torch.cuda.synchronize()
         ended = time.time()
         every = [a.elapsed_time(b) for a, b in pairwise(self.events)]
         took = every[-MEASURED:]
-        middle = median(took)
+        median_ms = median(took)
         return {
-            "tok_s_gpu": case.tokens / middle * 1e3, "median_ms": middle, "spread_ms": [min(took), max(took)],
+            "tok_s_gpu": case.tokens / median_ms * 1e3, "median_ms": median_ms, "spread_ms": [min(took), max(took)],
             "step_ms": every, "allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
             "reserved_gib": torch.cuda.max_memory_reserved() / 2**30, "losses": losses,
             "learns": all(map(isfinite, losses)) and losses[-1] < losses[0],
@@ -101,6 +101,6 @@ class Clock:
         }  # fmt: skip
 
 
-def leave(record: Mapping[str, Any], out: Path) -> None:
-    """What the other process reads."""
+def write_record(record: Mapping[str, Any], out: Path) -> None:
+    """Write the record for the process that started this one."""
     out.write_text(json.dumps(record))

@@ -1,12 +1,16 @@
-"""One GPU: kernels of routing and of experts' products at the sizes of Qwen3-30B-A3B, held to the reference, then timed.
+"""One GPU: kernels of routing and of experts' matrix products, at the sizes of Qwen3-30B-A3B: correctness and speed.
 
     python benchmarks/expert_kernels.py --out FOLDER [--only permute,expert_linear,...] [--tiles] [--tiny]
 
-Of each call: the largest error in bf16 against the reference kernel in fp32 on the same inputs, by the norm of the
-difference over the norm, or for indices whether they are the same; whether two calls agree to the bit; bytes of
-workspace beside the declared ones; milliseconds; TFLOP/s of products, GB/s of all else by the declared traffic.
-Experts have uneven rows, and some have none. `--tiles`: quack's products with other tiles too. `--tiny`: small sizes,
-on a CPU too (TRITON_INTERPRET=1). FOLDER gets `expert_kernels.json`.
+Writes FOLDER/expert_kernels.json. For each call:
+
+- the largest error in bf16 against the reference kernel in fp32 on the same inputs: the norm of the difference over the
+  norm; for indices, whether they are equal;
+- whether two calls give the same bits;
+- the measured workspace less the declared one, in bytes;
+- milliseconds; TFLOP/s of products; GB/s of all other kernels, by their declared traffic.
+
+Experts have different numbers of rows, and some have none. On a CPU, use `--tiny` with TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -45,6 +49,8 @@ TILES = ((128, 192, True), (128, 256, False), (256, 128, False), (256, 192, Fals
 
 @dataclass(frozen=True)
 class Sizes:
+    """Tokens of a batch, and the sizes of the model."""
+
     tokens: int = 16384
     experts: int = 128
     top_k: int = 8
@@ -53,12 +59,13 @@ class Sizes:
 
     @property
     def copies(self) -> int:
+        """Token copies that are routed."""
         return self.tokens * self.top_k
 
 
 @dataclass
 class Call:
-    """A phase of an op with its tensors in bf16: `ins`, `weights`, what it writes."""
+    """A phase of an op, with its tensors in bf16."""
 
     op_name: str
     what: str
@@ -67,32 +74,36 @@ class Call:
     weights: list[torch.Tensor]
     outs: list[torch.Tensor]
     attrs: dict[str, Any]
-    about: list[torch.Size]  # shapes of the op's ins
+    in_shapes: list[torch.Size]  # of the op's inputs
 
     @property
     def site(self) -> Site:
+        """The call as a site of a tape."""
         shapes = tuple(tuple(w.shape) for w in self.weights)
-        return Site(self.op_name, tuple(Spec(tuple(s)) for s in self.about), (), (), shapes, self.attrs)
+        return Site(self.op_name, tuple(Spec(tuple(s)) for s in self.in_shapes), (), (), shapes, self.attrs)
 
     def run(self, one: TorchKernel, *, wide: bool = False, add: bool = False) -> list[torch.Tensor]:
-        def made(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the phase with a kernel. -> its results. `wide`: in fp32; `add`: weight gradients are added."""
+
+        def converted(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             return [t.float() if wide and t.is_floating_point() else t for t in tensors]
 
         outs = [torch.empty_like(t, dtype=torch.float32) if t.is_floating_point() else torch.empty_like(t)
                 for t in self.outs] if wide else self.outs  # fmt: skip
         if self.phase == "weight_gradient":
             assert one.weight_gradient is not None
-            one.weight_gradient(ENV, self.site, made(self.ins), outs, add)
+            one.weight_gradient(ENV, self.site, converted(self.ins), outs, add)
         else:
-            getattr(one, self.phase)(ENV, self.site, made(self.ins), made(self.weights), outs)
+            getattr(one, self.phase)(ENV, self.site, converted(self.ins), converted(self.weights), outs)
         return outs
 
     def shapes(self) -> tuple[Any, ...]:
-        return self.phase, [tuple(s) for s in self.about], [tuple(w.shape) for w in self.weights], self.attrs
+        """The arguments of a declaration: phase, shapes of inputs and weights, attributes."""
+        return self.phase, [tuple(s) for s in self.in_shapes], [tuple(w.shape) for w in self.weights], self.attrs
 
 
 def calls(n: Sizes) -> Iterator[Call]:
-    """Routing, then products."""
+    """All calls: routing, then matrix products."""
     generator = torch.Generator(DEVICE).manual_seed(1)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -101,43 +112,43 @@ def calls(n: Sizes) -> Iterator[Call]:
     def empty(*shape: int, like: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=like, device=DEVICE)
 
-    liked = torch.randn(n.experts, generator=generator, device=DEVICE)
-    liked[3], liked[-1] = -1e9, -1e9  # nobody's
-    chance = torch.rand(n.tokens, n.experts, generator=generator, device=DEVICE)
-    chosen = (chance.log().neg().log().neg() + 0.5 * liked).topk(n.top_k, -1).indices[:, None]  # [tokens, 1, k]
+    bias = torch.randn(n.experts, generator=generator, device=DEVICE)
+    bias[3], bias[-1] = -1e9, -1e9  # these experts get no rows
+    noise = torch.rand(n.tokens, n.experts, generator=generator, device=DEVICE)
+    chosen = (noise.log().neg().log().neg() + 0.5 * bias).topk(n.top_k, -1).indices[:, None]  # [tokens, 1, k]
     flat = chosen.reshape(-1)
     order, counts = torch.argsort(flat, stable=True), torch.bincount(flat, minlength=n.experts)
     attrs, token = {"top_k": n.top_k, "experts": n.experts}, (n.tokens, 1, n.hidden)
-    about = [chosen.shape]
-    yield Call("expert_permutation", "", "forward", [chosen], [], [order.clone(), counts.clone()], attrs, about)
+    shapes = [chosen.shape]
+    yield Call("expert_permutation", "", "forward", [chosen], [], [order.clone(), counts.clone()], attrs, shapes)
     yield Call("expert_offsets", "", "forward", [counts], [], [empty(n.experts + 1, like=torch.int32)], {"ranks": 1},
                [counts.shape])  # fmt: skip
     x, rows, w = draw(*token), draw(n.copies, n.hidden), draw(n.tokens, 1, n.top_k).softmax(-1)
-    about = [x.shape, order.shape]
-    yield Call("permute", "", "forward", [x, order], [], [torch.empty_like(rows)], attrs, about)
-    yield Call("permute", "", "input_gradient", [order, rows], [], [torch.empty_like(x)], attrs, about)
-    about = [rows.shape, w.shape, order.shape]
-    yield Call("unpermute", "", "forward", [rows, w, order], [], [torch.empty_like(x)], attrs, about)
-    made = [torch.empty_like(rows), torch.empty_like(w)]
-    yield Call("unpermute", "", "input_gradient", [rows, w, order, x], [], made, attrs, about)
+    shapes = [x.shape, order.shape]
+    yield Call("permute", "", "forward", [x, order], [], [torch.empty_like(rows)], attrs, shapes)
+    yield Call("permute", "", "input_gradient", [order, rows], [], [torch.empty_like(x)], attrs, shapes)
+    shapes = [rows.shape, w.shape, order.shape]
+    yield Call("unpermute", "", "forward", [rows, w, order], [], [torch.empty_like(x)], attrs, shapes)
+    gradients = [torch.empty_like(rows), torch.empty_like(w)]
+    yield Call("unpermute", "", "input_gradient", [rows, w, order, x], [], gradients, attrs, shapes)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
     for what, width, out in (("gate", n.hidden, n.ffn), ("down", n.ffn, n.hidden)):
         x, g, matrix = draw(n.copies, width), draw(n.copies, out), draw(n.experts, out, width)
-        about = [x.shape, offsets.shape]
-        yield Call("expert_linear", what, "forward", [x, offsets], [matrix], [torch.empty_like(g)], {}, about)
-        yield Call("expert_linear", what, "input_gradient", [offsets, g], [matrix], [torch.empty_like(x)], {}, about)
+        shapes = [x.shape, offsets.shape]
+        yield Call("expert_linear", what, "forward", [x, offsets], [matrix], [torch.empty_like(g)], {}, shapes)
+        yield Call("expert_linear", what, "input_gradient", [offsets, g], [matrix], [torch.empty_like(x)], {}, shapes)
         bucket = [empty(*matrix.shape, like=torch.float32)]
-        yield Call("expert_linear", what, "weight_gradient", [x, offsets, g], [matrix], bucket, {}, about)
+        yield Call("expert_linear", what, "weight_gradient", [x, offsets, g], [matrix], bucket, {}, shapes)
 
 
-def plain(call: Call) -> TorchKernel:
-    """What is right: the reference, and products one by one."""
+def reference_kernel(call: Call) -> TorchKernel:
+    """The reference kernel, and for products one product per expert."""
     table = grouped_experts.EMULATED if call.op_name == "expert_linear" else reference.EXPERTS
     return table[call.op_name]
 
 
-def tried(call: Call, *, tiles: bool) -> Iterator[tuple[str, TorchKernel, OpDeclaration]]:
-    """(name, kernel, declaration) of what computes a call."""
+def kernels_to_test(call: Call, *, tiles: bool) -> Iterator[tuple[str, TorchKernel, OpDeclaration]]:
+    """(name, kernel, declaration) of each kernel that is tested on a call."""
     if call.op_name == "expert_offsets":
         yield "reference", reference.EXPERTS[call.op_name], OPS[call.op_name].declaration
         return
@@ -154,16 +165,19 @@ def tried(call: Call, *, tiles: bool) -> Iterator[tuple[str, TorchKernel, OpDecl
                 yield f"quack {tile}", grouped_experts.expert_products(how), declared
 
 
-def errors(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+def errors(got: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """The largest relative error in norm; 1 if integers differ."""
+
     def error(a: torch.Tensor, b: torch.Tensor) -> float:
         if not a.is_floating_point():
             return float(not torch.equal(a, b))
         return ((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-6)).item()
 
-    return max(error(a, b) for a, b in zip(got, wanted, strict=True))
+    return max(error(a, b) for a, b in zip(got, expected, strict=True))
 
 
 def workspace(run: Callable[[], Any]) -> int:
+    """Bytes that are requested from the allocator at the peak of a call, in addition to those before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats()["requested_bytes.all.current"]
@@ -172,7 +186,7 @@ def workspace(run: Callable[[], Any]) -> int:
 
 
 def milliseconds(run: Callable[[], Any]) -> float:
-    """Median of calls, by the device's clock."""
+    """Median time of a call, by CUDA events."""
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(13)]
     for begin, end in marks:
         begin.record()
@@ -182,15 +196,18 @@ def milliseconds(run: Callable[[], Any]) -> float:
     return median(begin.elapsed_time(end) for begin, end in marks[3:])
 
 
-def row(call: Call, name: str, one: TorchKernel, declared: OpDeclaration, wanted: list[torch.Tensor]) -> dict[str, Any]:
+def row(
+    call: Call, name: str, one: TorchKernel, declared: OpDeclaration, expected: list[torch.Tensor]
+) -> dict[str, Any]:
+    """The row of one kernel on one call."""
     found: dict[str, Any] = {"op": f"{call.op_name} {call.what}".strip(), "phase": call.phase, "kernel": name}
     for out in call.outs:
         out.fill_(float("nan") if out.is_floating_point() else -1)
     first = [y.clone() for y in call.run(one)]
-    found["error"] = errors(first, wanted)
+    found["error"] = errors(first, expected)
     found["same again"] = all(torch.equal(a, b) for a, b in zip(first, call.run(one), strict=True))
     if call.phase == "weight_gradient":
-        found["error added"] = errors([y / 2 for y in call.run(one, add=True)], wanted)
+        found["error added"] = errors([y / 2 for y in call.run(one, add=True)], expected)
     found["held"] = max(found["error"], found.get("error added", 0.0)) < TOLERANCE and found["same again"]
     if DEVICE.type != "cuda":
         return found
@@ -204,25 +221,25 @@ def row(call: Call, name: str, one: TorchKernel, declared: OpDeclaration, wanted
 
 
 def zeros_by_torch(n: Sizes) -> dict[str, Any]:
-    """Whether torch's grouped product writes zeros for experts without rows: then nothing need be cleared."""
+    """Whether torch's grouped product writes zeros for experts without rows. If so, they need not be cleared."""
     a = torch.randn(n.hidden, 512, device=DEVICE).bfloat16()
     b = torch.randn(512, n.ffn, device=DEVICE).bfloat16()
     junk = [torch.full((4, n.hidden, n.ffn), float("nan"), device=DEVICE).bfloat16() for _ in range(3)]
-    del junk  # what the allocator hands out next is not zero
+    del junk  # so that the memory that the allocator returns next is not zero
     offsets = torch.tensor([0, 256, 256, 512, 512], dtype=torch.int32, device=DEVICE)
-    made = grouped_experts.by_torch(a, b, offsets)
-    return {"op": "torch._grouped_mm", "zeros for experts without rows": not made[[1, 3]].any().item(), "held": True}
+    product = grouped_experts.by_torch(a, b, offsets)
+    return {"op": "torch._grouped_mm", "zeros for experts without rows": not product[[1, 3]].any().item(), "held": True}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--tiles", action="store_true")
-    parser.add_argument("--tiny", action="store_true")
-    asked = parser.parse_args()
-    n = Sizes(tokens=48, experts=6, top_k=2, hidden=32, ffn=16) if asked.tiny else Sizes()
-    folder, rows = Path(asked.out), list[dict[str, Any]]()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, help="the folder of the record")
+    parser.add_argument("--only", default="", help="ops to test")
+    parser.add_argument("--tiles", action="store_true", help="also test quack's products with other tiles")
+    parser.add_argument("--tiny", action="store_true", help="small sizes")
+    args = parser.parse_args()
+    n = Sizes(tokens=48, experts=6, top_k=2, hidden=32, ffn=16) if args.tiny else Sizes()
+    folder, rows = Path(args.out), list[dict[str, Any]]()
     folder.mkdir(parents=True, exist_ok=True)
 
     def note(found: dict[str, Any]) -> None:
@@ -232,13 +249,13 @@ def main() -> None:
 
     note(zeros_by_torch(n))
     for call in calls(n):
-        if asked.only and call.op_name not in asked.only.split(","):
+        if args.only and call.op_name not in args.only.split(","):
             continue
-        wanted = call.run(plain(call), wide=True)
-        for name, one, declared in tried(call, tiles=asked.tiles):
+        expected = call.run(reference_kernel(call), wide=True)
+        for name, one, declared in kernels_to_test(call, tiles=args.tiles):
             try:
-                note(row(call, name, one, declared, wanted))
-            except Exception:  # a tile that the package refuses, or has too little memory for
+                note(row(call, name, one, declared, expected))
+            except Exception:  # the package may refuse a tile, or have too little memory for it
                 note({"op": call.op_name, "phase": call.phase, "kernel": name, "held": False,
                       "failed": traceback.format_exc()[-600:]})  # fmt: skip
     print(f"held: {sum(r['held'] for r in rows)} of {len(rows)}")

@@ -1,12 +1,12 @@
-"""One GPU: fused attention against the reference kernel. Values, gradients, workspace, speed, then whole steps.
+"""One GPU: fused attention against the reference kernel: values, gradients, workspace, speed, and whole steps.
 
     python benchmarks/flash_attention.py --out FOLDER [--commit HASH] [--only calls,speed,llama-3.2-1b,...]
 
-Writes FOLDER/flash_attention.json after every section; a section that fails leaves its traceback there.
+Writes FOLDER/flash_attention.json after each section. A section that fails writes its traceback instead.
 
-Held: each result of a kernel is within `TOLERANCE` of the reference kernel in fp32 on the same bf16 inputs, by the norm of
-the difference over the norm. bf16 rounds by 2^-9 at most, results and shares alike, so a few parts in a thousand are
-rounding; a wrong mask, head or scale is off by tenths. Log-sum-exps are fp32 and must be much closer.
+Check (`held`): each result of a kernel is within `TOLERANCE` of the reference kernel in fp32 on the same bf16 inputs: the
+norm of the difference over the norm. bf16 rounds results and attention weights by at most 2^-9, so rounding gives errors of
+a few thousandths. A wrong mask, head or scale gives errors of some tenths. Log-sum-exps are fp32 and must be much closer.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ SMALL = ModelSpec(
 # ---- one call --------------------------------------------------------------------------------------------------------
 
 
-def off(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> dict[str, float]:
-    """Norm of each result's difference over its norm; of gradients that are zero, the norm itself. NaN stays NaN."""
-    pairs = ((x.double(), y.double()) for x, y in zip(got, wanted, strict=True))
+def relative_errors(got: list[torch.Tensor], expected: list[torch.Tensor]) -> dict[str, float]:
+    """For each result, the norm of the difference over its norm, which counts as 1e-3 at least. NaN stays NaN."""
+    pairs = ((x.double(), y.double()) for x, y in zip(got, expected, strict=True))
     return {n: ((x - y).norm() / y.norm().clamp(min=1e-3)).item() for n, (x, y) in zip(NAMES, pairs, strict=True)}
 
 
 def workspace(trial: Trial, phase: str, kernel: str) -> dict[str, Any]:
-    """Bytes asked of the allocator at the worst moment of a second call, and what is declared."""
+    """Bytes requested from the allocator at the peak of a call, and the declared ones."""
     kernel = kernels_by_call(Layout(attention=kernel), DEVICE)["attention"]  # type: ignore[arg-type]
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -91,25 +91,26 @@ def workspace(trial: Trial, phase: str, kernel: str) -> dict[str, Any]:
 
 
 def one_call(case: Case, packed: bool = False) -> dict[str, Any]:
-    """Errors of the kernel, and of the reference kernel in bf16 beside them, against the reference kernel in fp32.
-    `packed`: its q, k, v and their gradients are views of one register each."""
+    """Errors of the kernel, and of the reference kernel in bf16, against the reference kernel in fp32. `packed`: q, k and
+    v are views of one register, and so are their gradients."""
     plain, kernel = kernels_by_call(Layout(), DEVICE)["attention"], kernels_by_call(case.plan, DEVICE)["attention"]
-    wanted = Trial(case, "fp32", "bf16", "cuda").run(plain)
-    noise = off(Trial(case, "bf16", "bf16", "cuda").run(plain), wanted)
+    expected = Trial(case, "fp32", "bf16", "cuda").run(plain)
+    noise = relative_errors(Trial(case, "bf16", "bf16", "cuda").run(plain), expected)
     trial = Trial(case, "bf16", "bf16", "cuda")
     if packed:
         trial.pack()
-    error = off(trial.run(kernel), wanted)
-    del wanted
+    error = relative_errors(trial.run(kernel), expected)
+    del expected
     held = all(error[n] <= TOLERANCE[n] for n in NAMES)
     spaces = {phase: workspace(trial, phase, case.kernel) for phase in PHASES}
     return {"case": str(case), "held": held, "error": error, "error_of_reference_in_bf16": noise, "workspace": spaces}
 
 
 def calls() -> dict[str, Any]:
-    there = [case for case in LARGE if not case.kernel.startswith("fa4") or "flash-attn-4" in installed_packages()]
-    rows = [tried(one_call, case) | {"case": str(case)} for case in there]
-    rows += [tried(one_call, case, True) | {"case": f"{case}, views of one register"} for case in there
+    """The section `calls`: single calls."""
+    cases = [case for case in LARGE if not case.kernel.startswith("fa4") or "flash-attn-4" in installed_packages()]
+    rows = [attempt(one_call, case) | {"case": str(case)} for case in cases]
+    rows += [attempt(one_call, case, True) | {"case": f"{case}, views of one register"} for case in cases
              if case.layout.cp == 1]  # fmt: skip
     exact = [w["measured_less_declared"] for r in rows for w in r.get("workspace", {}).values()]
     return {"tolerance": TOLERANCE, "all_held": all(r.get("held", False) for r in rows),
@@ -121,7 +122,7 @@ def calls() -> dict[str, Any]:
 
 
 def milliseconds(f: Callable[[], None], times: int = 20) -> float:
-    """Median of calls, by the device's clock."""
+    """Median time of a call, by CUDA events."""
     for _ in range(3):
         f()
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(times)]
@@ -134,7 +135,7 @@ def milliseconds(f: Callable[[], None], times: int = 20) -> float:
 
 
 def timed(case: Case, times: int = 20) -> dict[str, Any]:
-    """Causal TFLOP/s count half of all scores, as of one document, whether it is or not."""
+    """Times of a case. TFLOP/s count half of all scores, as for one document, also where documents are packed."""
     trial, kernel = Trial(case, "bf16", "bf16", "cuda"), kernels_by_call(case.plan, DEVICE)["attention"]
     flops = 4 * case.tokens**2 * case.heads[0] * case.size * case.batch / 2
     out: dict[str, Any] = {"case": str(case)}
@@ -147,20 +148,21 @@ def timed(case: Case, times: int = 20) -> dict[str, Any]:
 
 
 def speed() -> dict[str, Any]:
-    """Kernels and reference; then the varlen kernel when it is started for more or fewer documents than it is."""
+    """The section `speed`: kernels and the reference; then the varlen kernel, launched for other maximum numbers of
+    documents."""
     whole = replace(SPEED, documents=False)
     cases = [whole, SPEED, replace(whole, batch=2), replace(whole, kernel="cudnn"),
              replace(whole, kernel="cudnn", batch=2), replace(whole, heads=(32, 8), size=64)]  # fmt: skip
     if "flash-attn-4" in installed_packages():
         cases += [replace(whole, kernel="fa4"), replace(whole, kernel="fa4", batch=2), replace(SPEED, kernel="fa4_documents"),
                   replace(whole, kernel="fa4", size=64)]  # fmt: skip
-    rows = [tried(timed, case) for case in cases]
-    rows.append(tried(timed, replace(whole, kernel="reference"), 5))
+    rows = [attempt(timed, case) for case in cases]
+    rows.append(attempt(timed, replace(whole, kernel="reference"), 5))
     usual, most = flash_kernels.most_documents, dict[str, Any]()
     for count in (1, 16, 128, 512):
         flash_kernels.most_documents = lambda tokens, count=count: count
         try:
-            row = tried(timed, whole)
+            row = attempt(timed, whole)
             most[str(count)] = {phase: row[phase] for phase in PHASES} if "forward" in row else row
         finally:
             flash_kernels.most_documents = usual
@@ -172,7 +174,7 @@ def speed() -> dict[str, Any]:
 
 @dataclass
 class Steps:
-    """A model's steps on four batches of text, cycled. The same start whatever the layout's kernels."""
+    """Steps of a model on four batches of text, which are used in turn. Initial weights do not depend on the kernels."""
 
     p: Program
     packed: bool
@@ -199,7 +201,7 @@ class Steps:
             self.batches.append([micro_batch(p, batch, DEVICE) for batch in drawn])
             self.counts.append(torch.tensor(target_counts(p, drawn), device=DEVICE))
         fixed = constants(p, DEVICE)
-        self.run.batches = [fixed | {n: t.clone() for n, t in b.items()} for b in self.batches[0]]
+        self.run.micro_batches = [fixed | {n: t.clone() for n, t in b.items()} for b in self.batches[0]]
 
     def _drawn(self, number: int) -> torch.Tensor:
         q = self.p.params[number]
@@ -208,11 +210,11 @@ class Steps:
         return torch.randn(q.shape, generator=torch.Generator(DEVICE).manual_seed(number), device=DEVICE) * q.scale
 
     def go(self, first: int, last: int, step: Callable[[], None]) -> tuple[list[float], list[float]]:
-        """Losses and milliseconds of steps first..last, by the host's clock around the whole step."""
+        """Losses and milliseconds of steps first..last, by the clock of the host around each step."""
         losses, times = list[float](), list[float]()
         for number in range(first, last + 1):
             assert self.run.optimizer is not None
-            for mine, new in zip(self.run.batches, self.batches[number % 4], strict=True):
+            for mine, new in zip(self.run.micro_batches, self.batches[number % 4], strict=True):
                 for name, t in new.items():
                     mine[name].copy_(t)
             self.run.counts.copy_(self.counts[number % 4])
@@ -228,17 +230,18 @@ class Steps:
 
 
 class Counting(Run):
-    """A run that counts its calls of kernels."""
+    """A run that counts kernel calls."""
 
-    bodies_called = 0
+    kernel_calls = 0
 
     def call(self, buffer: Any, call: Any) -> None:
-        Counting.bodies_called += call.phase not in ("start", "finish")
+        Counting.kernel_calls += call.phase not in ("start", "finish")
         super().call(buffer, call)
 
 
 def steps(m: ModelSpec, layout: Layout, length: int, *, packed: bool, capture: bool = False) -> dict[str, Any]:
-    """Fourteen steps (the last has the second's batch: the loss falls); times of the last ten; the first steps' peak against the price. Then six as a CUDA graph."""
+    """Fourteen steps: losses, times of the last ten, and peak memory against the price. With `capture`, ten more as a CUDA
+    graph. The last of the fourteen has the batch of the second, so its loss must be lower."""
     p = compile_step(m, layout, length, precision="bf16")
     priced = price(p)
     gc.collect()
@@ -246,12 +249,14 @@ def steps(m: ModelSpec, layout: Layout, length: int, *, packed: bool, capture: b
     torch.cuda.reset_peak_memory_stats()
     held_before = torch.cuda.memory_allocated()
     s = Steps(p, packed)
-    Counting.bodies_called = 0
+    Counting.kernel_calls = 0
     first, _ = s.go(1, 1, lambda: walk(p, s.run))
-    called = Counting.bodies_called
+    called = Counting.kernel_calls
     rest, times = s.go(2, 14, lambda: walk(p, s.run))
     peak, losses, took = torch.cuda.max_memory_allocated() - held_before, first + rest, times[3:]
-    data = sum(t.numel() * t.element_size() for b in s.batches for x in b for t in x.values())  # priced: one batch
+    data = sum(
+        t.numel() * t.element_size() for b in s.batches for x in b for t in x.values()
+    )  # the price has one batch
     out: dict[str, Any] = {
         "attention": layout.attention, "packed": packed, "sequence_length": length, "losses": losses,
         "finite": all(x == x and abs(x) < 1e9 for x in losses), "falls": losses[13] < losses[1],
@@ -263,11 +268,12 @@ def steps(m: ModelSpec, layout: Layout, length: int, *, packed: bool, capture: b
     }  # fmt: skip
     out["peak_over_price"] = peak / (priced.allocated + data)
     if capture:
-        out["captured"] = tried(captured, s)
+        out["captured"] = attempt(captured, s)
     return out
 
 
 def captured(s: Steps) -> dict[str, Any]:
+    """Ten steps as a CUDA graph."""
     graph = CapturedStep(s.run)
     graph.capture()
     losses, times = s.go(15, 24, graph.replay)
@@ -275,12 +281,12 @@ def captured(s: Steps) -> dict[str, Any]:
 
 
 def compared(m: ModelSpec, length: int, *, capture: bool) -> dict[str, Any]:
-    """Flash and the reference on packed text, cuDNN and flash on whole sequences."""
+    """The section of a model: flash and the reference with packed documents, cuDNN and flash with whole sequences."""
     out: dict[str, Any] = {"model": m.name, "layers": m.layers}
     for name, kernel, packed in (("flash", "flash", True), ("reference", "reference", True),
                                  ("cudnn, whole sequences", "cudnn", False), ("flash, whole sequences", "flash", False)):  # fmt: skip
         layout = Layout(attention=kernel)  # type: ignore[arg-type]
-        out[name] = tried(lambda layout=layout, packed=packed: steps(
+        out[name] = attempt(lambda layout=layout, packed=packed: steps(
             m, layout, length, packed=packed, capture=capture and layout.attention != "reference"))  # fmt: skip
     for a, b in (("flash", "reference"), ("flash, whole sequences", "cudnn, whole sequences")):
         if "losses" in out[a] and "losses" in out[b]:
@@ -293,12 +299,12 @@ def compared(m: ModelSpec, length: int, *, capture: bool) -> dict[str, Any]:
 # ---- the record ------------------------------------------------------------------------------------------------------
 
 
-def tried(f: Callable[..., dict[str, Any]], *about: Any) -> dict[str, Any]:
-    """What a section gives, or its traceback; memory is given back either way."""
+def attempt(f: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """The result of a section, or its traceback. Memory is freed in both cases."""
     begun = time.perf_counter()
     try:
-        out = f(*about)
-    except Exception:  # whatever it is, the next section runs
+        out = f(*arguments)
+    except Exception:  # the next section still runs
         out = {"failed": traceback.format_exc(limit=-8)}
         print(out["failed"], flush=True)
     gc.collect()
@@ -306,12 +312,13 @@ def tried(f: Callable[..., dict[str, Any]], *about: Any) -> dict[str, Any]:
     return out | {"seconds": round(time.perf_counter() - begun, 2)}
 
 
-def commit_of(asked: str) -> str:
+def commit_of(given: str) -> str:
+    """The given hash, or that of the git repository."""
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     except OSError:
         found = ""
-    return asked or found
+    return given or found
 
 
 SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -324,21 +331,21 @@ SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", default="")
-    parser.add_argument("--only", default=",".join(SECTIONS))
-    asked = parser.parse_args()
+    parser.add_argument("--commit", default="", help="for the record")
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections to run")
+    args = parser.parse_args()
     torch.set_grad_enabled(False)
-    asked.out.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
-        "case": "fused attention against the reference kernel, one GPU", "commit": commit_of(asked.commit),
+        "case": "fused attention against the reference kernel, one GPU", "commit": commit_of(args.commit),
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(), "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
-    for name in asked.only.split(","):
-        record[name] = tried(SECTIONS[name])
-        (asked.out / "flash_attention.json").write_text(json.dumps(record, indent=1) + "\n")
+    for name in args.only.split(","):
+        record[name] = attempt(SECTIONS[name])
+        (args.out / "flash_attention.json").write_text(json.dumps(record, indent=1) + "\n")
         brief = {k: v for k, v in record[name].items() if k != "rows"}
         print(name, json.dumps(brief)[:3000], flush=True)
 

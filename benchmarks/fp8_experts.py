@@ -1,9 +1,9 @@
-"""One GPU: experts' matrices in FP8 against their emulation on the same codes, for any number of rows, and their time.
+"""One GPU: FP8 products of experts against emulated products of the same FP8 data, for any number of rows, and their time.
 
     python benchmarks/fp8_experts.py --out FOLDER [--commit HASH]
 
-Writes FOLDER/fp8_experts.json. Held as in `fp8_linear.py`. The times are of forward and input gradient of Mixtral's
-gate with eight experts, 2048 rows each, by FP8 and by bf16.
+Writes FOLDER/fp8_experts.json. The check (`held`) is that of `fp8_linear.py`. Times are those of forward and input gradient
+of Mixtral's gate projection, with eight experts of 2048 rows each, in FP8 and in bf16.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 
 import torch
 from fp8_linear import TOLERANCE
-from measuring import seconds, told
+from measuring import run_parts, seconds
 from provenance import hexadecimal
 
 from penteract.config.layout import Layout
@@ -43,7 +43,7 @@ LARGE = ([2048] * 8, (14336, 4096))
 
 
 class Experts:
-    """Tensors in bf16, and a kernel to run on them."""
+    """The tensors of an expert layer, in bf16."""
 
     def __init__(self, rows: list[int], shape: tuple[int, int], fp8: Fp8 | None) -> None:
         out, width = shape
@@ -57,49 +57,52 @@ class Experts:
         attrs: dict[str, Any] = {"fp8": fp8, "cut": None} if fp8 else {}
         self.site = Site("expert_linear", *specs, ("w",), (tuple(self.w.shape),), attrs)
         self.env = Env(Mesh(Layout()), 0, torch.float32)
-        self.made = {"forward": torch.empty_like(self.g), "input_gradient": torch.empty_like(self.x)}
+        self.results = {"forward": torch.empty_like(self.g), "input_gradient": torch.empty_like(self.x)}
 
     def run(self, kernel: TorchKernel, phase: str) -> None:
+        """Run a phase with a kernel."""
         ins = [self.x, self.splits] if phase == "forward" else [self.splits, self.g]
-        getattr(kernel, phase)(self.env, self.site, ins, [self.w], [self.made[phase]])
+        getattr(kernel, phase)(self.env, self.site, ins, [self.w], [self.results[phase]])
 
 
 def correct(fp8: Fp8) -> list[dict[str, Any]]:
+    """Real products against emulated ones."""
     ours, theirs = Experts(*SMALL, fp8), Experts(*SMALL, fp8)
     rows: list[dict[str, Any]] = []
     for phase in PHASES:
         ours.run(scaled_experts(in_fours(real), TRITON, multiple=FOUR), phase)
         theirs.run(scaled_experts(emulated, TORCH), phase)
-        got, want = (x.made[phase].double() for x in (ours, theirs))
+        got, want = (x.results[phase].double() for x in (ours, theirs))
         error = ((got - want).abs().max() / want.abs().max()).item()
         rows.append({"phase": phase, "rows": SMALL[0], "error": error, "held": error < TOLERANCE[phase]})
     return rows
 
 
 def speed(fp8: Fp8 | None) -> dict[str, float]:
+    """Seconds of both phases; without a recipe, in bf16."""
     kernel = scaled_experts(in_fours(real), TRITON, multiple=FOUR) if fp8 else EXPERTS["expert_linear"]
     experts = Experts(*LARGE, fp8)
     return {phase: seconds(lambda phase=phase: experts.run(kernel, phase)) for phase in PHASES}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", default="", type=hexadecimal)
-    given = parser.parse_args()
+    parser.add_argument("--commit", default="", type=hexadecimal, help="for the record")
+    args = parser.parse_args()
     torch.set_grad_enabled(False)
     found: dict[str, Any] = {
-        "command": "python benchmarks/fp8_experts.py --out FOLDER", "commit": given.commit,
+        "command": "python benchmarks/fp8_experts.py --out FOLDER", "commit": args.commit,
         "date": time.strftime("%Y-%m-%d"), "device": torch.cuda.get_device_name(), "torch": torch.__version__,
         "tolerance": {phase: TOLERANCE[phase] for phase in PHASES}, "speed_of": LARGE, "recipes": {},
     }  # fmt: skip
     for name in ("bf16", "rowwise", "blockwise"):
         fp8 = None if name == "bf16" else usual(name)
         parts: dict[str, Callable[[], Any]] = {"correct": partial(correct, fp8)} if fp8 else {}
-        found["recipes"][name] = told(name, {**parts, "seconds": partial(speed, fp8)})
+        found["recipes"][name] = run_parts(name, {**parts, "seconds": partial(speed, fp8)})
         print(name, json.dumps(found["recipes"][name]), flush=True)
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "fp8_experts.json").write_text(json.dumps(found, indent=1) + "\n")
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "fp8_experts.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,20 @@
-"""One GPU: linear layers in FP8 that cast once (`quantise`, `fp8_linear`): right, and how fast.
+"""One GPU: fused FP8 linear layers (`quantise`, `fp8_linear`): correctness and speed.
 
     python benchmarks/fp8_fused.py --out FOLDER [--commit HASH] [--only correct,speed] [--tokens 16384]
 
-Writes FOLDER/fp8_fused.json after each part; one that fails leaves its traceback there. About half a minute.
+Writes FOLDER/fp8_fused.json after each part. A part that fails writes its traceback instead. This takes about half a
+minute.
 
-Held: codes and scales are, bit for bit, those of plain torch on the CPU; turned codes are the straight ones; products
-are within `PRODUCT` of the emulation's on the same codes; each phase is within `TOLERANCE` of fp32 on the same bf16
-inputs, by the norm of the difference (rounding to e4m3 moves a number by 2.4 % on average, to e5m2 by 4.8 %); memory
-beside the registers is what is declared. Weight gradients are written into fp32, then added to it.
+Checks (`held`):
+
+- FP8 data and scales have the same bits as those of plain torch on the CPU.
+- The transposed FP8 data is the transpose of the other.
+- Products are within `PRODUCT` of emulated products of the same FP8 data.
+- Each phase is within `TOLERANCE` of fp32 with the same bf16 inputs, in norm. Rounding changes a number by 2.4 % on
+  average in e4m3, and by 4.8 % in e5m2.
+
+The record also has the declared and the allocated bytes of workspace. Weight gradients are first written into an fp32
+bucket, then added to it.
 """
 
 from __future__ import annotations
@@ -24,7 +31,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 import torch
-from measuring import seconds, told
+from measuring import run_parts, seconds
 from provenance import hexadecimal
 
 from penteract.config.layout import Layout
@@ -34,7 +41,7 @@ from penteract.config.precision.policy import RECIPES
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.quantised.fp8 import emulated
-from penteract.engine.kernels.quantised.fp8_linear import TORCH, Codes, Fp8Kernels
+from penteract.engine.kernels.quantised.fp8_linear import TORCH, Casters, Codes, Fp8Kernels
 from penteract.engine.kernels.triton.fusions import rotate_
 from penteract.engine.kernels.triton.quantised.fp8_linear import FP8_LINEAR, TRITON
 from penteract.ops.declarations import declaration_of
@@ -54,31 +61,31 @@ SMALL: Mapping[str, tuple[tuple[int, ...], int]] = {"no whole tiles": ((272, 48)
 
 
 class Linear:
-    """One layer's registers in bf16, poisoned where they are to be written."""
+    """The registers of one layer, in bf16. Results begin as NaN, so that an unwritten element is found."""
 
-    def __init__(self, tokens: int, features: tuple[int, ...], width: int, *, turned: bool = False) -> None:
+    def __init__(self, tokens: int, features: tuple[int, ...], width: int, *, rotated: bool = False) -> None:
         generator, total = torch.Generator(DEVICE).manual_seed(width), sum(features)
 
         def draw(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator, device=DEVICE, dtype=torch.bfloat16)
 
-        def codes(*shape: int) -> torch.Tensor:
+        def fp8(*shape: int) -> torch.Tensor:
             return torch.full(shape, 127, dtype=torch.uint8, device=DEVICE)
 
-        def poison(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        def unset(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
             return torch.full(shape, float("nan"), dtype=dtype, device=DEVICE)
 
         self.x, self.whole, self.g = draw(tokens, 1, width), draw(total, width), draw(tokens, 1, total).mul_(1e-3)
         self.w = list(self.whole.split(features))
-        self.cast = [codes(tokens, 1, width), codes(width, tokens), poison(1, dtype=torch.float32)]
-        self.y, self.of_w = poison(tokens, 1, total), poison(1, dtype=torch.float32)
-        self.back = [poison(tokens, 1, width), codes(total, tokens), poison(1, dtype=torch.float32)]
-        self.bucket = poison(total, width, dtype=torch.float32)
+        self.cast = [fp8(tokens, 1, width), fp8(width, tokens), unset(1, dtype=torch.float32)]
+        self.y, self.of_w = unset(tokens, 1, total), unset(1, dtype=torch.float32)
+        self.back = [unset(tokens, 1, width), fp8(total, tokens), unset(1, dtype=torch.float32)]
+        self.bucket = unset(total, width, dtype=torch.float32)
         self.into = list(self.bucket.split(features))
-        self.positions = [torch.arange(tokens, device=DEVICE)[:, None]] if turned else []
+        self.positions = [torch.arange(tokens, device=DEVICE)[:, None]] if rotated else []
         self.env = Env(Mesh(Layout()), 0, torch.float32)
         names, shapes = tuple(f"w{i}" for i in range(len(features))), tuple((n, width) for n in features)
-        x, attrs = Spec((tokens, 1, width)), {"fp8": FP8, "features": total, **(ROPE if turned else {})}
+        x, attrs = Spec((tokens, 1, width)), {"fp8": FP8, "features": total, **(ROPE if rotated else {})}
         cast = (Spec((tokens, 1, width), "code"), Spec((width, tokens), "code"), Spec((1,), "stat"))
         ins = (x, *cast, *(Spec((tokens, 1), "index") for _ in self.positions))
         self.quantise = Site("quantise", (x,), cast, attrs={"fp8": FP8})
@@ -102,8 +109,8 @@ class Linear:
         names = ("forward", "input_gradient", "weight_gradient", "weight_gradient added")
         return dict(zip(names, (self.y, self.back[0], *both), strict=True))
 
-    def truths(self) -> dict[str, torch.Tensor]:
-        """In fp32, of the bf16 values. The gradient of y is of its columns before they turn."""
+    def expected(self) -> dict[str, torch.Tensor]:
+        """Results in fp32, from the bf16 values. The given gradient is that of y before its heads are rotated."""
         x, w, g = (t.float().flatten(0, -2) for t in (self.x, self.whole, self.g))
         y = (x @ w.t())[:, None]
         if self.positions:
@@ -114,17 +121,17 @@ class Linear:
 
 
 def correct() -> list[dict[str, Any]]:
-    """Every phase against fp32, against emulated products of its own codes, and its memory against what is declared."""
+    """Each phase against fp32 and against emulated products of the same FP8 data; its memory and the declared one."""
     rows: list[dict[str, Any]] = []
     for name, (features, width) in SMALL.items():
         tokens = 528 if name == "no whole tiles" else 2048
-        real, twin = (Linear(tokens, features, width, turned=name == "qkv") for _ in range(2))
-        mimic, truths = twin.phases(Fp8Kernels(TRITON, emulated, rotate_).table()), real.truths()
+        real, twin = (Linear(tokens, features, width, rotated=name == "qkv") for _ in range(2))
+        emulation, truths = twin.phases(Fp8Kernels(TRITON, emulated, rotate_).table()), real.expected()
         for phase, run in real.phases().items():
             site, known = (real.quantise if phase == "quantise" else real.site), phase.removesuffix(" added")
             about = ("forward" if phase == "quantise" else known, [s.shape for s in site.ins], site.weights, site.attrs)
             allocated = _allocated(run)
-            mimic[phase]()
+            emulation[phase]()
             declared = declaration_of(site, KERNELS).workspace(*about, RECIPES["bf16"].widths)  # type: ignore[arg-type]
             row: dict[str, Any] = {"linear": name, "phase": phase, "declared": declared, "allocated": allocated}
             if phase != "quantise":
@@ -133,14 +140,14 @@ def correct() -> list[dict[str, Any]]:
                 row["error"] = ((got - true).norm() / true.norm()).item()
                 row["held"] = row["of_codes"] < PRODUCT[known] and row["error"] < TOLERANCE[known]
             rows.append(row)
-        rows += [{"linear": name, "phase": what, "held": held} for what, held in _codes(real).items()]
-        del real, twin, mimic, truths, run
+        rows += [{"linear": name, "phase": what, "held": held} for what, held in _check_fp8_data(real).items()]
+        del real, twin, emulation, truths, run
         gc.collect()
     return rows
 
 
 def _allocated(run: Callable[[], Any]) -> int:
-    """Bytes at the peak of a call, in addition to what was there."""
+    """The peak of allocated bytes during a call, in addition to those before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -149,8 +156,8 @@ def _allocated(run: Callable[[], Any]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _codes(linear: Linear) -> dict[str, bool]:
-    """Of x, w and g as the phases left them or make them, against plain torch on the CPU."""
+def _check_fp8_data(linear: Linear) -> dict[str, bool]:
+    """Whether the FP8 data and scales of x, w and g equal those of plain torch on the CPU."""
     held = dict[str, bool]()
     given: tuple[tuple[str, torch.Tensor, Format], ...] = (
         ("x", linear.x, FP8.operand), ("w", linear.whole, FP8.operand), ("g", linear.g, FP8.gradient)
@@ -166,30 +173,32 @@ def _codes(linear: Linear) -> dict[str, bool]:
     return held
 
 
-def _cast(how: Any, x: torch.Tensor, form: Format) -> list[torch.Tensor]:
+def _cast(casters: Casters, x: torch.Tensor, form: Format) -> list[torch.Tensor]:
+    """x in FP8 [rows, k], the same transposed [k, rows], and its scale [1]."""
     straight = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     turned, scale = torch.empty(*x.shape[::-1], dtype=torch.uint8, device=x.device), torch.empty(1, device=x.device)
     largest = torch.zeros(1, device=x.device)
-    how.put_largest(x, largest)
-    how.put_codes(FP8, form, x, largest, scale, Codes(straight, turned))
+    casters.of_values.put_largest(x, largest)
+    casters.of_values.put_codes(FP8, form, x, largest, scale, Codes(straight, turned))
     return [straight, turned, scale]
 
 
 def speed(tokens: int) -> list[dict[str, Any]]:
-    """Seconds of whole phases, of passes alone with the bytes that they move, of products alone with their rate."""
+    """Seconds of whole phases; of quantisation alone, with its bandwidth; of products alone, with their rate."""
     rows: list[dict[str, Any]] = []
     for name, (features, width) in LINEARS.items():
-        linear = Linear(tokens, features, width, turned=name == "qkv")
+        linear = Linear(tokens, features, width, rotated=name == "qkv")
         for phase, run in linear.phases().items():
             rows.append({"linear": name, "phase": phase, "seconds": seconds(run)})
-        rows += [{"linear": name, **row} for row in (*_passes(linear), *_products(linear))]
+        rows += [{"linear": name, **row} for row in (*_quantisation(linear), *_products(linear))]
         del linear, run
         gc.collect()
         torch.cuda.empty_cache()
     return rows
 
 
-def _passes(linear: Linear) -> list[dict[str, Any]]:
+def _quantisation(linear: Linear) -> list[dict[str, Any]]:
+    """Seconds and bandwidth of the search for the largest value, and of the quantisation of each tensor."""
     rows: list[dict[str, Any]] = []
     for what, x, form, turns in (
         ("x", linear.x, FP8.operand, (True, True)), ("w", linear.whole, FP8.operand, (True, False)),
@@ -201,16 +210,16 @@ def _passes(linear: Linear) -> list[dict[str, Any]]:
             torch.empty(shape, dtype=torch.uint8, device=DEVICE) if asked else None
             for shape, asked in zip((flat.shape, flat.shape[::-1]), turns, strict=True)
         )
-        took = seconds(partial(TRITON.put_largest, flat, largest))
+        took = seconds(partial(TRITON.of_values.put_largest, flat, largest))
         rows.append({"phase": f"largest of {what}", "seconds": took, "tb_per_s": 2 * n / took * 1e-12})
-        took = seconds(partial(TRITON.put_codes, FP8, form, flat, largest, scale, Codes(straight, turned)))
+        took = seconds(partial(TRITON.of_values.put_codes, FP8, form, flat, largest, scale, Codes(straight, turned)))
         moved = n * (2 + sum(turns))
         rows.append({"phase": f"codes of {what}", "seconds": took, "tb_per_s": moved / took * 1e-12})
     return rows
 
 
 def _products(linear: Linear) -> list[dict[str, Any]]:
-    """By cuBLASLt, with sums in all bits and in fewer."""
+    """Seconds and rate of cuBLASLt's products, with full and with fast accumulation (`fast`)."""
     tokens, width, total = linear.x.shape[0], linear.x.shape[-1], linear.g.shape[-1]
     form, other = FORMATS[FP8.operand], FORMATS[FP8.gradient]
     x, w, g = (_cast(TRITON, t.flatten(0, -2), f) for t, f in
@@ -232,11 +241,11 @@ def _products(linear: Linear) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", default="", type=hexadecimal)
-    parser.add_argument("--only", default="correct,speed")
-    parser.add_argument("--tokens", type=int, default=16384)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the folder of the record")
+    parser.add_argument("--commit", default="", type=hexadecimal, help="for the record")
+    parser.add_argument("--only", default="correct,speed", help="parts to run")
+    parser.add_argument("--tokens", type=int, default=16384, help="of the speed part")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     torch.set_grad_enabled(False)
@@ -246,15 +255,15 @@ def main() -> None:
     }  # fmt: skip
     parts: dict[str, Callable[[], Any]] = {"correct": correct, "speed": partial(speed, given.tokens)}
     for name in given.only.split(","):
-        found |= told(name, {name: parts[name]})
+        found |= run_parts(name, {name: parts[name]})
         (given.out / "fp8_fused.json").write_text(json.dumps(found, indent=1))
         for row in found[name] if isinstance(found[name], list) else ():
             print(_line(row), flush=True)
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    said = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if k != "seconds"]
-    return " · ".join([*said, *([f"{row['seconds'] * 1e3:.3f} ms"] if "seconds" in row else [])])
+    fields = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if k != "seconds"]
+    return " · ".join([*fields, *([f"{row['seconds'] * 1e3:.3f} ms"] if "seconds" in row else [])])
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""One GPU: products of FP8 codes against their emulation on the same codes, and what they and quantising take.
+"""One GPU: FP8 linear layers (without fusion) against emulated products of the same FP8 data, and their time.
 
     python benchmarks/fp8_linear.py --out FOLDER [--commit HASH] [--only tensorwise,rowwise,...] [--tokens 8192]
 
-Writes FOLDER/fp8_linear.json after every recipe; one that fails leaves its traceback there and the rest goes on. Codes
-are made by kernels (`kernels.elementwise = "triton"`); `speed of the reference` has the times with plain torch.
+Writes FOLDER/fp8_linear.json after each recipe. A recipe that fails writes its traceback instead; the others still run.
+Triton kernels quantise (`kernels.elementwise = "triton"`). `speed of the reference` has the times with plain torch.
 
-Held: each of a linear's three products, by the GPU's units, is within `TOLERANCE` of the emulation's on the same codes
-and scales, by the largest difference over the largest value. Results are rounded to bf16, by 2^-9, and the units may
-keep sums of a forward pass in fewer bits; a wrong scale or layout is off by much more. And codes made by the kernels
-are, bit for bit, those that plain torch makes on the CPU.
+Checks (`held`):
+
+- Each of the three products is within `TOLERANCE` of an emulated product of the same FP8 data and scales: the largest
+  difference over the largest value. Results are rounded to bf16, by at most 2^-9, and a GPU may accumulate the sums of a
+  forward pass in fewer bits. A wrong scale or memory layout gives much larger errors.
+- The FP8 data of the Triton kernels has the same bits as that of plain torch on the CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 import torch
-from measuring import seconds, told
+from measuring import run_parts, seconds
 from provenance import hexadecimal
 
 from penteract.config.layout import Layout
@@ -34,7 +36,7 @@ from penteract.config.precision.fp8 import KINDS, Fp8, usual
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.kernels.dense import DENSE
 from penteract.engine.kernels.kernel import Env
-from penteract.engine.kernels.quantised import fp8 as kernel
+from penteract.engine.kernels.quantised import fp8 as fp8_kernels
 from penteract.engine.kernels.quantised.quantise import TORCH, Operand, OperandView, Quantiser, scale_count
 from penteract.engine.kernels.triton.quantised.quantise import TRITON
 from penteract.ops.declarations import declaration_of
@@ -50,7 +52,7 @@ PHASES = ("forward", "input_gradient", "weight_gradient")
 
 
 class Linear:
-    """One linear's tensors in bf16, with features of unlike sizes, and a kernel to run its phases with."""
+    """The tensors of one linear layer in bf16. Its features differ in magnitude."""
 
     def __init__(self, tokens: int, out: int, width: int, fp8: Fp8 | None, device: torch.device = DEVICE) -> None:
         generator = torch.Generator().manual_seed(out + width)
@@ -68,25 +70,27 @@ class Linear:
         self.y, self.dx = torch.empty_like(self.g), torch.empty_like(self.x)
         self.dw = torch.empty(out, width, device=device)
 
-    def phases(self, made: Any) -> dict[str, Callable[[], Any]]:
+    def phases(self, kernel: Any) -> dict[str, Callable[[], Any]]:
+        """The three phases as functions."""
         return {
-            "forward": lambda: made.forward(self.env, self.site, [self.x], [self.w], [self.y]),
-            "input_gradient": lambda: made.input_gradient(self.env, self.site, [self.g], [self.w], [self.dx]),
-            "weight_gradient": lambda: made.weight_gradient(self.env, self.site, [self.x, self.g], [self.dw], False),
+            "forward": lambda: kernel.forward(self.env, self.site, [self.x], [self.w], [self.y]),
+            "input_gradient": lambda: kernel.input_gradient(self.env, self.site, [self.g], [self.w], [self.dx]),
+            "weight_gradient": lambda: kernel.weight_gradient(self.env, self.site, [self.x, self.g], [self.dw], False),
         }
 
     def results(self) -> dict[str, torch.Tensor]:
+        """The result of each phase."""
         return dict(zip(PHASES, (self.y, self.dx, self.dw), strict=True))
 
 
 def correct(fp8: Fp8) -> list[dict[str, Any]]:
-    """Real products against emulated ones on the same codes, codes against those of a CPU, workspace as declared."""
+    """Products against emulated ones, FP8 data against that of a CPU, and the declared and allocated workspace."""
     rows: list[dict[str, Any]] = []
     for name, (out, width) in (SMALL | {"gate, up": LINEARS["gate, up"]}).items():
         tokens = 1024
         real, twin = (Linear(tokens, out, width, fp8) for _ in range(2))
-        emulated = twin.phases(kernel.scaled(kernel.emulated))
-        for phase, run in real.phases(kernel.scaled(kernel.real, TRITON)).items():
+        emulated = twin.phases(fp8_kernels.scaled(fp8_kernels.emulated))
+        for phase, run in real.phases(fp8_kernels.scaled(fp8_kernels.real, TRITON)).items():
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -101,45 +105,45 @@ def correct(fp8: Fp8) -> list[dict[str, Any]]:
                 "linear": name, "phase": phase, "error": error, "held": error < TOLERANCE[phase],
                 "declared": declaration_of(real.site, KERNELS).workspace(*about), "allocated": allocated,
             })  # fmt: skip
-        rows += codes(fp8, name, real)
+        rows += check_fp8_data(fp8, name, real)
         del real, twin, emulated, run
         gc.collect()
     return rows
 
 
-def codes(fp8: Fp8, name: str, linear: Linear) -> list[dict[str, Any]]:
-    """Of the weight and of the gradient, as the input gradient wants them."""
+def check_fp8_data(fp8: Fp8, name: str, linear: Linear) -> list[dict[str, Any]]:
+    """Whether the weight and the gradient, quantised for the input gradient, equal those of a CPU."""
     if fp8.kind == "delayed":
         return []
     views = {"w": (linear.w.t(), fp8.operand, True), "g": (linear.g.view(-1, linear.g.shape[-1]), fp8.gradient, False)}
     rows: list[dict[str, Any]] = []
     for what, (x, form, square) in views.items():
-        made: list[Operand] = []
-        for rows_of, how in ((x, TRITON), (x.cpu(), TORCH)):
+        operands: list[Operand] = []
+        for rows_of, quantiser in ((x, TRITON), (x.cpu(), TORCH)):
             view = OperandView(1, rows_of, form, square)
             scale = torch.zeros(scale_count(fp8, view), device=rows_of.device)
-            how.put_largest(fp8, view, scale)
-            made.append(how.quantised(fp8, view, scale))
-        same = [torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)) for a, b in zip(*made, strict=True)]
+            quantiser.put_largest(fp8, view, scale)
+            operands.append(quantiser.quantised(fp8, view, scale))
+        same = [torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)) for a, b in zip(*operands, strict=True)]
         rows.append({"linear": name, "phase": f"codes and scales of {what}", "held": all(same)})
     return rows
 
 
-def speed(fp8: Fp8 | None, tokens: int, how: Quantiser = TRITON) -> list[dict[str, Any]]:
-    """Seconds of whole phases; of FP8, of products alone beside them, so that the rest is quantising."""
+def speed(fp8: Fp8 | None, tokens: int, quantiser: Quantiser = TRITON) -> list[dict[str, Any]]:
+    """Seconds of whole phases. In FP8 also those of the products alone; the rest is quantisation."""
     rows: list[dict[str, Any]] = []
     for name, (out, width) in LINEARS.items():
         linear, flops = Linear(tokens, out, width, fp8), 2 * tokens * out * width
         kept: list[tuple[Any, ...]] = []
 
-        def product(*about: Any, kept: list[tuple[Any, ...]] = kept) -> None:
-            kept[:] = [about]
-            kernel.real(*about)
+        def product(*arguments: Any, kept: list[tuple[Any, ...]] = kept) -> None:
+            kept[:] = [arguments]
+            fp8_kernels.real(*arguments)
 
-        for phase, run in linear.phases(kernel.scaled(product, how) if fp8 else DENSE["linear"]).items():
+        for phase, run in linear.phases(fp8_kernels.scaled(product, quantiser) if fp8 else DENSE["linear"]).items():
             row: dict[str, Any] = {"linear": name, "phase": phase, "seconds": seconds(run)}
             if fp8:
-                row["product_seconds"] = seconds(partial(kernel.real, *kept[0]))
+                row["product_seconds"] = seconds(partial(fp8_kernels.real, *kept[0]))
                 row["quantising_seconds"] = row["seconds"] - row["product_seconds"]
                 shapes = ([(tokens, 1, width)], linear.site.weights)
                 row["declared_bytes"] = declaration_of(linear.site, KERNELS).passes(
@@ -154,26 +158,26 @@ def speed(fp8: Fp8 | None, tokens: int, how: Quantiser = TRITON) -> list[dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", default="", type=hexadecimal)
-    parser.add_argument("--only", default="bf16," + ",".join(KINDS))
+    parser.add_argument("--commit", default="", type=hexadecimal, help="for the record")
+    parser.add_argument("--only", default="bf16," + ",".join(KINDS), help="recipes to run")
     parser.add_argument("--tokens", type=int, default=8192)
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     torch.set_grad_enabled(False)
     found: dict[str, Any] = {
-        "commit": given.commit, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "cuda": torch.version.cuda, "tokens": given.tokens, "tolerance": TOLERANCE, "recipes": {},
+        "commit": args.commit, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "cuda": torch.version.cuda, "tokens": args.tokens, "tolerance": TOLERANCE, "recipes": {},
     }  # fmt: skip
-    for name in given.only.split(","):
+    for name in args.only.split(","):
         fp8 = None if name == "bf16" else usual(name)
-        parts: dict[str, Callable[[], Any]] = {"speed": partial(speed, fp8, given.tokens)}
+        parts: dict[str, Callable[[], Any]] = {"speed": partial(speed, fp8, args.tokens)}
         if fp8:
-            slow = partial(speed, fp8, given.tokens, TORCH)
+            slow = partial(speed, fp8, args.tokens, TORCH)
             parts = {"correct": partial(correct, fp8), **parts, "speed of the reference": slow}
-        found["recipes"][name] = told(name, parts)
-        (given.out / "fp8_linear.json").write_text(json.dumps(found, indent=1))
+        found["recipes"][name] = run_parts(name, parts)
+        (args.out / "fp8_linear.json").write_text(json.dumps(found, indent=1))
         print(_line(name, found["recipes"][name]), flush=True)
 
 
@@ -184,7 +188,7 @@ def _line(name: str, row: dict[str, Any]) -> str:
         parts.append(f"worst error {worst:.1e}, {sum(not one['held'] for one in row['correct'])} not held")
     if isinstance(row["speed"], list):
         whole = sum(one["seconds"] for one in row["speed"])
-        parts.append(f"all phases of all linears {whole * 1e3:.2f} ms")
+        parts.append(f"all phases of all linear layers {whole * 1e3:.2f} ms")
         if isinstance(row.get("speed of the reference"), list):
             slow = sum(one["seconds"] for one in row["speed of the reference"])
             parts.append(f"{slow * 1e3:.2f} ms with plain torch")

@@ -1,7 +1,7 @@
-"""Plans for trainers whose pointwise ops are one kernel each, as those of Megatron-LM and nanotron are.
+"""Plans for other trainers, such as Megatron-LM and nanotron, whose pointwise ops are one kernel each.
 
-The registry selects them as any implementation; nothing here runs them. Their host is not this program's, either: what
-was measured of its calls one by one is left out, and each takes what a call of an eager step takes on average.
+The registry selects these kernels like any implementation; nothing here runs them. The measured host time of our single
+calls is not used either: each call takes the average of an eager step.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from penteract.ops.declarations import OPS, Implementation, OpDeclaration
 
 
 def _fused(kernel: OpDeclaration) -> Implementation:
-    """As the op declares it, but for its kernels: one, that reads and writes each register once."""
-    made: OpDeclaration = type("OneKernel", (type(kernel),), {"traffic": OpDeclaration.traffic})()
-    return Implementation("fused", lambda site, layout: made, {})
+    """An implementation as the op declares it, but with one kernel, which reads and writes each register once."""
+    declaration: OpDeclaration = type("OneKernel", (type(kernel),), {"traffic": OpDeclaration.traffic})()
+    return Implementation("fused", lambda site, layout: declaration, {})
 
 
-def theirs(nodes: Cluster) -> Cluster:
-    """The same cluster, without what is known of this program's host."""
+def with_other_host(nodes: Cluster) -> Cluster:
+    """The same cluster, without the measured host time of our single calls."""
     return replace(nodes, curves=replace(nodes.curves or reference(), launch_of=()))
 
 
 @contextmanager
 def fused() -> Iterator[None]:
-    """Whatever is planned meanwhile computes these ops so."""
-    ops = {word: op for word, op in OPS.items() if type(op.declaration).traffic is not OpDeclaration.traffic}
-    with patch.dict(OPS, {word: op._replace(implementations=(_fused(op.declaration),)) for word, op in ops.items()}):
+    """Within this context, plans use such kernels."""
+    ops = {name: op for name, op in OPS.items() if type(op.declaration).traffic is not OpDeclaration.traffic}
+    with patch.dict(OPS, {name: op._replace(implementations=(_fused(op.declaration),)) for name, op in ops.items()}):
         yield

@@ -1,8 +1,9 @@
-"""One GPU: every tiny model against the oracle in float64, then a 1B step, eager and as one CUDA graph.
+"""One GPU: tiny models against the oracle of the tests in float64; then steps of a 1B model, eager and as a CUDA graph.
 
     python benchmarks/gpu_smoke.py OUT.json [--model llama-3.2-1b] [--steps 24]
 
-Writes a record: losses of both, step times, memory predicted and measured. Prediction before measurement: see `floor`.
+The record has losses, step times, and predicted and measured memory of both, and a lower bound of the step time
+(`floor_ms_at_670_tflops`).
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ TINY = {
 
 
 def parity(name: str, m: ModelSpec, device: torch.device, schedule: str) -> dict[str, Any]:
-    """One step of a tiny model on `device`, float64: the worst relative gradient error against the oracle on a CPU."""
+    """One step of a tiny model on `device` in float64: the largest relative error of a gradient against the oracle on a
+    CPU."""
     p = compile_step(
         m, Layout(micro_batch_size=2, gradient_accumulation_steps=2), 16, precision="fp64", schedule=schedule
     )  # type: ignore[arg-type]
@@ -68,7 +70,7 @@ def parity(name: str, m: ModelSpec, device: torch.device, schedule: str) -> dict
     run = Run(p, state, Nccl(0), REFERENCE, Fresh("fp64", device))
     drawn = [sample(i, 16, m.vocab_size) for i in range(4)]
     fixed = constants(p, device)
-    run.batches = [fixed | micro_batch(p, [drawn[i] for i in ids], device) for ids in samples_of(p, 0)]
+    run.micro_batches = [fixed | micro_batch(p, [drawn[i] for i in ids], device) for ids in samples_of(p, 0)]
     run.counts.fill_(target_count(drawn))
     walk(p, run)
     with torch.enable_grad():
@@ -90,7 +92,7 @@ def parity(name: str, m: ModelSpec, device: torch.device, schedule: str) -> dict
 
 
 class Steps:
-    """A model's steps on four batches of real text, cycled: the loss must fall."""
+    """Steps of a model on four batches of text, which are used in turn. The loss must fall."""
 
     def __init__(self, p: Program, device: torch.device) -> None:
         self.p, self.device = p, device
@@ -110,12 +112,12 @@ class Steps:
             drawn = [[train.sample(i) for i in ids] for ids in samples_of(p, step * p.layout.global_batch_size)]
             self.batches.append([micro_batch(p, batch, device) for batch in drawn])
             self.counts.append(sum(target_count(batch) for batch in drawn))
-        self.run.batches = [fixed | {n: t.clone() for n, t in b.items()} for b in self.batches[0]]
+        self.run.micro_batches = [fixed | {n: t.clone() for n, t in b.items()} for b in self.batches[0]]
 
     def feed(self, number: int) -> None:
-        """Everything that changes between steps, into the same tensors."""
+        """Write all that changes between steps into the same tensors."""
         assert self.run.optimizer is not None
-        for mine, new in zip(self.run.batches, self.batches[number % 4], strict=True):
+        for mine, new in zip(self.run.micro_batches, self.batches[number % 4], strict=True):
             for name, t in new.items():
                 mine[name].copy_(t)
         self.run.counts.fill_(self.counts[number % 4])
@@ -137,7 +139,7 @@ class Steps:
 
 
 def one_model(name: str, steps: int, sequence_length: int, device: torch.device) -> dict[str, Any]:
-    """Eager, then captured, from the same start."""
+    """Eager steps, then captured ones from the same initial weights."""
     m = preset(name, where="--model").model
     layout = Layout(micro_batch_size=1, gradient_accumulation_steps=2)
     p = compile_step(m, layout, sequence_length, precision="bf16")
@@ -170,25 +172,25 @@ def one_model(name: str, steps: int, sequence_length: int, device: torch.device)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="the file of the record")
     parser.add_argument("--model", default="llama-3.2-1b")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--sequence_length", type=int, default=2048)
-    parser.add_argument("--commit", default="")
-    asked = parser.parse_args()
+    parser.add_argument("--commit", default="", help="for the record")
+    args = parser.parse_args()
     torch.set_grad_enabled(False)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     device = torch.device("cuda")
-    commit = asked.commit or subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = args.commit or subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     record = {"commit": commit, "device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
               "date": time.strftime("%Y-%m-%d")}  # fmt: skip
     record["parity"] = [parity(n, m, device, s) for n, m in TINY.items() for s in ("1f1b", "zb_h1", "overlapped")]
     for row in record["parity"]:
         print(row, flush=True)
-    record |= one_model(asked.model, asked.steps, asked.sequence_length, device)
-    asked.out.write_text(json.dumps(record, indent=1) + "\n")
+    record |= one_model(args.model, args.steps, args.sequence_length, device)
+    args.out.write_text(json.dumps(record, indent=1) + "\n")
     print({k: v for k, v in record.items() if k not in ("parity",)})
 
 

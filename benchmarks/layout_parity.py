@@ -1,8 +1,8 @@
-"""Layouts of four ranks against the oracle in float64, on whatever the ranks have: NCCL on GPUs, gloo elsewhere.
+"""Layouts of four ranks against the oracle of the tests in float64: with NCCL on GPUs, with gloo elsewhere.
 
     torchrun --nproc-per-node 4 benchmarks/layout_parity.py OUT.json
 
-The suite holds every layout to this on gloo; this record says that the same programs run on NCCL.
+The test suite compares all layouts with gloo. This record shows that the same programs work with NCCL.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ CASES = [
 
 
 def one_step(p: Program, rank: Rank, groups: ProcessGroups) -> Run:
-    """Compile, feed, walk."""
+    """Run one step of a program."""
     groups.make(needed(p))
     state = allocate(p, rank.device)
     initialise(p, state, 0)
     run = Run(p, state, Distributed(rank.number, groups), REFERENCE, Arena(plan_arena(p), "fp64", rank.device))
     fixed = constants(p, rank.device)
     mine = [[sample(i, 16, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
-    run.batches = [fixed | micro_batch(p, drawn, rank.device) for drawn in mine]
+    run.micro_batches = [fixed | micro_batch(p, drawn, rank.device) for drawn in mine]
     run.counts.fill_(sum(target_count(drawn) for drawn in mine))
     walk(p, run, counted=False)
     return run
@@ -88,19 +88,20 @@ def reference(m: ModelSpec, batch: int) -> tuple[dict[str, torch.Tensor], float]
 
 
 def worst(p: Program, run: Run) -> tuple[float, float]:
-    """This rank's largest relative gradient error, and the loss's."""
-    want, ce = reference(p.model, p.layout.global_batch_size)
+    """The largest relative error of a gradient on this rank, and the error of the loss."""
+    expected, ce = reference(p.model, p.layout.global_batch_size)
     error = 0.0
     for q in p.params:
-        part = want[q.name]
+        part = expected[q.name]
         for dim, (at, n) in enumerate(zip(q.offset(p.mesh, p.rank), q.local_shape(p.mesh), strict=True)):
             part = part.narrow(dim, at, n)
-        off = (run.state.gradients[q.name].cpu() - part).abs().max().item()
-        error = max(error, off / want[q.name].abs().max().item())
+        difference = (run.state.gradients[q.name].cpu() - part).abs().max().item()
+        error = max(error, difference / expected[q.name].abs().max().item())
     return error, abs(run.totals[1].item() - ce)
 
 
 def main(out: Path, commit: str) -> None:
+    """Run all cases on all ranks; rank 0 writes the record."""
     torch.set_grad_enabled(False)
     rank, groups, rows = join(os.environ, "auto"), ProcessGroups(), list[dict[str, Any]]()
     for m, layout in CASES:

@@ -1,13 +1,18 @@
-"""Write what was measured on a node, and on one of its devices when hot, as TOML of the catalogue.
+"""Write the measured rates of a node as a TOML file of the catalogue.
 
     python benchmarks/make_8xh200.py ceilings_8xh200.json benchmarks/results/sustained_h200.json \
         benchmarks/results/flash_attention.json benchmarks/results/step_profile_2xh200.json \
         benchmarks/results/walked_kernels_h200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
 
-The first file holds medians of bursts on eight GPUs at once: products, attention, copies, collectives. The second is
-what `benchmarks/sustained.py` wrote: the rates that one GPU keeps up while power bounds its clock, as it does in a
-training step. The third holds whole steps of one GPU: how long the host needs for each call of a kernel; the fourth, for each kind of
-call and for what happens to buckets; the fifth, pointwise kernels whose tensors do not lie alike. Compute is taken from the second; the bursts are written down beside it, for comparison.
+The files have:
+
+1. medians of short bursts on eight GPUs at once: matrix products, attention, copies, collectives;
+2. the rates that one GPU sustains while power limits its clock, as in a training step (`benchmarks/sustained.py`);
+3. whole steps of one GPU: the host time of a call on average (`benchmarks/flash_attention.py`);
+4. the host time of each kind of call and bucket event (`benchmarks/step_profile.py`, `benchmarks/profile_overlap.py`);
+5. pointwise kernels whose tensors differ in memory layout (`benchmarks/walked_kernels.py`).
+
+Compute rates are those of the second file. The bursts are also written, for comparison.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ HEADER = """\
 
 
 def hot_products(products: Mapping[str, list[list[float]]]) -> Iterator[str]:
+    """The table of matrix products."""
     yield "\n# Products [m, k]·[k, n] among others that keep the GPU hot: [times, m, n, k, TFLOP/s].\n[gemm]"
     yield 'basis = "sustained"  # a step is power-bound: no burst lasts'
     for dtype, rows in products.items():
@@ -40,6 +46,7 @@ def hot_products(products: Mapping[str, list[list[float]]]) -> Iterator[str]:
 
 
 def hot_attention(rows: list[list[float]]) -> Iterator[str]:
+    """The table of fused attention."""
     yield "\n# Fused causal attention (cuDNN), hot: [FLOPs of the forward, causal half, head size, TFLOP/s forward,"
     yield "# TFLOP/s backward]; backward is 2.5 times the FLOPs of the forward.\n[attention]"
     yield 'basis = "sustained"\nshapes = ['
@@ -51,7 +58,7 @@ def hot_attention(rows: list[list[float]]) -> Iterator[str]:
 
 
 def flash_share(bursts: Mapping[str, Any]) -> Iterator[str]:
-    """The flash kernel against cuDNN's on the same shapes, as both were measured in bursts."""
+    """The rate of the flash kernel over that of cuDNN for the same shapes, both in bursts."""
     both = [name.removesuffix("_flash_fwd") for name in bursts if name.endswith("_flash_fwd")]
     forward, backward = (
         statistics.median(bursts[f"{name}_cudnn_{way}"]["ms"] / bursts[f"{name}_flash_{way}"]["ms"] for name in both)
@@ -62,6 +69,7 @@ def flash_share(bursts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def memory(rows: Mapping[str, Any], moved: list[list[float]]) -> Iterator[str]:
+    """The bandwidth of device and host memory, and the time of a pointwise kernel by bytes."""
     yield "\n# GB/s of device memory, bytes read and written; of pinned host memory with all eight at once, and alone.\n[memory]"
     for key, name in (("copy", "d2d_copy_2GiB"), ("add", "add_bf16_2GiB"), ("adamw", "adamw_fused_fp32_500M")):
         yield f"{key} = {rows[name]['gbps']:.1f}"
@@ -73,12 +81,14 @@ def memory(rows: Mapping[str, Any], moved: list[list[float]]) -> Iterator[str]:
 
 
 def walked(rows: list[list[float]]) -> Iterator[str]:
+    """The time of a pointwise kernel whose tensors differ in memory layout, by elements."""
     text = ", ".join(f"[{elements}, {us:.2f}]" for elements, us, _ in rows)
     yield "\n# One pointwise kernel whose tensors do not lie alike, in a step: [elements, microseconds]."
     yield f"[walked]\npoints = [{text}]"
 
 
 def wires(data: Mapping[str, Any]) -> Iterator[str]:
+    """The times of collectives and of messages between neighbours."""
     yield "\n# Collectives, called one by one: [bytes of the whole tensor, microseconds] by number of ranks. Below 4 MiB it is"
     yield "# the host's call that takes the time, not the wire."
     for kind in KINDS:
@@ -95,22 +105,25 @@ def wires(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def overlap(rows: Mapping[str, Any]) -> Iterator[str]:
+    """How much slower products are during collectives."""
     alone = rows["gemm10_alone"]["ms"]
     yield "\n# Ten products of 8192^3 beside collectives of 256 MiB on eight ranks, over the ten alone.\n[beside]"
     yield f"all_gather = {rows['gemm10_while_ag_256MiB']['ms'] / alone:.4f}"
     yield f"reduce_scatter = {rows['gemm10_while_rs_fp32_256MiB']['ms'] / alone:.4f}"
 
 
-# What a profile of the host calls parts of a step, and what a timeline does.
-NAMES = {"need": ["wait parameters"], "widen": ["wait gradients"], "gather": ["all_gather parameters"],
-         "reduce": ["reduce_scatter gradients", "all_reduce gradients"], "measure": ["squares"], "update": ["update"],
-         "land": ["add gradients"]}  # fmt: skip
-IDLE = 5.0  # microseconds of a part that had nothing to do
+# Parts of a step in a profile of the host -> their names in a timeline (`step/names.py`). Older profiles have the names
+# `need` and `land`.
+NAMES = {"need": ["wait parameters"], "wait_all_gather": ["wait parameters"], "widen": ["wait gradients"],
+         "gather": ["all_gather parameters"], "reduce": ["reduce_scatter gradients", "all_reduce gradients"],
+         "measure": ["gradient norm: squares"], "update": ["update"], "land": ["add gradients"],
+         "wait_reduce_scatter": ["add gradients"]}  # fmt: skip
+IDLE = 5.0  # below so many microseconds, a part had nothing to do
 
 
 def host(rows: Mapping[str, float], small: Mapping[str, Any], profiles: list[Mapping[str, Any]]) -> Iterator[str]:
-    """`small`: steps of a model so small that the device waits for the host, by kernel of attention; `profiles`: of the
-    host in such steps, by part."""
+    """Host time of calls. `small`: steps in which the device waits for the host, by attention kernel; `profiles`: host
+    time of such steps by part."""
     each = statistics.median(
         row["ms_per_call"] for row in small.values() if isinstance(row, dict) and "ms_per_call" in row
     )
@@ -138,7 +151,7 @@ def burst_products(rows: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, in
 
 
 def bursts(data: Mapping[str, Any]) -> Iterator[str]:
-    """What is not read when a plan is made: evidence of how far a step stays below."""
+    """Rates in bursts. Plans do not use them: they show how far the rates of a step are below."""
     yield "\n# Bursts of 30 on eight GPUs at once, bf16: [m, n, k, TFLOP/s]. For comparison; no rate is made of them.\n[burst]"
     yield f"sustained_8192 = {data['gemm_bf16']['8192^3_nn_sustained2s']['tflops']:.2f}  # 8192^3 for 2 s, on eight"
     yield "gemm = ["
@@ -160,6 +173,7 @@ def toml(
     kernels: Mapping[str, Any],
     date: str,
 ) -> str:
+    """The whole file."""
     multicast = "off" if data["env"]["NCCL_NVLS_ENABLE"] == "0" else "on"
     about = {"device": data["gpu"], "torch": data["torch"], "cuda": data["cuda"], "nccl": data["nccl"],
              "cudnn": str(data["cudnn"]), "date": date, "date_sustained": hot["date"],
@@ -173,18 +187,17 @@ def toml(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ceilings", type=Path, help="the JSON of bursts and collectives on eight GPUs")
-    parser.add_argument("sustained", type=Path, help="the JSON of benchmarks/sustained.py")
-    parser.add_argument("steps", type=Path, help="the JSON of benchmarks/flash_attention.py")
-    parser.add_argument("profile", type=Path, help="the summary of benchmarks/step_profile.py")
-    parser.add_argument("kernels", type=Path, help="the JSON of benchmarks/walked_kernels.py")
-    parser.add_argument("--date", required=True, help="when the first was measured")
-    given = parser.parse_args()
+    parser.add_argument("ceilings", type=Path, help="JSON of bursts and collectives on eight GPUs")
+    parser.add_argument("sustained", type=Path, help="JSON of benchmarks/sustained.py")
+    parser.add_argument("steps", type=Path, help="JSON of benchmarks/flash_attention.py")
+    parser.add_argument("profile", type=Path, help="JSON of benchmarks/profile_overlap.py")
+    parser.add_argument("kernels", type=Path, help="JSON of benchmarks/walked_kernels.py")
+    parser.add_argument("--date", required=True, help="date of the first file")
+    args = parser.parse_args()
     read = (
-        json.loads(path.read_text())
-        for path in (given.ceilings, given.sustained, given.steps, given.profile, given.kernels)
+        json.loads(path.read_text()) for path in (args.ceilings, args.sustained, args.steps, args.profile, args.kernels)
     )
-    print(toml(*read, given.date), end="")
+    print(toml(*read, args.date), end="")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How the scripts for one GPU time what they run, and go on where a part of it fails."""
+"""Helpers of the scripts for one GPU: timing, and running several parts of which some may fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WARM, TIMES = 3, 10
 
 
 def seconds(run: Callable[[], Any], device: str = "cuda") -> float:
-    """Median of ten, each between events, after three that do not count; of one on a CPU."""
+    """Seconds of a run: on a GPU the median of ten, by CUDA events, after three to warm up; on a CPU one run."""
     if device != "cuda":
         begun = time.perf_counter()
         run()
@@ -32,12 +32,12 @@ def seconds(run: Callable[[], Any], device: str = "cuda") -> float:
     return median(took[WARM:])
 
 
-def told(name: str, parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """What each part returns; one that fails leaves its traceback, and the rest goes on."""
+def run_parts(name: str, parts: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """The results of all parts. A part that fails gives its traceback instead; the other parts still run."""
     begun, found = time.perf_counter(), dict[str, Any]()
-    for part, measured in parts.items():
+    for part, measure in parts.items():
         try:
-            found[part] = measured()
+            found[part] = measure()
         except Exception:
             found[part] = {"failed": traceback.format_exc()}
             print(name, part, found[part]["failed"], file=sys.stderr, flush=True)

@@ -1,11 +1,11 @@
-"""What makes a model fit, each option once against a common base on one node: predicted bytes and time beside measured.
+"""One node: options that reduce memory, each against the same base: predicted and measured memory and time.
 
     torchrun --nproc-per-node 2 benchmarks/memory_options.py --model llama-3.1-8b --gpus 2xH200 --out FOLDER
     torchrun --nproc-per-node 4 benchmarks/memory_options.py --model llama-3.1-70b --gpus 4xH200 --cases large --out FOLDER
 
-Weights are drawn on the devices, the text is the one that every machine has. A step's time is from a CUDA event to the
-next; the first `WARM` warm up. What was allocated is the allocator's peak over all of the steps, on each rank. A case
-whose loss is not finite, or does not fall, says so, and its times mean nothing.
+Weights are initialised on the devices; the data is the built-in text. The time of a step is that between two CUDA events.
+The first `WARM` steps are not timed. Allocated memory is the peak of torch's allocator over all steps, on each rank. `falls`
+is false if the loss is not finite or does not fall; the times of such a case are not valid.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WARM = 3
 
 @dataclass(frozen=True)
 class Case:
-    """What differs from the base: of the layout, the precision and the optimizer."""
+    """The fields of layout, precision and optimizer in which a case differs from the base."""
 
     name: str
     layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -93,8 +93,8 @@ CASES: Mapping[str, list[Case]] = {
 
 
 def drawn_on_device(p: Program, state: TrainingState, seed: int) -> None:
-    """Weights by name and by the place of a piece, drawn where they are kept. In fp32: master weights that begin where bf16
-    has a number would lose their first small updates when they are rounded."""
+    """Initialise weights on the device that keeps them, by their name and shard. They are drawn in fp32: if master weights
+    began at values of bf16, small first updates would not change the bf16 parameters."""
 
     def drawn(name: str, shape: tuple[int, ...], scale: float) -> torch.Tensor:
         at = p.mesh.coordinates(p.rank)
@@ -109,39 +109,41 @@ def drawn_on_device(p: Program, state: TrainingState, seed: int) -> None:
     ))  # fmt: skip
 
 
-def as_run(asked: argparse.Namespace, case: Case, world: int) -> RunSpec:
+def as_run(args: argparse.Namespace, case: Case, world: int) -> RunSpec:
+    """The run of a case."""
     changes = dict(case.layout)
     dp = world // changes.get("tp", 1)
     base = Layout(
         dp=dp, zero=1, attention="cudnn", loss="chunked", elementwise="triton",
-        gradient_accumulation_steps=asked.sequences // dp,
+        gradient_accumulation_steps=args.sequences // dp,
     )  # fmt: skip
     return RunSpec(
-        model=find_model(asked.model), layout=replace(base, **changes), sequence_length=asked.seq,
-        optimizer=Optimizer(learning_rate=asked.rate, **case.optimizer), schedule=LearningRate(warmup_steps=2),
+        model=find_model(args.model), layout=replace(base, **changes), sequence_length=args.seq,
+        optimizer=Optimizer(learning_rate=args.rate, **case.optimizer), schedule=LearningRate(warmup_steps=2),
         data=Data(pack_documents=False), precision=Precision(**{"dtype": "bf16", **case.precision}),
     )  # fmt: skip
 
 
-def measure(rank: Rank, asked: argparse.Namespace, case: Case) -> dict[str, Any]:
-    run = as_run(asked, case, rank.world)
+def measure(rank: Rank, args: argparse.Namespace, case: Case) -> dict[str, Any]:
+    """Plan and run a case. -> its row"""
+    run = as_run(args, case, rank.world)
     lay = run.layout
     estimator = Estimator(
-        run.model, cluster(asked.gpus), asked.seq, precision=run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds
+        run.model, cluster(args.gpus), args.seq, precision=run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds
     )  # fmt: skip
     estimate = estimator.estimate(lay)
     planned, by_stage = estimator.time(estimate).seconds, [gib(b) for b in estimate.by_stage]
     samples, _ = open_samples(run.data, open_tokenizer(run.tokenizer), run.sequence_length, 0)
-    made = engine.Trainer.build(run, rank)
+    trainer = engine.Trainer.build(run, rank)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    marks, losses = [torch.cuda.Event(enable_timing=True) for _ in range(asked.steps + 1)], []
-    for n in range(1, asked.steps + 1):
+    marks, losses = [torch.cuda.Event(enable_timing=True) for _ in range(args.steps + 1)], []
+    for n in range(1, args.steps + 1):
         marks[n - 1].record()
-        losses.append(made.step(n, samples, (n - 1) * lay.global_batch_size).loss)
-    marks[asked.steps].record()
-    made.run.settle_parameters()  # what is still on the wire would keep its buffers
+        losses.append(trainer.step(n, samples, (n - 1) * lay.global_batch_size).loss)
+    marks[args.steps].record()
+    trainer.run.settle_parameters()  # collectives in flight would keep their buffers
     torch.cuda.synchronize()
     took = [a.elapsed_time(b) for a, b in zip(marks[WARM:-1], marks[WARM + 1 :], strict=True)]
     free, total = torch.cuda.mem_get_info()
@@ -164,19 +166,19 @@ def measure(rank: Rank, asked: argparse.Namespace, case: Case) -> dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--gpus", default="2xH200")
     parser.add_argument("--seq", type=int, default=8192)
-    parser.add_argument("--sequences", type=int, default=8, help="of a step")
+    parser.add_argument("--sequences", type=int, default=8, help="sequences of a step")
     parser.add_argument("--steps", type=int, default=13)
-    parser.add_argument("--rate", type=float, default=3e-4)
+    parser.add_argument("--rate", type=float, default=3e-4, help="learning rate")
     parser.add_argument("--cases", default="options", choices=list(CASES))
-    parser.add_argument("--only", default="", help="numbers of cases, from 0: 0,3,7")
-    parser.add_argument("--seconds", type=float, default=1e9, help="no case begins later than this")
-    parser.add_argument("--commit", default="", type=hexadecimal)
+    parser.add_argument("--only", default="", help="indices of cases, from 0: 0,3,7")
+    parser.add_argument("--seconds", type=float, default=1e9, help="no case begins after so many seconds")
+    parser.add_argument("--commit", default="", type=hexadecimal, help="for the record")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     begun = time.monotonic()
     torch.set_grad_enabled(False)
     engine.initialise = drawn_on_device
@@ -185,19 +187,19 @@ def main() -> None:
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
     record: dict[str, Any] = {
-        "case": f"memory: {asked.cases}", "model": asked.model, "gpus": asked.gpus, "sequence_length": asked.seq,
-        "sequences_a_step": asked.sequences, "commit": asked.commit or git, "device": torch.cuda.get_device_name(),
+        "case": f"memory: {args.cases}", "model": args.model, "gpus": args.gpus, "sequence_length": args.seq,
+        "sequences_a_step": args.sequences, "commit": args.commit or git, "device": torch.cuda.get_device_name(),
         "torch": torch.__version__, "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         "date": time.strftime("%Y-%m-%d"), "rows": [],
     }  # fmt: skip
-    chosen = [int(n) for n in asked.only.split(",")] if asked.only else range(len(CASES[asked.cases]))
-    for case in (CASES[asked.cases][n] for n in chosen):
-        late = [time.monotonic() - begun > asked.seconds]
+    chosen = [int(n) for n in args.only.split(",")] if args.only else range(len(CASES[args.cases]))
+    for case in (CASES[args.cases][n] for n in chosen):
+        late = [time.monotonic() - begun > args.seconds]
         dist.broadcast_object_list(late, src=0)
         if late[0]:
             break
         try:
-            record["rows"].append(measure(rank, asked, case))
+            record["rows"].append(measure(rank, args, case))
         except Exception:
             record["rows"].append({"case": case.name, "failed": traceback.format_exc()[-1500:]})
         gc.collect()
@@ -207,8 +209,8 @@ def main() -> None:
             last = record["rows"][-1]
             shown = ("case", "median_ms", "time_over_predicted", "allocated_over_predicted", "falls", "failed")
             print(round(time.monotonic() - begun), json.dumps({k: last[k] for k in shown if k in last}), flush=True)
-            asked.out.mkdir(parents=True, exist_ok=True)
-            (asked.out / f"memory_{asked.cases}.json").write_text(json.dumps(record, indent=1) + "\n")
+            args.out.mkdir(parents=True, exist_ok=True)
+            (args.out / f"memory_{args.cases}.json").write_text(json.dumps(record, indent=1) + "\n")
     dist.destroy_process_group()
 
 

@@ -25,7 +25,7 @@ echo "=== a rank is killed"
 (timeout -k 3 60 python3 -m penteract train --steps 100000 --parallel.dp=4 --output.folder="$out" >"$out.log" 2>&1
  echo "rc $?"; tail -1 "$out.log") &
 sleep 16
-kill -9 "$(pgrep -nf 'engine.worke[r]')"
+kill -9 "$(pgrep -nf 'engine.runtime.worke[r]')"
 begun=$(date +%s)
 wait
 echo "all ranks gone after $(($(date +%s) - begun)) s"

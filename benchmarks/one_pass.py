@@ -1,10 +1,17 @@
-"""One GPU: kernels that pass once over their tensors, and products into fp32 buckets, against the reference kernels.
+"""One GPU: Triton kernels that read and write each tensor once, and products into fp32 buckets, against the reference
+kernels.
 
     python benchmarks/one_pass.py [--out FILE.json] [--only rms_norm,swiglu,...] [--tiny]
 
-Of each call: the largest error of either kernel in bf16 against the reference kernel in fp32 on the same inputs, by the
-norm of the difference over the norm; whether two calls agree to the bit; bytes of workspace beside the declared ones;
-milliseconds of both, and GB/s by the declared traffic. `--tiny`: small sizes, on a CPU too (TRITON_INTERPRET=1).
+For each call:
+
+- the largest error of both kernels in bf16 against the reference kernel in fp32 on the same inputs: the norm of the
+  difference over the norm;
+- whether two calls give the same bits;
+- the measured workspace less the declared one, in bytes;
+- milliseconds of both kernels, and GB/s by the declared traffic.
+
+On a CPU, use `--tiny` with TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -34,12 +41,12 @@ from penteract.ops.spec import Spec
 from penteract.ops.tape import Phase, Site
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-TOLERANCE = 2e-2  # of a bf16 result; those in fp32 are far below
+TOLERANCE = 2e-2  # of a bf16 result; errors of fp32 results are much smaller
 WIDTHS = RECIPES["bf16"].widths
 
 
 def cases(n: int) -> Iterator[Case]:
-    """`n`: what sizes are divided by."""
+    """All cases. Sizes are divided by `n`."""
     t, d, f, v = 16384 // n, 4096 // n, 14336 // n, 128256 // n
     rope = {"head_size": 128, "plain_size": 0, "theta": 5e5, "scaling": None}
     for width in (2048 // n, d):
@@ -66,7 +73,7 @@ def cases(n: int) -> Iterator[Case]:
 
 @dataclass
 class Call:
-    """A case with its tensors, in bf16 or widened from it."""
+    """A case with its tensors in bf16."""
 
     case: Case
     site: Site = field(init=False)
@@ -81,31 +88,32 @@ class Call:
         self.env = Env(Mesh(Layout()), 0, torch.float32)
         generator = torch.Generator(DEVICE).manual_seed(1)
 
-        def made(shape: Any, role: Any, value: Any = None) -> torch.Tensor:
+        def draw_tensor(shape: Any, role: Any, value: Any = None) -> torch.Tensor:
             new = torch.randn(shape, generator=generator, device=DEVICE) if value is None else value.to(DEVICE)
             return new.to(dtype_of(role, "bf16"))
 
-        self.ins = [made(i.shape, i.role, i.value) for i in case.ins]
-        self.weights = [made(w, "compute") for w in case.weights]
-        self.gradients = [made(self.site.outs[i].shape, "compute") for i in declaration.gradients(case.attrs)]
+        self.ins = [draw_tensor(i.shape, i.role, i.value) for i in case.ins]
+        self.weights = [draw_tensor(w, "compute") for w in case.weights]
+        self.gradients = [draw_tensor(self.site.outs[i].shape, "compute") for i in declaration.gradients(case.attrs)]
 
     def tensors(self, phase: Phase, *, wide: bool) -> tuple[list[Any], ...]:
-        """What a kernel of a phase is handed: ins, weights or none, results. `wide`: in fp32."""
+        """The arguments of a phase: inputs, weights, results. `wide`: in fp32."""
         role = "fp32" if wide else "bf16"
         declaration, kept = OPS[self.case.op_name].declaration, list[torch.Tensor]()
         names = {"input_gradient": declaration.input_keeps, "weight_gradient": declaration.weight_keeps}
         for name in names.get(phase, ()):
             extra = torch.rand(self.site.outs[-1].shape, generator=torch.Generator().manual_seed(2)) + 0.5  # type: ignore[arg-type]
             kept.append(self.ins[int(name[-1])] if name.startswith("in") else extra.to(DEVICE))
-        about = {"forward": self.ins}.get(phase, [*kept, *self.gradients])
+        inputs = {"forward": self.ins}.get(phase, [*kept, *self.gradients])
         specs = {"forward": self.site.outs, "input_gradient": [self.site.ins[i] for i in declaration.differentiable]}
         outs = [torch.empty(s.shape, dtype=dtype_of(s.role, role), device=DEVICE) for s in specs.get(phase, ())]  # type: ignore[arg-type]
         if phase == "weight_gradient":
             outs = [torch.zeros(w, device=DEVICE) for w in self.case.weights]
-        floats = [[y.float() if wide and y.is_floating_point() else y for y in some] for some in (about, self.weights)]
+        floats = [[y.float() if wide and y.is_floating_point() else y for y in some] for some in (inputs, self.weights)]
         return floats[0], floats[1], outs
 
     def run(self, one: TorchKernel, phase: Phase, tensors: tuple[list[Any], ...], *, add: bool = False) -> None:
+        """Run a phase with a kernel. `add`: weight gradients are added."""
         ins, weights, outs = tensors
         if phase == "weight_gradient":
             one.weight_gradient(self.env, self.site, ins, outs, add)  # type: ignore[misc]
@@ -113,13 +121,14 @@ class Call:
             getattr(one, phase)(self.env, self.site, ins, weights, outs)
 
 
-def errors(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
-    pairs = ((a.double(), b.double()) for a, b in zip(got, wanted, strict=True))
+def errors(got: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """The largest relative error in norm."""
+    pairs = ((a.double(), b.double()) for a, b in zip(got, expected, strict=True))
     return max(((a - b).norm() / b.norm().clamp(min=1e-6)).item() for a, b in pairs)
 
 
 def workspace(call: Call, one: TorchKernel, phase: Phase, tensors: tuple[list[Any], ...]) -> int:
-    """Bytes asked of the allocator at the worst moment."""
+    """Bytes that are requested from the allocator at the peak of a call, in addition to those before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats()["requested_bytes.all.current"]
@@ -128,7 +137,7 @@ def workspace(call: Call, one: TorchKernel, phase: Phase, tensors: tuple[list[An
 
 
 def milliseconds(call: Call, one: TorchKernel, phase: Phase, tensors: tuple[list[Any], ...]) -> float:
-    """Median of calls, by the device's clock; gradients are added."""
+    """Median time of a call, by CUDA events. Weight gradients are added."""
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(13)]
     for begin, end in marks:
         begin.record()
@@ -139,43 +148,44 @@ def milliseconds(call: Call, one: TorchKernel, phase: Phase, tensors: tuple[list
 
 
 def row(call: Call, phase: Phase) -> dict[str, Any]:
-    name, about = call.case.op_name, (phase, [i.shape for i in call.case.ins], call.case.weights, call.case.attrs)
+    """The row of a phase."""
+    name, arguments = call.case.op_name, (phase, [i.shape for i in call.case.ins], call.case.weights, call.case.attrs)
     chosen, declared = implementation(call.site, Layout(elementwise="triton"))
     ours, plain = kernel(name, chosen, "cuda"), kernel(name, OPS[name].implementations[-1], "cuda")
-    wanted, tensors = call.tensors(phase, wide=True), call.tensors(phase, wide=False)
-    call.run(plain, phase, wanted)
+    expected, tensors = call.tensors(phase, wide=True), call.tensors(phase, wide=False)
+    call.run(plain, phase, expected)
     found: dict[str, Any] = {"case": str(call.case), "phase": phase, "kernel": chosen.name}
     call.run(plain, phase, tensors)
-    found["error of reference"] = errors(tensors[-1], wanted[-1])
+    found["error of reference"] = errors(tensors[-1], expected[-1])
     call.run(ours, phase, tensors)
-    found["error"], first = errors(tensors[-1], wanted[-1]), [y.clone() for y in tensors[-1]]
+    found["error"], first = errors(tensors[-1], expected[-1]), [y.clone() for y in tensors[-1]]
     call.run(ours, phase, tensors)
     found["same again"] = all(torch.equal(a, b) for a, b in zip(first, tensors[-1], strict=True))
     if phase == "weight_gradient":
         call.run(ours, phase, tensors, add=True)
-        found["error added"] = errors([y / 2 for y in tensors[-1]], wanted[-1])
+        found["error added"] = errors([y / 2 for y in tensors[-1]], expected[-1])
     found["held"] = max(found["error"], found.get("error added", 0.0)) < TOLERANCE and found["same again"]
-    del wanted, first
+    del expected, first
     if DEVICE.type == "cuda":
-        found["workspace - declared"] = workspace(call, ours, phase, tensors) - declared.workspace(*about, WIDTHS)
+        found["workspace - declared"] = workspace(call, ours, phase, tensors) - declared.workspace(*arguments, WIDTHS)
         found["ms"], found["ms of reference"] = (milliseconds(call, k, phase, tensors) for k in (ours, plain))
-        if kernels := declared.traffic(*about, WIDTHS):
+        if kernels := declared.traffic(*arguments, WIDTHS):
             found["GB/s"] = sum(k.times * k.moved for k in kernels) / found["ms"] / 1e6
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--tiny", action="store_true")
-    asked = parser.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="the file of the record")
+    parser.add_argument("--only", default="", help="ops to test")
+    parser.add_argument("--tiny", action="store_true", help="small sizes")
+    args = parser.parse_args()
     rows = list[dict[str, Any]]()
-    for case in cases(256 if asked.tiny else 1):
-        if asked.only and case.op_name not in asked.only.split(","):
+    for case in cases(256 if args.tiny else 1):
+        if args.only and case.op_name not in args.only.split(","):
             continue
         if DEVICE.type == "cpu" and case.op_name in ("linear", "logits"):
-            continue  # products into fp32 are a GPU's
+            continue  # products into fp32 need a GPU
         call, reference = Call(case), OPS[case.op_name].implementations[-1]
         for phase in ("forward", "input_gradient", "weight_gradient"):
             one = kernel(case.op_name, reference, DEVICE.type)
@@ -183,8 +193,8 @@ def main() -> None:
                 continue
             rows.append(row(call, phase))
             print(json.dumps(rows[-1]), flush=True)
-            if asked.out:
-                Path(asked.out).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+            if args.out:
+                Path(args.out).write_text(json.dumps(rows, indent=1), encoding="utf-8")
     print(f"held: {sum(r['held'] for r in rows)} of {len(rows)}")
 
 

@@ -1,11 +1,12 @@
-"""What the planner says of layouts that another trainer was measured with on one node of eight H200s.
+"""Plans of layouts that were measured with Megatron-LM on one node of eight H200s.
 
     python benchmarks/peers_h200.py > benchmarks/results/peers_h200.json
 
 Measured: Megatron-LM core_v0.16.1 with TransformerEngine 2.11, bf16, ZeRO-1 with fp32 gradients, no recomputation, torch
-2.11, November 2026; medians of ten steps (four with a pipeline). The prices are of this program, which keeps other
-activations and reduces gradients in other buckets; pointwise ops are planned as the one kernel that each is there. What
-is compared is the model of time: nothing is fitted to these rows, though GEMM and attention rates come from the same kind of node. The record takes a second to make, on any machine.
+2.11, November 2026; medians of ten steps (four with a pipeline). Memory and traffic are predicted for this program, which
+keeps other activations and uses other buckets. Pointwise ops are planned as one kernel each, as in Megatron-LM. So this
+compares the model of time. Nothing is fitted to these rows, but GEMM and attention rates come from the same kind of node.
+It takes about a second and needs no GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 from dataclasses import replace
 from statistics import median
 
-from fused_kernels import fused, theirs
+from fused_kernels import fused, with_other_host
 from provenance import provenance
 
 from penteract import Layout
@@ -41,11 +42,12 @@ ROWS = (
 
 
 def main() -> None:
+    """Print the record."""
     rows: list[dict[str, object]] = []
     pairs: list[tuple[float, int]] = []
     for name, spec, length, layout, measured, memory in ROWS:
         layout = replace(layout, zero=1, attention="cudnn")
-        estimator = Estimator(spec, theirs(cluster("8xH200")), sequence_length=length)
+        estimator = Estimator(spec, with_other_host(cluster("8xH200")), sequence_length=length)
         with fused():
             estimate = estimator.estimate(layout)
             time = estimator.time(estimate)
@@ -58,12 +60,12 @@ def main() -> None:
             "measured_gib": memory, "predicted_gib": round(gib(estimate.allocated), 1), "limited_by": time.limited_by,
             "parts_ms": {part: round(1e3 * s, 1) for part, s in time.parts.items() if s > 1e-6},
         })  # fmt: skip
-    off = sorted(abs(predicted / measured - 1) for predicted, measured in pairs)
-    told = {
+    errors = sorted(abs(predicted / measured - 1) for predicted, measured in pairs)
+    record = {
         **provenance("python benchmarks/peers_h200.py"), "measured_with": MEASURED_WITH,
-        "median_off": round(median(off), 3), "largest_off": round(off[-1], 3), "rows": rows,
+        "median_off": round(median(errors), 3), "largest_off": round(errors[-1], 3), "rows": rows,
     }  # fmt: skip
-    print(json.dumps(told, indent=1))
+    print(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

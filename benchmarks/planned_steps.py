@@ -1,9 +1,9 @@
-"""Layouts of one node, planned and then trained: predicted memory and time beside measured.
+"""One node: layouts that are planned and then trained: predicted and measured memory and time.
 
     torchrun --nproc-per-node 4 benchmarks/planned_steps.py --model llama-3.2-1b --gpus 4xH200 --out FOLDER
 
-Each layout is planned (`penteract.plan`), its run file's settings are what a `Trainer` is built from, and twelve steps
-are taken on the text that every machine has. The first four warm up; a step's time is from a CUDA event to the next.
+Each layout is planned (`penteract.plan`). A `Trainer` is built from the settings of the planned run file, and takes twelve
+steps on the built-in text. The first four are not timed. The time of a step is that between two CUDA events.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ LAYOUTS = (
 STEPS, WARM = 12, 4
 
 
-def row(rank: Rank, asked: argparse.Namespace, layout: str) -> dict[str, Any]:
-    planned = plan(asked.model, asked.gpus, sequence_length=asked.seq, batch=asked.batch, layout=layout)
+def row(rank: Rank, args: argparse.Namespace, layout: str) -> dict[str, Any]:
+    """Plan and train a layout. -> its row"""
+    planned = plan(args.model, args.gpus, sequence_length=args.seq, batch=args.batch, layout=layout)
     best = planned.best
     run = as_run(planned.ask, best.layout).run
     run = replace(run, schedule=LearningRate(warmup_steps=2), optimizer=replace(run.optimizer, learning_rate=3e-4))
@@ -75,28 +76,28 @@ def row(rank: Rank, asked: argparse.Namespace, layout: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama-3.2-1b")
     parser.add_argument("--gpus", default="4xH200")
     parser.add_argument("--seq", type=int, default=8192)
-    parser.add_argument("--batch", default="16seqs")
-    parser.add_argument("--commit", default="")
+    parser.add_argument("--batch", default="16seqs", help="of a step")
+    parser.add_argument("--commit", default="", help="for the record")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_grad_enabled(False)
     rank = join(os.environ, "cuda")
     git = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
     record: dict[str, Any] = {
-        "case": "layouts planned and trained", "model": asked.model, "gpus": asked.gpus, "sequence_length": asked.seq,
-        "batch": asked.batch, "commit": asked.commit or git, "device": torch.cuda.get_device_name(),
+        "case": "layouts planned and trained", "model": args.model, "gpus": args.gpus, "sequence_length": args.seq,
+        "batch": args.batch, "commit": args.commit or git, "device": torch.cuda.get_device_name(),
         "torch": torch.__version__, "nccl": ".".join(map(str, torch.cuda.nccl.version())), "date": time.strftime("%Y-%m-%d"),
         "rows": [],
     }  # fmt: skip
     for layout in LAYOUTS:
         try:
-            record["rows"].append(row(rank, asked, layout))
+            record["rows"].append(row(rank, args, layout))
         except Exception:
             record["rows"].append({"layout": layout, "failed": traceback.format_exc()[-1500:]})
         gc.collect()
@@ -105,8 +106,8 @@ def main() -> None:
         if rank.number == 0:
             last = record["rows"][-1]
             print(json.dumps({k: last[k] for k in ("layout", "time_over_predicted", "allocated_over_predicted", "falls", "failed") if k in last}), flush=True)  # fmt: skip
-            asked.out.mkdir(parents=True, exist_ok=True)
-            (asked.out / "planned_steps.json").write_text(json.dumps(record, indent=1) + "\n")
+            args.out.mkdir(parents=True, exist_ok=True)
+            (args.out / "planned_steps.json").write_text(json.dumps(record, indent=1) + "\n")
     dist.destroy_process_group()
 
 

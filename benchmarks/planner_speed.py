@@ -1,12 +1,12 @@
-"""CPU seconds of a plan, beside those of another commit on the same machine.
+"""CPU seconds of a plan, against those of another commit on the same computer.
 
     git worktree add ../base 775ee51
     python benchmarks/planner_speed.py --base ../base
 
-Both trees plan in alternation, each time in a fresh interpreter with nothing imported or known yet but the package;
-seconds are `time.process_time`, which others on the machine lengthen less than they do the clock on the wall, so the
-ratio of the medians is what to look at. One more plan of each counts what an estimate and a played time take inside of the
-search, which is timed apart as that takes time itself. The record is benchmarks/results/planner_speed.json.
+Both trees plan in turns, each time in a new interpreter that has only imported the package. Seconds are
+`time.process_time`: other processes change it less than wall-clock time. Compare the ratio of the medians. One more plan of
+each tree measures the time of single estimates, bounds and simulations within the search. It is separate because measuring
+takes time, too. The record is benchmarks/results/planner_speed.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from provenance import ROOT, provenance
 
 RECORD = Path(__file__).parent / "results" / "planner_speed.json"
-ASKED = {
+SEARCHES = {
     "llama-3.1-8b on 8xH200": ("llama-3.1-8b", "8xH200", "1Mi"),
     "llama-3.1-405b on 64x8xH100": ("llama-3.1-405b", "64x8xH100", "1Mi"),
 }
@@ -35,18 +35,20 @@ from penteract import plan
 spent = {}
 
 def timed(name, others):
-    # By the names of this tree, or by those of the base.
-    estimator = next(getattr(m, n) for m in list(sys.modules.values()) for n in ("Estimator", "Quoter") if hasattr(m, n))
+    # The class and its method have the names of this tree or those of the base. Other packages are left out:
+    # `urllib.parse` has a `Quoter`, too.
+    own = [module for path, module in sys.modules.items() if path.partition(".")[0] == "penteract"]
+    estimator = next(getattr(m, n) for m in own for n in ("Estimator", "Quoter") if hasattr(m, n))
     name = name if hasattr(estimator, name) else others.get(name, name)
-    asked = getattr(estimator, name, None)
-    if asked is None:
+    original = getattr(estimator, name, None)
+    if original is None:
         return
-    def method(*about):
+    def method(*arguments):
         began = time.process_time()
-        said = asked(*about)
+        result = original(*arguments)
         times, seconds = spent.get(name, (0, 0.0))
         spent[name] = times + 1, seconds + time.process_time() - began
-        return said
+        return result
     setattr(estimator, name, method)
 
 model, gpus, batch, apart = sys.argv[1:]
@@ -61,17 +63,17 @@ print(json.dumps({"seconds": seconds, "counts": counts, "spent": spent, "best": 
 """
 
 
-def planned(tree: Path, asked: tuple[str, str, str], *, apart: bool = False) -> dict[str, Any]:
-    """One plan by the package of a tree."""
+def planned(tree: Path, search: tuple[str, str, str], *, apart: bool = False) -> dict[str, Any]:
+    """One plan by the package of a tree. `apart`: also measure single methods of the estimator."""
     done = subprocess.run(
-        [sys.executable, "-c", _PLAN, *asked, "apart" if apart else "alone"],
+        [sys.executable, "-c", _PLAN, *search, "apart" if apart else "alone"],
         env={**os.environ, "PYTHONPATH": str(tree / "src")}, cwd=tree, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return json.loads(done.stdout)
 
 
-def told(runs: list[dict[str, Any]], apart: dict[str, Any]) -> dict[str, Any]:
-    """Of one tree."""
+def summary(runs: list[dict[str, Any]], apart: dict[str, Any]) -> dict[str, Any]:
+    """The record of one tree."""
     seconds = [run["seconds"] for run in runs]
     return {
         "seconds": {"median": round(statistics.median(seconds), 3), "least": round(min(seconds), 3),
@@ -82,21 +84,21 @@ def told(runs: list[dict[str, Any]], apart: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compared(base: Path, asked: tuple[str, str, str], times: int) -> dict[str, Any]:
-    """Both trees in turns."""
+def compared(base: Path, search: tuple[str, str, str], times: int) -> dict[str, Any]:
+    """The record of both trees, which plan in turns."""
     runs: dict[Path, list[dict[str, Any]]] = {base: [], ROOT: []}
     for _ in range(times):
         for tree, own in runs.items():
-            own.append(planned(tree, asked))
-    before, now = (told(own, planned(tree, asked, apart=True)) for tree, own in runs.items())
+            own.append(planned(tree, search))
+    before, now = (summary(own, planned(tree, search, apart=True)) for tree, own in runs.items())
     ratio = now["seconds"]["median"] / before["seconds"]["median"]
     return {"ratio": round(ratio, 3), "base": before, "now": now, "best": runs[ROOT][0]["best"][:3]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--base", type=Path, required=True, help="a tree of the commit to compare with")
-    parser.add_argument("--times", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", type=Path, required=True, help="a working tree of the commit to compare with")
+    parser.add_argument("--times", type=int, default=5, help="plans of each tree")
     args = parser.parse_args()
     base = args.base.resolve()
     at = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=base, capture_output=True, text=True, check=True)
@@ -105,7 +107,7 @@ def main() -> None:
         "base_commit": at.stdout.strip(),
         "python": platform.python_version(),
         "runs": args.times,
-        "plans": {name: compared(base, asked, args.times) for name, asked in ASKED.items()},
+        "plans": {name: compared(base, search, args.times) for name, search in SEARCHES.items()},
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
     for name, plan in record["plans"].items():  # type: ignore[union-attr]

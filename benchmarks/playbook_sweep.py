@@ -1,14 +1,14 @@
-"""How the planner orders the layouts that the Ultra-Scale Playbook's authors measured on 8 to 128 H100s.
+"""The planner's order of the layouts that the Ultra-Scale Playbook measured on 8 to 128 H100s.
 
     python benchmarks/playbook_sweep.py playbook_sweep_h100.csv > benchmarks/results/playbook_sweep.json
 
-For each model and number of nodes: the rank correlation of predicted and measured tokens/s/GPU over the layouts that
-ran, where the fastest measured layout stands in our order, and how much slower than it our first choice was measured.
-Nothing is fitted to these rows. Pointwise ops are planned as one kernel each, as they were there. Memory is predicted
-for this program, not for the trainer that was measured.
+For each model and number of nodes: the rank correlation of predicted and measured tokens/s/GPU over all layouts that ran,
+the rank of the fastest measured layout in our order, and how much slower than it our first choice was measured. Nothing is
+fitted to these rows. Pointwise ops are planned as one kernel each, as in the trainer that was measured. Memory is predicted
+for this program, not for that trainer.
 
-The argument is the table of the book's runs, with the columns that `layout_of` and `group` read; the record names it and
-its digest. Of its rows those that completed, with 256 sequences of 4096 tokens a step, are used. It takes 15 seconds.
+The argument is the table of the runs, with the columns that `layout_of` and `group` read. The record has its name and its
+digest. Only runs that completed, with 256 sequences of 4096 tokens a step, are used. It takes 15 seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fused_kernels import fused, theirs
+from fused_kernels import fused, with_other_host
 from provenance import provenance
 
 from penteract import Layout, ModelSpec
@@ -40,7 +40,7 @@ LENGTH = 4096
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """1 is the smallest; equal values share the mean of their ranks."""
+    """The rank of each value, from 1 for the smallest. Equal values share the mean of their ranks."""
     order = sorted(range(len(values)), key=values.__getitem__)
     out = [0.0] * len(values)
     at = 0
@@ -53,10 +53,12 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's rank correlation."""
     return statistics.correlation(ranks(a), ranks(b))
 
 
 def layout_of(row: dict[str, str]) -> Layout:
+    """The layout of a row of the table."""
     n = {name: int(row[name]) for name in ("dp", "tp", "pp")}
     return Layout(
         **n, zero=int(row["zero_stage"]), micro_batch_size=int(row["micro_batch_size"]),
@@ -65,8 +67,10 @@ def layout_of(row: dict[str, str]) -> Layout:
 
 
 def group(name: str, nodes: int, rows: list[dict[str, str]]) -> dict[str, Any]:
-    """One model on one number of nodes."""
-    estimator = Estimator(MODELS[name], theirs(cluster(f"{nodes}x8xH100", fabric="efa")), sequence_length=LENGTH)
+    """The record of one model on one number of nodes."""
+    estimator = Estimator(
+        MODELS[name], with_other_host(cluster(f"{nodes}x8xH100", fabric="efa")), sequence_length=LENGTH
+    )
     measured, predicted, memory = list[float](), list[float](), list[float]()
     for row in rows:
         layout = layout_of(row)
@@ -92,21 +96,22 @@ def group(name: str, nodes: int, rows: list[dict[str, str]]) -> dict[str, Any]:
 def shown(row: dict[str, str], predicted: float) -> dict[str, Any]:
     """A row: its layout, and tokens/s/GPU."""
     lay, measured = layout_of(row), float(row["tokens_per_s_per_gpu"])
-    told = {"layout": as_text(lay, "reference"), "gradient_accumulation_steps": lay.gradient_accumulation_steps}
-    return told | {"measured": round(measured), "predicted": round(predicted)}
+    layout = {"layout": as_text(lay, "reference"), "gradient_accumulation_steps": lay.gradient_accumulation_steps}
+    return layout | {"measured": round(measured), "predicted": round(predicted)}
 
 
 def main(path: Path) -> None:
+    """Print the record."""
     groups = defaultdict[tuple[str, int], list[dict[str, str]]](list)
     with path.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["status"] == "completed" and row["gbs_sequences"] == "256":
                 groups[row["model_params_B"], int(row["nodes"])].append(row)
-    told = [group(name, nodes, rows) for (name, nodes), rows in sorted(groups.items()) if len(rows) > 2]
+    records = [group(name, nodes, rows) for (name, nodes), rows in sorted(groups.items()) if len(rows) > 2]
     record = {
         **provenance(f"python benchmarks/playbook_sweep.py {path.name}"),
         "data_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        "median_spearman": round(statistics.median(g["spearman"] for g in told), 3), "groups": told,
+        "median_spearman": round(statistics.median(g["spearman"] for g in records), 3), "groups": records,
     }  # fmt: skip
     print(json.dumps(record, indent=1))
 

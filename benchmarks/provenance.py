@@ -1,4 +1,4 @@
-"""What a record of predictions was made with."""
+"""The command, date and commit of a record."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def hexadecimal(text: str) -> str:
-    """`--commit` of scripts that run where git does not tell it: a hash, or nothing."""
+    """The value of `--commit`, for scripts that run without a git repository: a hash, or empty."""
     if text.strip("0123456789abcdef"):
         raise argparse.ArgumentTypeError(f"found {text} / allowed a commit's hash")
     return text
 
 
 def provenance(command: str, commit: str = "") -> dict[str, str]:
-    """The command, the date, and the commit of the package: `-dirty` where its sources were changed since. `commit`:
-    where git does not tell it."""
+    """The command, the date, and the commit of the package, with `-dirty` if its sources have uncommitted changes.
+    `commit`: the hash, if there is no git repository."""
     changed = "-dirty" if _git("status", "--porcelain", "--", "src") else ""
     return {
         "command": command,
@@ -28,5 +28,5 @@ def provenance(command: str, commit: str = "") -> dict[str, str]:
     }
 
 
-def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,11 +1,10 @@
-"""Losses of one model in each recipe of precision, from the same weights on the same text, and their picture.
+"""Losses of one model in each precision recipe, with the same initial weights and the same text, and a plot of them.
 
     python benchmarks/recipe_curves.py --out FOLDER [--only fp8_blockwise,fp8_delayed]           # on one GPU
     python benchmarks/recipe_curves.py --draw benchmarks/results/recipe_curves_1b_h200.json [--add FOLDER/recipe_curves.json]
 
-Text is bytes, and the vocabulary is the model's whole: most of its rows are never asked for, as in the first steps of
-any run. The picture is an SVG beside the record: a mean over 10 steps for each recipe, and below it how far each lies
-from bf16.
+The text is tokenised as bytes, but the vocabulary is that of the model, so most of its rows are never used. The plot is an
+SVG file next to the record: for each recipe the mean loss of 10 steps, and below the difference from bf16.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ COLOURS = ("#222222", "#d1495b", "#edae49", "#00798c", "#7a5195", "#66a182", "#2
 SMOOTH = 10  # steps
 
 
-def train(asked: argparse.Namespace, recipe: str) -> dict[str, Any]:
+def train(args: argparse.Namespace, recipe: str) -> dict[str, Any]:
+    """Train with a recipe. -> its row"""
     import torch
     from memory_options import drawn_on_device
 
@@ -43,24 +43,25 @@ def train(asked: argparse.Namespace, recipe: str) -> dict[str, Any]:
     from penteract.engine.session import trainer as engine
 
     engine.initialise = drawn_on_device
-    lay = Layout(attention="cudnn", loss="chunked", elementwise="triton", gradient_accumulation_steps=asked.sequences)
+    lay = Layout(attention="cudnn", loss="chunked", elementwise="triton", gradient_accumulation_steps=args.sequences)
     run = RunSpec(
-        model=find_model(asked.model), layout=lay, sequence_length=asked.seq, data=Data(pack_documents=False),
-        optimizer=Optimizer(learning_rate=asked.rate), schedule=LearningRate(warmup_steps=20),
+        model=find_model(args.model), layout=lay, sequence_length=args.seq, data=Data(pack_documents=False),
+        optimizer=Optimizer(learning_rate=args.rate), schedule=LearningRate(warmup_steps=20),
         precision=Precision(dtype=recipe),  # type: ignore[arg-type]
     )  # fmt: skip
     samples, _ = open_samples(run.data, open_tokenizer(run.tokenizer), run.sequence_length, 0)
-    made = engine.Trainer.build(run, join(os.environ, "cuda"))
+    trainer = engine.Trainer.build(run, join(os.environ, "cuda"))
     losses = list[float]()
     begun = time.monotonic()
-    for n in range(1, asked.steps + 1):
-        losses.append(made.step(n, samples, (n - 1) * lay.global_batch_size).loss)
+    for n in range(1, args.steps + 1):
+        losses.append(trainer.step(n, samples, (n - 1) * lay.global_batch_size).loss)
     seconds = time.monotonic() - begun
     return {"recipe": recipe, "losses": losses, "seconds": seconds,
             "allocated_gib": torch.cuda.max_memory_allocated() / 2**30}  # fmt: skip
 
 
 def smooth(losses: list[float]) -> list[float]:
+    """The mean of the last 10 losses at each step."""
     return [fmean(losses[max(0, i - SMOOTH + 1) : i + 1]) for i in range(len(losses))]
 
 
@@ -72,8 +73,8 @@ def draw(record: dict[str, Any]) -> str:
     apart = {name: [100 * (y / x - 1) for x, y in zip(first, c, strict=True)] for name, c in curves.items()}
     width, left, out = 820, 60, list[str]()
 
-    def panel(told: dict[str, list[float]], top: int, height: int, title: str) -> None:
-        low, high = min(min(c) for c in told.values()), max(max(c) for c in told.values())
+    def panel(series: dict[str, list[float]], top: int, height: int, title: str) -> None:
+        low, high = min(min(c) for c in series.values()), max(max(c) for c in series.values())
         n, span = len(first), (high - low) or 1.0
 
         def at(i: int, y: float) -> str:
@@ -85,10 +86,10 @@ def draw(record: dict[str, Any]) -> str:
             place = top + height * (high - y) / span
             out.append(f'<line x1="{left}" x2="{width - 150}" y1="{place:.1f}" y2="{place:.1f}" stroke="#ddd"/>')
             out.append(f'<text x="{left - 6}" y="{place + 4:.1f}" text-anchor="end">{y:.2f}</text>')
-        for (name, c), colour in zip(told.items(), COLOURS, strict=False):
+        for (name, c), colour in zip(series.items(), COLOURS, strict=False):
             points = " ".join(at(i, y) for i, y in enumerate(c))
             out.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.4" points="{points}"/>')
-            place = top + 14 + 16 * list(told).index(name)
+            place = top + 14 + 16 * list(series).index(name)
             out.append(f'<text x="{width - 142}" y="{place}" fill="{colour}">{name} {c[-1]:.2f}</text>')
 
     title = f"{record['model']}, {record['sequence_length']} tokens, {record['sequences_a_step']} sequences a step"
@@ -100,53 +101,53 @@ def draw(record: dict[str, Any]) -> str:
 
 
 def join_rows(record: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """`record` with `more`'s rows, in the order of `RECIPES`. A row from another commit says which."""
+    """`record` with the rows of `more`, in the order of `RECIPES`. The new rows contain the commit of `more`."""
     same = ("model", "sequence_length", "sequences_a_step", "rate", "device", "torch")
     if unlike := [key for key in same if record[key] != more[key]]:
-        raise SystemExit(f"found records that differ in {', '.join(unlike)}: rows join records of one case")
+        raise SystemExit(f"found records that differ in {', '.join(unlike)}: only records of one case can be joined")
     new = {row["recipe"]: row | {"commit": more["commit"], "date": more["date"]} for row in more["rows"]}
     rows = {row["recipe"]: row for row in record["rows"]} | new
     return record | {"rows": sorted(rows.values(), key=lambda row: RECIPES.index(row["recipe"]))}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama-3.2-1b")
     parser.add_argument("--seq", type=int, default=2048)
-    parser.add_argument("--sequences", type=int, default=2, help="of a step")
+    parser.add_argument("--sequences", type=int, default=2, help="sequences of a step")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--rate", type=float, default=1e-4)
-    parser.add_argument("--seconds", type=float, default=1e9, help="no recipe begins later than this")
-    parser.add_argument("--commit", default="", type=hexadecimal)
-    parser.add_argument("--only", default=",".join(RECIPES))
-    parser.add_argument("--draw", type=Path)
-    parser.add_argument("--add", type=Path, help="a record of the same case: its rows join those of --draw")
+    parser.add_argument("--rate", type=float, default=1e-4, help="learning rate")
+    parser.add_argument("--seconds", type=float, default=1e9, help="no recipe begins after so many seconds")
+    parser.add_argument("--commit", default="", type=hexadecimal, help="for the record")
+    parser.add_argument("--only", default=",".join(RECIPES), help="recipes to train")
+    parser.add_argument("--draw", type=Path, help="draw this record, and train nothing")
+    parser.add_argument("--add", type=Path, help="a record of the same case, whose rows are added to that of --draw")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    if asked.draw:
-        record = json.loads(asked.draw.read_text())
-        if asked.add:
-            record = join_rows(record, json.loads(asked.add.read_text()))
-            asked.draw.write_text(json.dumps(record, indent=1) + "\n")
-        asked.draw.with_suffix(".svg").write_text(draw(record))
+    args = parser.parse_args()
+    if args.draw:
+        record = json.loads(args.draw.read_text())
+        if args.add:
+            record = join_rows(record, json.loads(args.add.read_text()))
+            args.draw.write_text(json.dumps(record, indent=1) + "\n")
+        args.draw.with_suffix(".svg").write_text(draw(record))
         return
     import torch
 
     torch.set_grad_enabled(False)
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     record: dict[str, Any] = {
-        "case": "recipes of precision", "model": asked.model, "sequence_length": asked.seq,
-        "sequences_a_step": asked.sequences, "rate": asked.rate, "commit": asked.commit or git.stdout.strip(),
+        "case": "recipes of precision", "model": args.model, "sequence_length": args.seq,
+        "sequences_a_step": args.sequences, "rate": args.rate, "commit": args.commit or git.stdout.strip(),
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
         "rows": [],
     }  # fmt: skip
     begun = time.monotonic()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    for recipe in asked.only.split(","):
-        if time.monotonic() - begun > asked.seconds:
+    args.out.mkdir(parents=True, exist_ok=True)
+    for recipe in args.only.split(","):
+        if time.monotonic() - begun > args.seconds:
             break
         try:
-            row = train(asked, recipe)
+            row = train(args, recipe)
         except Exception:
             row = {"recipe": recipe, "failed": traceback.format_exc()[-1500:]}
         record["rows"].append(row)
@@ -155,7 +156,7 @@ def main() -> None:
         torch.cuda.reset_peak_memory_stats()
         last = row.get("losses", [0.0])[-1]
         print(round(time.monotonic() - begun), recipe, round(last, 4), row.get("failed", ""), flush=True)
-        (asked.out / "recipe_curves.json").write_text(json.dumps(record, indent=1) + "\n")
+        (args.out / "recipe_curves.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

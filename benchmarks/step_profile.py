@@ -1,11 +1,11 @@
-"""Where a step's kernels run on two GPUs, in the names of its program, beside the timeline that is planned; and what the
-host needs to launch each part.
+"""Two GPUs: the kernels of a step, named after the parts of its program, and the time that the host needs to launch each
+part. `profile_overlap.py` compares them with the planned timeline.
 
     torchrun --nproc-per-node 2 benchmarks/step_profile.py --out FOLDER [--parts bare,profile,launch] [--cases a,b]
 
-bare      milliseconds of steps, nothing observed; losses
-profile   one step under torch's profiler: every kernel with its stream and the part of the step that launched it
-launch    microseconds of the host for each part, of steps too small to keep the device busy
+bare      milliseconds of steps without a profiler, and losses
+profile   one step under torch's profiler: each kernel with its stream and the part of the step that launched it
+launch    microseconds of the host for each part, in steps that are too small to keep the device busy
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 
 import torch
 import torch.distributed as dist
-from engine_truths import WARM, attempt, begun, made, on_all
+from engine_truths import WARM, attempt, build, gather_all, record_head
 from memory_options import drawn_on_device
 from provenance import hexadecimal
 from torch.profiler import ProfilerActivity, profile
 
 from penteract.config.layout import Layout
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.named import Named
+from penteract.engine.executor.profiled import ProfiledRun
 from penteract.engine.runtime.rank import Rank, join
 from penteract.engine.session import trainer as engine
 from penteract.step.walk import Silent, walk
@@ -53,10 +53,11 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "pp_zb": {"pp": 2, "schedule": "zb_h1", "gradient_accumulation_steps": 4},
     "interleaved": {"pp": 2, "vpp": 2, "schedule": "interleaved", "gradient_accumulation_steps": 4},
 }
-QUESTIONS = [name for name in vars(Silent) if not name.startswith("_")]
+EVENTS = [name for name in vars(Silent) if not name.startswith("_")]
 
 
 def bare(trainer: engine.Trainer, samples: Any, count: int) -> dict[str, Any]:
+    """The part `bare`."""
     size, losses, took = trainer.spec.layout.global_batch_size, list[float](), list[float]()
     for n in range(1, 1 + WARM + count):
         torch.cuda.synchronize()
@@ -67,9 +68,9 @@ def bare(trainer: engine.Trainer, samples: Any, count: int) -> dict[str, Any]:
 
 
 def profiled(trainer: engine.Trainer, samples: Any, first: int) -> dict[str, Any]:
-    """The second of two profiled steps, rank by rank."""
+    """The part `profile`: the kernels of the second of two profiled steps."""
     size = trainer.spec.layout.global_batch_size
-    with patch.object(engine, "walk", lambda p, run, **how: walk(p, Named(run), **how)):
+    with patch.object(engine, "walk", lambda p, run, **how: walk(p, ProfiledRun(run), **how)):
         trainer.step(first, samples, (first - 1) * size)
         dist.barrier()
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
@@ -84,10 +85,10 @@ def profiled(trainer: engine.Trainer, samples: Any, first: int) -> dict[str, Any
 
 
 def kernels(events: list[dict[str, Any]], step: str) -> list[list[Any]]:
-    """[stream, part, kernel, begin µs, duration µs], in the order of the stream's work, of one step."""
-    noted = [e for e in events if e.get("cat") == "user_annotation"]
-    whole = next(e for e in noted if e["name"] == step)
-    parts = sorted((e["ts"], e["ts"] + e["dur"], e["name"]) for e in noted
+    """The kernels of one step in order: [stream, part, kernel, begin µs, duration µs]."""
+    annotations = [e for e in events if e.get("cat") == "user_annotation"]
+    whole = next(e for e in annotations if e["name"] == step)
+    parts = sorted((e["ts"], e["ts"] + e["dur"], e["name"]) for e in annotations
                    if not e["name"].startswith("step ") and e["tid"] == whole["tid"])  # fmt: skip
     begins = [p[0] for p in parts]
     launched = {e["args"]["correlation"]: (e["ts"], e["tid"]) for e in events
@@ -109,29 +110,31 @@ def kernels(events: list[dict[str, Any]], step: str) -> list[list[Any]]:
     return sorted(rows, key=lambda r: r[3])
 
 
-def launched(asked: argparse.Namespace, rank: Rank, layout: Layout) -> dict[str, Any]:
-    """Microseconds of the host by question, and by word of a call: medians of several steps."""
-    small = argparse.Namespace(**{**vars(asked), "model": "llama-3.2-1b", "seq": 256, "layers": 4})
-    trainer, samples = made(small, rank, layout)
+def launch_times(args: argparse.Namespace, rank: Rank, layout: Layout) -> dict[str, Any]:
+    """The part `launch`: microseconds of the host for each event of the walk, and for each phase and op of a call."""
+    small = argparse.Namespace(**{**vars(args), "model": "llama-3.2-1b", "seq": 256, "layers": 4})
+    trainer, samples = build(small, rank, layout)
     size, took = layout.global_batch_size, defaultdict[str, list[float]](list)
 
     class Timed:
+        """A run whose events are timed."""
+
         def __init__(self, run: Run) -> None:
             self.run = run
 
-        def __getattr__(self, question: str) -> Any:
-            real = getattr(self.run, question)
-            if question not in QUESTIONS:
+        def __getattr__(self, event: str) -> Any:
+            real = getattr(self.run, event)
+            if event not in EVENTS:
                 return real
 
-            def asked(*about: Any) -> Any:
+            def timed(*arguments: Any) -> Any:
                 begun = time.perf_counter()
-                out = real(*about)
-                key = f"call {about[1].phase} {about[1].site.op_name}" if question == "call" else question
+                out = real(*arguments)
+                key = f"call {arguments[1].phase} {arguments[1].site.op_name}" if event == "call" else event
                 took[key].append(1e6 * (time.perf_counter() - begun))
                 return out
 
-            return asked
+            return timed
 
     for n in range(1, 4):
         trainer.step(n, samples, (n - 1) * size)
@@ -143,46 +146,47 @@ def launched(asked: argparse.Namespace, rank: Rank, layout: Layout) -> dict[str,
     }
 
 
-def case(name: str, asked: argparse.Namespace, rank: Rank) -> dict[str, Any]:
-    layout, told = Layout(**CASES[name]), dict[str, Any]()
-    if {"bare", "profile"} & {*asked.parts.split(",")}:
-        trainer, samples = made(asked, rank, layout)
-        told["bare"] = on_all(bare(trainer, samples, asked.steps), rank)
-        if "profile" in asked.parts:
-            told["profile"] = on_all(profiled(trainer, samples, 1 + WARM + asked.steps), rank)
+def case(name: str, args: argparse.Namespace, rank: Rank) -> dict[str, Any]:
+    """The requested parts of a case."""
+    layout, parts = Layout(**CASES[name]), dict[str, Any]()
+    if {"bare", "profile"} & {*args.parts.split(",")}:
+        trainer, samples = build(args, rank, layout)
+        parts["bare"] = gather_all(bare(trainer, samples, args.steps), rank)
+        if "profile" in args.parts:
+            parts["profile"] = gather_all(profiled(trainer, samples, 1 + WARM + args.steps), rank)
         trainer.run.settle_parameters()
         del trainer, samples
-    if "launch" in asked.parts:
+    if "launch" in args.parts:
         gc.collect()
         torch.cuda.empty_cache()
-        told["launch"] = on_all(launched(asked, rank, layout), rank)
-    return told
+        parts["launch"] = gather_all(launch_times(args, rank, layout), rank)
+    return parts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama-3.1-8b")
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=8, help="layers of the model")
     parser.add_argument("--seq", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--rate", type=float, default=1e-4)
+    parser.add_argument("--rate", type=float, default=1e-4, help="learning rate")
     parser.add_argument("--parts", default="bare,profile,launch")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--commit", default="", type=hexadecimal)
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_grad_enabled(False)
     engine.initialise = drawn_on_device
     rank = join(os.environ, "cuda")
     about = "where a step's kernels run", "benchmarks/step_profile.py"
-    record: dict[str, Any] = {**begun(asked, rank, *about), "layouts": CASES, "cases": {}}
-    for name in asked.cases.split(","):
-        record["cases"][name] = attempt(name, partial(case, name, asked, rank))
+    record: dict[str, Any] = {**record_head(args, rank, *about), "layouts": CASES, "cases": {}}
+    for name in args.cases.split(","):
+        record["cases"][name] = attempt(name, partial(case, name, args, rank))
         if rank.number == 0:
-            asked.out.mkdir(parents=True, exist_ok=True)
-            (asked.out / "step_profile.json").write_text(json.dumps(record) + "\n")
-            told = record["cases"][name].get("bare")
-            print(name, told and [round(r["median_ms"], 2) for r in told], flush=True)
+            args.out.mkdir(parents=True, exist_ok=True)
+            (args.out / "step_profile.json").write_text(json.dumps(record) + "\n")
+            ranks = record["cases"][name].get("bare")
+            print(name, ranks and [round(r["median_ms"], 2) for r in ranks], flush=True)
     dist.destroy_process_group()
 
 

@@ -1,11 +1,11 @@
-"""What one GPU reaches when it is hot: products, fused attention and pointwise ops among products that keep it so.
+"""One GPU: sustained rates of matrix products, fused attention and pointwise ops on a hot device.
 
     python benchmarks/sustained.py --date 2026-11-21 > benchmarks/results/sustained_h200.json
 
-In a training step power bounds the clock, so rates of a burst are not met. Each round fills the queue with about 20 ms
-of large products before each thing that is timed, for as many seconds as asked; what is written is the median over
-rounds, in microseconds. Attention is counted by the FLOPs of its forward, of the causal half. Host times are those of
-issuing one op from Python to a stream that is never full.
+In a training step, power limits the clock, so the rates of short bursts are not reached. Here, about 20 ms of large products
+run before each op that is timed. Rounds repeat for `--seconds`. The record has the median over rounds, in microseconds. The
+FLOPs of attention are those of its forward, for the causal half. Host times are those of launching one op from Python while
+the stream's queue is not full.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ATTENTION = [  # batch, heads, KV heads, sequence, head size
 
 
 def shapes(dtype: str) -> list[tuple[int, int, int, int]]:
-    """times, m, n, k. Of the slow dtypes only squares."""
+    """The products to time: times, m, n, k. Slow dtypes have only small ones."""
     if dtype in ("fp32", "fp64"):
         return [*SQUARES[:4], (1, 2048, 4096, 512), (1, 4096, 512, 4096), (1, 512, 4096, 4096)]
     thrice = [s for w, o in LAYERS for s in ((1, T, o, w), (1, T, w, o), (1, o, w, T))]
@@ -68,6 +68,7 @@ def shapes(dtype: str) -> list[tuple[int, int, int, int]]:
 
 
 def product(dtype: str, times: int, m: int, n: int, k: int) -> Op:
+    """A batch of `times` products [m, k]·[k, n]."""
     kind = DTYPES[dtype]
     a, b = torch.randn(times, m, k, device="cuda", dtype=kind), torch.randn(times, n, k, device="cuda", dtype=kind)
     out = torch.empty(times, m, n, device="cuda", dtype=kind)
@@ -80,6 +81,7 @@ def product(dtype: str, times: int, m: int, n: int, k: int) -> Op:
 
 
 def attention(batch: int, heads: int, kv_heads: int, length: int, size: int) -> tuple[Op, Op]:
+    """Forward and backward of cuDNN's causal attention."""
     q, k, v = (torch.randn(batch, h, length, size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
                for h in (heads, kv_heads, kv_heads))  # fmt: skip
 
@@ -88,12 +90,12 @@ def attention(batch: int, heads: int, kv_heads: int, length: int, size: int) -> 
             return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
 
     out = forward()
-    slope = torch.randn_like(out)
-    return forward, lambda: torch.autograd.grad(out, (q, k, v), slope, retain_graph=True)
+    gradient = torch.randn_like(out)
+    return forward, lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
 
 def hot(ops: list[Op], filler: Op, seconds: float) -> list[float]:
-    """Microseconds of each op: medians over rounds."""
+    """Microseconds of each op after `filler` ops: medians over rounds."""
     rounds: list[list[float]] = [[] for _ in ops]
     for op in (filler, *ops):
         op()
@@ -108,7 +110,7 @@ def hot(ops: list[Op], filler: Op, seconds: float) -> list[float]:
 
 
 def timed(ops: list[Op], filler: Op, fill: int, repeat: list[int] | None = None) -> list[float]:
-    """Milliseconds of each op once."""
+    """Milliseconds of each op in one round: `fill` times `filler`, then the op, which is repeated."""
     marks = []
     for op, times in zip(ops, repeat or [2] * len(ops), strict=True):
         for _ in range(fill):
@@ -124,7 +126,7 @@ def timed(ops: list[Op], filler: Op, fill: int, repeat: list[int] | None = None)
 
 
 def host(op: Op, times: int = 1000) -> float:
-    """Microseconds in which Python issues `op`, while the stream keeps up."""
+    """Microseconds that Python needs to launch `op`, while the stream keeps up."""
     found = []
     for _ in range(9):
         torch.cuda.synchronize()
@@ -136,7 +138,7 @@ def host(op: Op, times: int = 1000) -> float:
 
 
 def pointwise() -> Iterator[tuple[int, Op]]:
-    """Bytes read and written; out = x + y in bf16."""
+    """(bytes read and written, out = x + y in bf16), by size."""
     for power in (12, 18, 20, 22, 23, 24, 25, 26, 28, 29):
         x = torch.zeros(2**power // 2, device="cuda", dtype=torch.bfloat16)
         out, y = torch.empty_like(x), torch.ones_like(x)
@@ -145,31 +147,31 @@ def pointwise() -> Iterator[tuple[int, Op]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--date", required=True)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each kind of work")
-    given = parser.parse_args()
-    told: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
-                            "cudnn": torch.backends.cudnn.version(), "date": given.date}  # fmt: skip
+    parser.add_argument("--date", required=True, help="for the record")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each kind of work")
+    args = parser.parse_args()
+    record: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
+                            "cudnn": torch.backends.cudnn.version(), "date": args.date}  # fmt: skip
     x, out = (torch.randn(128, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    told["host_us"] = {"add": host(lambda: torch.add(x, x, out=out)), "mm": host(lambda: torch.mm(x, x, out=out))}
+    record["host_us"] = {"add": host(lambda: torch.add(x, x, out=out)), "mm": host(lambda: torch.mm(x, x, out=out))}
     filler, bytes_and_ops = product("bf16", 1, 8192, 8192, 8192), list(pointwise())
-    found = hot([op for _, op in bytes_and_ops], filler, given.seconds / 4)
-    told["moved"] = [[size, us] for (size, _), us in zip(bytes_and_ops, found, strict=True)]
+    found = hot([op for _, op in bytes_and_ops], filler, args.seconds / 4)
+    record["moved"] = [[size, us] for (size, _), us in zip(bytes_and_ops, found, strict=True)]
     del bytes_and_ops
     pairs = [attention(*shape) for shape in ATTENTION]
-    found = hot([op for pair in pairs for op in pair], filler, given.seconds / 2)
-    told["attention"] = [[*s, found[2 * i], found[2 * i + 1]] for i, s in enumerate(ATTENTION)]
+    found = hot([op for pair in pairs for op in pair], filler, args.seconds / 2)
+    record["attention"] = [[*s, found[2 * i], found[2 * i + 1]] for i, s in enumerate(ATTENTION)]
     del pairs
-    told["products"] = {}
+    record["products"] = {}
     for dtype in DTYPES:
         torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
         ops = [product(dtype, *shape) for shape in shapes(dtype)]
         largest = (
             product(dtype, 1, 4096, 4096, 4096) if dtype in ("fp32", "fp64") else product(dtype, 1, 8192, 8192, 8192)
         )
-        found = hot(ops, largest, given.seconds)
-        told["products"][dtype] = [[*shape, us] for shape, us in zip(shapes(dtype), found, strict=True)]
-    print(json.dumps(told))
+        found = hot(ops, largest, args.seconds)
+        record["products"][dtype] = [[*shape, us] for shape, us in zip(shapes(dtype), found, strict=True)]
+    print(json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python benchmarks/tables.py          # writes the page
     python benchmarks/tables.py --check  # exit code 1 if the page is not what the records give
 
-A function makes a section: what was measured and how, a table, and where it falls short. Each number in the page comes
-from a record; the names of the records stand below each table.
+Each function below writes one section: what was measured and how, what falls short, and a table. All numbers come from
+records, which are listed below the tables.
 """
 
 from __future__ import annotations
@@ -22,22 +22,49 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 Record = Mapping[str, Any]
-LAST = 10  # losses at the end of a run whose mean is shown
-FAR = 2  # recorded over planned, above which a row of others' is counted as far off
+LAST = 10  # the loss of a run is the mean of its last 10 steps
+FAR = 2  # from this ratio of recorded to planned time on, a row of the sweep is counted as far off
+
+# The names of some cases in the records -> what the page shows.
+CASES = {
+    "every second layer recomputed": "full recomputation of every second layer",
+    "activations and norms recomputed": "recomputation of SwiGLU and norms",
+    "full recomputation, inputs of layers on the host": "full recomputation, layer inputs offloaded to the host",
+    "bf16 alone, rounded by chance": "bf16 without master weights, stochastic rounding",
+    "moments in 8 bits": "8-bit moments",
+    "gradients summed in bf16": "gradients reduced in bf16",
+    "ZeRO 3, parameters kept gathered": "ZeRO 3, reshard after the step",
+    "ZeRO 3, gradients summed once": "ZeRO 3, one reduce-scatter a step",
+    "optimizer on the host": "optimizer states offloaded to the host",
+    "ZeRO 3, FP8 tensorwise, gathered as codes": "ZeRO 3, FP8 tensorwise, weights gathered in FP8",
+    "codes and updates by plain torch: bf16": "quantisation and updates in plain torch: bf16",
+    "codes and updates by plain torch: FP8 tensorwise": "quantisation and updates in plain torch: FP8 tensorwise",
+    "bf16, moments in 16 bits": "bf16, 16-bit moments",
+    "bf16, moments in 8 bits": "bf16, 8-bit moments",
+    "bf16, moments in 8 bits but of the embedding, of others in 16 and 32":
+        "bf16, 8-bit moments; embedding and output projections 32-bit, layer 0 16-bit",
+    "bf16, no master, moments in 8 bits": "bf16 without master weights, 8-bit moments",
+    "bf16, sums in 16 bits": "bf16, gradients reduced in bf16",
+    "fp16, moments in 8 bits": "fp16, 8-bit moments",
+    "fp8_rowwise, powers of two, last layer and output projections in bf16":
+        "fp8_rowwise, scales are powers of two, last layer and output projections in bf16",
+    "embedding: few ids": "embedding: 64 ids",
+    "swiglu: 768, of experts": "swiglu: 768, experts",
+}  # fmt: skip
 
 INTRODUCTION = """\
 # Benchmarks
 
 `python benchmarks/tables.py` writes this page from the records in [`benchmarks/results/`](../benchmarks/results/). Do not
-edit it by hand: a test compares it with the records. A record names its command, commit and versions where they were
-written down, and holds the timed steps.
+edit it by hand: a test compares it with the records. Most records contain the command, the commit and the versions that
+they were made with.
 
 How to read the tables:
 
-- A step time is the median over the timed steps; the range in brackets goes from the shortest to the longest.
-- "Planned" is the planner's modelled time for the same layout. "Recorded/planned" above 1 means that the step took longer
-  than planned.
-- "Predicted" memory is what the planner counts; "allocated" is the largest allocation that torch reported on any rank.
+- A step time is the median over the timed steps. The range in brackets is from the shortest to the longest.
+- "Planned" is the time that the planner simulates for the same layout. "Recorded/planned" above 1 means that the step took
+  longer than planned.
+- "Predicted" memory is counted by the planner. "Allocated" is the largest peak that torch reported on any rank.
 - Layouts are written as `penteract plan --layout` takes them."""
 
 
@@ -47,41 +74,41 @@ def record(name: str) -> Record:
 
 
 def planned_ms(group: str) -> dict[str, float]:
-    """Milliseconds that the planner gives for each row of a record, as planned_times.json has them."""
+    """The planned milliseconds of each row of a record, from planned_times.json."""
     return {row["row"]: row["planned_ms"] for row in record("planned_times")["groups"][group]["rows"]}
 
 
 def section(title: str, prose: str, *tables: str, records: Sequence[str]) -> str:
-    """A heading, paragraphs, tables, and the records that they come from."""
+    """A heading, paragraphs, tables, and a list of the records they come from."""
     filled = [textwrap.fill(one, 120, break_long_words=False, break_on_hyphens=False) for one in prose.split("\n\n")]
     listed = "\n".join(f"- {origin(file)}" for file in records)
     return "\n\n".join([f"## {title}", *filled, *tables, f"Records:\n\n{listed}"])
 
 
 def origin(file: str) -> str:
-    """A link to a record, with its device, versions, commit and date where it has them."""
+    """A link to a record, with the device, versions, commit and date that it contains."""
     link = f"[`{file}`](../benchmarks/results/{file})"
     if not file.endswith(".json"):
         return link
     found = record(file.removesuffix(".json"))
     versions = found.get("versions", found)
     commit = re.sub("^([0-9a-f]{7})[0-9a-f]*", r"\1", found.get("commit", ""))
-    told: list[str] = [
+    details: list[str] = [
         found.get("device") or found.get("gpu") or "",
         *(f"{name} {versions[name]}" for name in ("torch", "nccl", "python") if name in versions),
         f"commit `{commit}`" if commit else "",
         found.get("date", ""),
     ]
-    return f"{link}: {', '.join(one for one in told if one)}" if any(told) else link
+    return f"{link}: {', '.join(one for one in details if one)}" if any(details) else link
 
 
 def parts(of: Record) -> list[tuple[str, dict[str, Any]]]:
-    """The entries of a record that are records themselves."""
+    """The entries of a record that are objects."""
     return [(name, cast("dict[str, Any]", one)) for name, one in of.items() if isinstance(one, dict)]
 
 
 def table(head: str, rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; `head` names its columns, separated by `|`. Columns after the first are aligned to the right."""
+    """A Markdown table. `head`: the names of its columns, separated by `|`; those after the first are right-aligned."""
     names = [name.strip() for name in head.split("|")]
     rule = ["---", *["---:"] * (len(names) - 1)]
     return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in (names, rule, *rows))
@@ -93,13 +120,14 @@ def ms(steps: Sequence[float], middle: float | None = None) -> str:
 
 
 def percent(share: float) -> str:
+    """A share as a percentage with one digit."""
     return f"{round(100 * share, 1) + 0.0:.1f} %"  # + 0.0: no minus before a zero
 
 
 def text(layout: Mapping[str, Any]) -> str:
     """A layout of a record, as --layout takes it."""
-    said: dict[str, Any] = {k: "+".join(cast("list[str]", v)) if isinstance(v, list) else v for k, v in layout.items()}
-    return "`" + ",".join(f"{k}={v}" for k, v in said.items() if k != "gradient_accumulation_steps") + "`"
+    axes: dict[str, Any] = {k: "+".join(cast("list[str]", v)) if isinstance(v, list) else v for k, v in layout.items()}
+    return "`" + ",".join(f"{k}={v}" for k, v in axes.items() if k != "gradient_accumulation_steps") + "`"
 
 
 def planned_times() -> str:
@@ -115,14 +143,20 @@ def planned_times() -> str:
     return section(
         "Planned times against recorded times",
         f"""\
-Each recorded step beside the time that the planner gives for the same layout now. A group is one record; sections below
-show its rows. The error is the difference between planned and recorded time, as a share of the recorded time. The last
-column is the error of an older model of time, which did not simulate the step's program.
+Recorded step times against the planned time of the same layout. A group is one record; most groups have a section below.
+The error is the difference between planned and recorded time, as a share of the recorded time. The last column is the error
+of an older model of time, which did not simulate the program of the step.
 
-Falls short: tensor and context parallelism of the 1B model over four GPUs, expert parallelism, an optimizer on the host, and FP8
-with plain torch kernels take clearly longer than planned. On many nodes the planner is too optimistic:
-{sum(ratio > FAR for ratio in sweep)} of {len(sweep)} runs of the sweep took more than {FAR} times as long as planned. The time of the 70B row is void, as its section says. Use the times to rank layouts, not as promises.""",
-        table("group | layouts | median error | largest error | recorded/planned | median error before", rows),
+Steps with `elementwise=triton` were recorded when Triton kernels covered only FP8 quantisation and updates. Their planned
+times are those for these kernels; current plans of such layouts are faster.
+
+Falls short: tensor and context parallelism of the 1B model over four GPUs, expert parallelism, optimizer states on the host,
+and FP8 with plain torch kernels take clearly longer than planned. On many nodes the planner is too optimistic:
+{sum(ratio > FAR for ratio in sweep)} of {len(sweep)} runs of the sweep took more than {FAR} times as long as planned. The
+time of the 70B row is not valid, as its section explains. Use the times to rank layouts, not as guarantees.""",
+        table(
+            "group | layouts | median error | largest error | recorded/planned | median error of the older model", rows
+        ),
         records=["planned_times.json"],
     )
 
@@ -138,10 +172,10 @@ def four_gpus() -> str:
     return section(
         f"Layouts of a 1B model on four GPUs ({found['gpus']})",
         f"""\
-{found["model"]} at {found["sequence_length"]} tokens, {found["batch"].removesuffix("seqs")} sequences a step. Each layout was
-planned and then trained for {len(found["rows"][0]["losses"])} steps; {len(found["rows"][0]["step_ms"])} of them are timed.
+{found["model"]} with sequences of {found["sequence_length"]} tokens, {found["batch"].removesuffix("seqs")} sequences a step.
+Each layout was planned and then trained for {len(found["rows"][0]["losses"])} steps; {len(found["rows"][0]["step_ms"])} of them are timed.
 
-Falls short: steps with tensor or context parallelism vary a lot; `tp=4` and both layouts with context parallelism take
+Falls short: steps with tensor or context parallelism vary a lot. `tp=4` and both layouts with context parallelism take
 longer than planned.""",
         table("layout | attention | step, ms | planned, ms | recorded/planned | allocated, GiB | over predicted", rows),
         records=["planned_steps_4xh200.json", "planned_times.json"],
@@ -149,12 +183,12 @@ longer than planned.""",
 
 
 def _options(name: str) -> str:
-    """Rows of a record of memory options: each option against the first."""
+    """The table of a record of memory options."""
     planned = planned_ms(name)
     return table(
         "option | step, ms | planned, ms | recorded/planned | predicted, GiB | allocated, GiB | loss: first, last",
         [
-            (row["case"], ms(row["step_ms"]), f"{planned[row['case']]:,.0f}",
+            (CASES.get(row["case"], row["case"]), ms(row["step_ms"]), f"{planned[row['case']]:,.0f}",
              f"{row['median_ms'] / planned[row['case']]:.2f}", f"{max(row['predicted']['allocated_gib']):.2f}",
              f"{max(row['measured']['allocated_gib']):.2f}", f"{row['losses'][0]:.2f}, {row['losses'][-1]:.2f}")
             for row in record(name)["rows"]
@@ -164,7 +198,7 @@ def _options(name: str) -> str:
 
 def _setting(found: Record) -> str:
     """What the rows of a record of memory options have in common."""
-    return (f"{found['model']} at {found['sequence_length']} tokens on {found['gpus']}, "
+    return (f"{found['model']} with sequences of {found['sequence_length']} tokens on {found['gpus']}, "
             f"{found['sequences_a_step']} sequences a step")  # fmt: skip
 
 
@@ -173,13 +207,13 @@ def memory_options() -> str:
     return section(
         "Ways to fit an 8B model",
         f"""\
-{_setting(record(two))}. The first row is the base: ZeRO-1, bf16 with fp32 master weights, chunked loss. Each other row changes one
-thing. FP8 codes and updates use our Triton kernels, but for the last two rows, which use plain torch.
+{_setting(record(two))}. The first row is the base: ZeRO-1, bf16 with fp32 master weights, chunked loss. Each other row
+changes one option. Quantisation to FP8 and updates use our Triton kernels; the last two rows use plain torch instead.
 
-Falls short: {len(record(two)["rows"][0]["losses"])} steps at a high learning rate say nothing about convergence. The loss
-rises before it falls. Muon and an optimizer on the host are slow with so few GPUs.""",
+Falls short: {len(record(two)["rows"][0]["losses"])} steps at a high learning rate do not show convergence. The loss rises
+before it falls. Muon and optimizer states on the host are slow with so few GPUs.""",
         _options(two),
-        f"{_setting(record(four))}, with plain torch in place of the Triton kernels:",
+        f"{_setting(record(four))}, with plain torch instead of Triton kernels:",
         _options(four),
         records=[f"{two}.json", f"{four}.json", "planned_times.json"],
     )
@@ -194,7 +228,7 @@ def large_model() -> str:
         f"""\
 {_setting(found)}.
 
-Falls short: the loss did not fall at the chosen learning rate, so the record's times are void and are not shown.""",
+Falls short: the loss did not fall at the chosen learning rate, so the recorded times are not valid and not shown.""",
         table("option | predicted, GiB | allocated, GiB", rows),
         records=["memory_options_70b_4xh200.json"],
     )
@@ -213,21 +247,21 @@ def profiles() -> str:
     return section(
         "Profiles against planned timelines",
         f"""\
-{rows[0]["layers"]} layers of {rows[0]["model"]} at {rows[0]["sequence_length"]} tokens on {rows[0]["gpus"]}. Steps are timed
-without a profiler; one more step is profiled and compared with the planned timeline: how many collectives, how long they
-take, and which share of that time runs beside compute.
+{rows[0]["layers"]} layers of {rows[0]["model"]} with sequences of {rows[0]["sequence_length"]} tokens on {rows[0]["gpus"]}.
+Steps are timed without a profiler. One more step is profiled and compared with the planned timeline: the number of
+collectives, their time, and the share of this time that overlaps with compute.
 
-Falls short: a profiled message includes the wait for the other stage, so messages look far longer than planned. The
+Falls short: a profiled message includes the wait for the other stage, so messages seem far longer than planned. The
 collectives of ZeRO-2 and ZeRO-3 also take longer than planned.""",
         table("case | step, ms | planned, ms | recorded/planned", times),
-        table("case | collective | number | planned | ms | planned, ms | beside compute | planned", wires),
+        table("case | collective | number | planned | ms | planned, ms | overlapped | planned", wires),
         records=["step_profile_2xh200.json"],
     )
 
 
-def begin_of_a_step() -> str:
+def start_of_a_step() -> str:
     found = record("engine_truths_2xh200")
-    rows = [("counted at the beginning" if row["counts_at_begin"] else "known from the step before",
+    rows = [("counted at the beginning" if row["counts_at_begin"] else "sent by the previous step",
              f"{median(rank['median_ms'] for rank in row['ranks']):.1f}",
              f"{mean(rank['mean_begin_ms'] for rank in row['ranks']):.2f}") for row in found["counts"]["rows"]]  # fmt: skip
     freed = found["freed"]["allocated_gib"][0]
@@ -235,21 +269,21 @@ def begin_of_a_step() -> str:
         "Start of a step, and freed memory",
         f"""\
 {found["layers"]} layers of {found["model"]}, `{found["counts"]["layout"]}`. A step needs the number of target tokens of all
-ranks. The engine sends it one step ahead, so that the first kernel does not wait. Whole steps
-do not differ by more than their spread.
+ranks. The engine sends it with the totals of the previous step, so that the first kernel does not wait for a collective. The
+times of whole steps differ by less than their spread.
 
-A `Trainer` that is deleted frees its memory at once: {freed["with the first"]:.2f} GiB allocated before,
+Deleting a `Trainer` frees its memory at once: {freed["with the first"]:.2f} GiB allocated before,
 {freed["after the first"]:.2f} GiB after.""",
-        table("targets | step, ms | begin to first kernel, ms", rows),
+        table("number of targets | step, ms | begin to first kernel, ms", rows),
         records=["engine_truths_2xh200.json"],
     )
 
 
-def beside_torchtitan() -> str:
+def against_torchtitan() -> str:
     found = record("beside_torchtitan")
     cases = {"A1": "8 layers of Llama-3-8B, 8,192 tokens, 2 sequences", "B1": "1B, 4,096 tokens, 4 sequences",
              "E1": "1B, 32,768 tokens, 1 sequence", "F1": "4 layers of Qwen3-30B-A3B, 4,096 tokens, 4 sequences",
-             "A1_fp8": "the 8 layers of Llama-3-8B in FP8, tensorwise"}  # fmt: skip
+             "A1_fp8": "8 layers of Llama-3-8B, 8,192 tokens, 2 sequences, FP8 tensorwise"}  # fmt: skip
     rows = []
     for row in found["rows"]:
         ours, peers = row["our_runs"], row["peer_runs"]
@@ -258,45 +292,61 @@ def beside_torchtitan() -> str:
             f"{row['ratio']:.2f}", f"{len(ours)} and {len(peers)}", f"{row['planned_over_measured']:.2f}",
             f"{ours[-1]['allocated_gib']:.1f} ({row['planned_gib']:.1f} predicted)", f"{peers[-1]['allocated_gib']:.1f}",
         ))  # fmt: skip
+    clocks = [run["clock_mhz"] for row in found["rows"] for run in row["our_runs"]]
+    repeated = [[run["tok_s_gpu"] for run in row["our_runs"]] for row in found["rows"] if len(row["our_runs"]) > 1]
+    larger = sum(row["our_runs"][-1]["allocated_gib"] > row["peer_runs"][-1]["allocated_gib"] for row in found["rows"])
+    worst = max(found["rows"], key=lambda row: abs(row["planned_over_measured"] - 1))
     return section(
-        "Beside torchtitan, on one GPU",
-        """\
-torchtitan 0.2.2, compiled, in its own mode for one card (autocast over fp32 parameters), and this program with its fastest
-kernels, as separate processes that take turns on one H200: the same four batches of random tokens, fp32 gradients, the
-median of the last 10 of 18 steps by CUDA events. A run counts if its loss is finite and falls.
+        "Against torchtitan, on one GPU",
+        f"""\
+torchtitan 0.2.2 with `torch.compile`, in its own mode for one GPU (autocast over fp32 parameters), and this program with its
+fastest kernels. Both run as separate processes on an H200, one after the other, with the same four batches of random tokens
+and fp32 gradients. A time is the median of the last 10 of 18 steps, by CUDA events. A run counts only if its loss is finite
+and falls. The two sides of the FP8 row ran at different times, possibly on different GPUs; the two sides of each other row
+alternated on one GPU.
 
-The two sides of the row in FP8 ran in two calls, perhaps on two machines; those of each other row took turns on one.
+Power limits the clock of the GPU: it was {min(clocks):,.0f} to {max(clocks):,.0f} MHz in our runs. Our repeated runs of a row
+differ by up to {percent(max(max(speeds) / min(speeds) - 1 for speeds in repeated))}.
 
-The card is limited by its power: it ran at 1,450 to 1,620 MHz in our runs. Differences of one percent between runs are
-usual.""",
+Falls short: we allocate more memory than torchtitan in {larger} of {len(rows)} rows. The planned time of
+"{cases[worst["case"]]}" is {worst["planned_over_measured"]:.2f} times the measured time.""",
         table(
-            "case | torchtitan, tokens/s | ours, tokens/s | ratio | runs, ours and theirs | planned/measured | ours, GiB | torchtitan, GiB",
+            "case | torchtitan, tokens/s | ours, tokens/s | ours/torchtitan | runs, ours and theirs | planned/measured"
+            " | ours, GiB | torchtitan, GiB",
             rows,
         ),
         records=["beside_torchtitan.json"],
     )
 
 
-def one_pass_kernels() -> str:
-    found = record("one_pass_h200")
+def triton_kernels() -> str:
+    found, copy = record("one_pass_h200"), record("ceilings_8xh200")["hbm"]["d2d_copy_2GiB"]["gbps"]
+    ours = [row for row in found["rows"] if row["kernel"] == "triton"]
     rows = [
-        (row["case"], row["phase"].replace("_", " "), f"{row['ms of reference']:.3f}", f"{row['ms']:.3f}",
-         f"{row['GB/s'] / 1e3:.2f}" if row.get("GB/s", 0) > 300 else "")
-        for row in found["rows"] if row["kernel"] == "triton"
+        (CASES.get(row["case"], row["case"]), row["phase"].replace("_", " "), f"{row['ms of reference']:.3f}",
+         f"{row['ms']:.3f}", f"{row['GB/s'] / 1e3:.2f}" if row.get("GB/s", 0) > 300 else "")
+        for row in ours
     ]  # fmt: skip
+    slower = [f"{CASES.get(row['case'], row['case'])}, {row['phase'].replace('_', ' ')}"
+              for row in ours if round(row["ms"], 3) > round(row["ms of reference"], 3)]  # fmt: skip
     experts = [
         (row["op"], row["phase"].replace("_", " "), row["kernel"], f"{row['ms']:.3f}",
          f"{row['TFLOP/s']:.0f} TFLOP/s" if "TFLOP/s" in row else f"{row['GB/s'] / 1e3:.2f} TB/s")
         for row in record("expert_kernels_h200")["rows"] if "phase" in row and row.get("GB/s", 1e3) > 300
     ]  # fmt: skip
     return section(
-        "Kernels that pass over their tensors once",
-        """\
-Kernels in Triton beside the reference kernels of plain torch, on one H200: 16,384 tokens, the loss 4,096. Each was first
-held to the reference in fp32. The card copies 4.24 TB/s. Below: routing and the products of 128 experts with 131,072 rows.""",
-        table("op | phase | plain torch, ms | one pass, ms | TB/s", rows),
+        "Triton kernels against plain torch",
+        f"""\
+Triton kernels that read and write each tensor once, and the reference kernels in plain torch, on one H200 with 16,384 tokens
+(4,096 for the loss). Each kernel was first compared with the reference in fp32. A copy of device memory reaches
+{copy / 1e3:.2f} TB/s.
+
+The second table has routing, and the matrix products of 128 experts with 131,072 rows.
+
+Falls short: slower than plain torch: {"; ".join(slower)}.""",
+        table("op | phase | plain torch, ms | Triton, ms | TB/s", rows),
         table("op | phase | kernel | ms | speed", experts),
-        records=["one_pass_h200.json", "expert_kernels_h200.json"],
+        records=["one_pass_h200.json", "expert_kernels_h200.json", "ceilings_8xh200.json"],
     )
 
 
@@ -314,11 +364,13 @@ def attention() -> str:
     return section(
         "Attention kernels",
         f"""\
-One sequence of {length} tokens a step on one GPU. `flash` takes packed documents, `cudnn` whole sequences; `reference` is
-plain torch. {sum(row["held"] for row in calls["rows"])} of {len(calls["rows"])} single calls are within the tolerance of the
-reference; declared and measured workspace differ by {max(abs(one) for one in calls["workspace_measured_less_declared"])} bytes.
+One sequence of {length} tokens a step on one GPU. `flash` takes packed documents, `cudnn` takes whole sequences, and
+`reference` is plain torch. {sum(row["held"] for row in calls["rows"])} of {len(calls["rows"])} single calls agree with the
+reference within the tolerance. Declared and measured workspace differ by at most
+{max(abs(one) for one in calls["workspace_measured_less_declared"])} bytes.
 
-Falls short: comparisons of losses over a whole run that are not within their bound: {"; ".join(_not_held(found))}; most likely rounding that grows over the steps.""",
+Falls short: some losses of whole runs differ by more than the bound: {"; ".join(_not_held(found))}. The most likely reason is
+rounding that grows over the steps.""",
         table("model | layers | kernel | step, ms | predicted, GiB | allocated, GiB", rows),
         table("call: tokens x sequences | forward, ms | backward, ms", kernels),
         records=["flash_attention.json"],
@@ -326,8 +378,8 @@ Falls short: comparisons of losses over a whole run that are not within their bo
 
 
 def _not_held(found: Record) -> list[str]:
-    """Comparisons of losses that were not within their bounds: model, kernels, largest difference."""
-    return [f"{name}: {case}, up to {run['losses_apart_at_most']:.2f} apart" for name, cases in parts(found)
+    """Comparisons of losses that exceed their bounds: model, kernels, largest difference."""
+    return [f"{name}, {case}, by up to {run['losses_apart_at_most']:.2f}" for name, cases in parts(found)
             for case, run in parts(cases) if run.get("held") is False]  # fmt: skip
 
 
@@ -341,11 +393,12 @@ def chunked_loss() -> str:
     return section(
         "Loss in chunks of tokens",
         f"""\
-The head and the loss of {found["tokens"]} tokens over {found["words"]} words, width {found["width"]}. `reference` keeps all
-logits; `chunked` computes some tokens at a time. The last column is the largest difference of a gradient, in norm.
+The head and the loss of {found["tokens"]} tokens, with a vocabulary of {found["words"]} and a hidden size of {found["width"]}.
+`reference` keeps all logits; `chunked` computes the logits of some tokens at a time. Both use plain torch. The last column is the largest relative
+difference of a gradient from the reference, in norm.
 
-Falls short: the chunked loss is slower than the loss of all logits at the automatic chunk.""",
-        table("loss | tokens a chunk | ms | arena, GiB | allocated, GiB | gradients apart", rows),
+Falls short: with the automatic chunk size, the chunked loss is slower than the loss of all logits.""",
+        table("loss | tokens a chunk | ms | arena, GiB | allocated, GiB | gradient difference", rows),
         records=["chunked_loss_h200.json"],
     )
 
@@ -365,13 +418,15 @@ def fp8() -> str:
     return section(
         "FP8",
         f"""\
-Forward and both gradients of four linears of an 8B model, {linear["tokens"]} tokens, summed: with our kernels for codes, and
-with codes made by plain torch. "Held" counts comparisons with the exact result and with the codes of a CPU.
+The total time of forward and both gradients of four linear layers of an 8B model, with {linear["tokens"]} tokens. Operands
+are quantised by our Triton kernels, or by plain torch. The last column counts comparisons: products with emulated products
+of the same quantised data, and quantised data with that of a CPU. These numbers are
+without the fusion `fp8`.
 
-The second table: {len(sizes)} experts of {sizes[0]} rows each, matrices of {out} by {width}.
+The second table has {len(sizes)} experts with {sizes[0]} rows each and matrices of {out} by {width}.
 
-Falls short: FP8 gains little for linears of this size, and nothing for the input gradients of experts.""",
-        table("recipe | kernels, ms | plain torch, ms | held", rows),
+Falls short: FP8 gains little for linear layers of this size, and nothing for the input gradients of experts.""",
+        table("recipe | Triton, ms | plain torch, ms | comparisons passed", rows),
         table("experts | forward, ms | input gradient, ms", routed),
         records=["fp8_linear_h200.json", "fp8_experts_h200.json"],
     )
@@ -387,9 +442,30 @@ def optimizer_update() -> str:
                      f"{sum(one['held'] for one in policy['correct'])} of {len(policy['correct'])}"))  # fmt: skip
     return section(
         "Optimizer update",
-        f"AdamW over {found['elements']:,} parameters on one GPU: the Triton kernel against plain torch.",
-        table("precision | kernel, ms | torch, ms | kernel, TB/s | held", rows),
+        f"""\
+AdamW's update of {found["elements"]:,} parameters on one GPU, by the Triton kernel and by plain torch. The last column counts
+the tensors that agree with plain torch up to rounding, and a check that an overflow changes nothing.""",
+        table("precision | Triton, ms | torch, ms | Triton, TB/s | comparisons passed", rows),
         records=["update_kernel_h200.json"],
+    )
+
+
+def update_forms() -> str:
+    found = record("update_forms_h200")
+    rows = [(form["tile"], form["warps"], "IEEE" if form["exact"] else "fast", "yes" if form["stream"] else "no",
+             *(f"{rate:.2f}" for rate in form["tb_a_second"].values()), "yes" if form["held"] else "no")
+            for form in found["forms"]]  # fmt: skip
+    sums = [(f"{row['elements']:,}", row["dtype"].removeprefix("torch."),
+             *(f"{row['tb_a_second'][way]:.2f}" for way in ("kernel", "torch", "copy"))) for row in found["squares"]]  # fmt: skip
+    return section(
+        "Ways to compile AdamW's kernel",
+        """\
+The kernel without 8-bit moments, compiled in several ways, with whole fp32 master weights: TB/s by the number of elements.
+"Streams" means that operands are marked to leave the L2 cache first. The second table has the sum of squares for the
+gradient norm, beside torch and a copy.""",
+        table("tile | warps | division | streams | 10 million | 100 million | 500 million | agrees", rows),
+        table("elements | dtype | Triton, TB/s | torch, TB/s | copy, TB/s", sums),
+        records=["update_forms_h200.json"],
     )
 
 
@@ -401,8 +477,8 @@ def captured_step() -> str:
         "One step, eager and as a CUDA graph",
         f"""\
 {found["model"]}, {found["layout"]["gradient_accumulation_steps"]} sequences of {found["sequence_length"]} tokens a step,
-{found["precision"]}, reference kernels. Losses over {len(found["eager"]["losses"])} steps differ by
-{found["max_abs_loss_difference"]}. The matrix products alone need at least {found["floor_ms_at_670_tflops"]:.0f} ms, so this
+{found["precision"]}, reference kernels. The losses of {len(found["eager"]["losses"])} steps differ by
+{found["max_abs_loss_difference"]}. The matrix products alone need at least {found["floor_ms_at_670_tflops"]:.0f} ms. So this
 shows that a step can be captured, not that it is fast.""",
         table("run | step, ms | predicted, GiB | allocated, GiB", rows),
         records=["h200_1b_step.json"],
@@ -416,11 +492,13 @@ def parity() -> str:
     return section(
         "Gradients against one process",
         f"""\
-Layouts of four GPUs on NCCL against one process of plain torch, in float64: the largest relative error of a gradient.
+Layouts on four GPUs with NCCL against one process of plain torch, in float64: the largest relative error of a gradient, and
+the error of the loss.
 
-On CPUs, {sweep["passed"]} of {sweep["cases"]} layouts pass; the worst gradient error is
-{sweep["worst_gradient_error"]:.1e}. Falls short: this record is older than ZeRO and latent attention; the test suite draws
-random layouts with both.""",
+On CPUs, {sweep["passed"]} of {sweep["cases"]} layouts pass; the largest gradient error is
+{sweep["worst_gradient_error"]:.1e}.
+
+Falls short: this record of CPUs is older than ZeRO and latent attention. The test suite tests random layouts with both.""",
         table("model | layout | gradient error | loss error", rows),
         records=["nccl_layouts.json", "test_all.json"],
     )
@@ -432,19 +510,19 @@ def training_runs() -> str:
     rows = list[Sequence[object]]()
     for run in log.split("=== ")[1:]:
         command = run.splitlines()[0]
-        said = re.search(r"loss (\S+) over (\d+) steps · gradient at step 1 (\S+)", run)
-        if said:
-            rows.append((f"`{command}`", said[2], said[1], said[3]))
+        line = re.search(r"loss (\S+) over (\d+) steps · gradient at step 1 (\S+)", run)
+        if line:
+            rows.append((f"`{command}`", line[2], line[1], line[3]))
         elif found := re.search(r'^\{.*"max_abs_loss_difference".*\}$', run, re.MULTILINE):
-            told = json.loads(found[0])
-            rows.append((f"`{command}`", told["compared_steps"], f"{told['max_abs_loss_difference']:.1e}",
-                         f"{told['max_rel_gradient_difference_step1']:.1e}"))  # fmt: skip
+            summary = json.loads(found[0])
+            rows.append((f"`{command}`", summary["compared_steps"], f"{summary['max_abs_loss_difference']:.1e}",
+                         f"{summary['max_rel_gradient_difference_step1']:.1e}"))  # fmt: skip
     return section(
         "Training runs on NCCL",
         f"""\
-`penteract train` on four GPUs, each layout against the run before it: the largest difference of a loss, and of the gradients
-of step 1. The log also shows a resumed run on another layout, and a run with a killed rank: all ranks left, with exit
-code {codes[-1]}.""",
+`penteract train` on four GPUs. Each layout is compared with the run before it: the largest difference of a loss, and of the
+gradients of step 1. The log also has a run that resumes on another layout, and a run in which one rank is killed: all other
+ranks end, and the exit code is {codes[-1]}.""",
         table("arguments | steps | loss | gradient", rows),
         records=["nccl_training.log"],
     )
@@ -455,16 +533,20 @@ def precision_recipes() -> str:
     last = {row["recipe"]: mean(row["losses"][-LAST:]) for row in curves["rows"]}
     rows = [(row["recipe"], f"{last[row['recipe']]:.3f}", percent(last[row["recipe"]] / last["bf16"] - 1),
              f"{row['allocated_gib']:.2f}") for row in curves["rows"]]  # fmt: skip
-    small = [(name, f"{loss:.4f}", percent(loss / tiny["losses"]["fp32"] - 1)) for name, loss in tiny["losses"].items()]
+    small = [
+        (CASES.get(name, name), f"{loss:.4f}", percent(loss / tiny["losses"]["fp32"] - 1))
+        for name, loss in tiny["losses"].items()
+    ]
     return section(
         "Loss by precision",
         f"""\
-{len(curves["rows"][0]["losses"])} steps of {curves["model"]} on bytes of text from the same weights: the mean of the last {LAST}
-losses ([curves](../benchmarks/results/recipe_curves_1b_h200.svg)). Below, {tiny["steps"]} steps of a tiny model on a CPU: the
-mean of the last {tiny["last"]} losses; the bound is {percent(tiny["within"])}.
+{len(curves["rows"][0]["losses"])} steps of {curves["model"]} on bytes of text, with the same initial weights: the mean of the
+last {LAST} losses ([curves](../benchmarks/results/recipe_curves_1b_h200.svg)). The second table has {tiny["steps"]} steps of a
+tiny model on a CPU: the mean of the last {tiny["last"]} losses. All must be
+within {percent(tiny["within"])} of fp32.
 
-Falls short: the runs are short. The 1B weights were drawn in bf16, where small updates of the master weights round to nothing; the
-script now draws them in fp32 and has not been run again.""",
+Falls short: the runs are short. The initial weights of the 1B model were drawn in bf16, so the small first updates of the
+master weights did not change the bf16 parameters. The script now draws weights in fp32, but has not been run again.""",
         table("recipe | loss | against bf16 | allocated, GiB", rows),
         table("recipe, tiny model | loss | against fp32", small),
         records=["recipe_curves_1b_h200.json", "precision_300.json"],
@@ -479,19 +561,20 @@ def other_trainers() -> str:
                group["measured_best_is_our_number"], percent(group["our_first_was_slower_by"]),
                f"{group['median_predicted_over_measured']:.2f}") for group in book["groups"]]  # fmt: skip
     return section(
-        "What others measured",
+        "Measurements of other trainers",
         f"""\
-{peers["measured_with"]}: tokens a second and GPU, beside what the planner predicts. The planner counts pointwise operations as
-one fused kernel each, as that trainer has them.
+{peers["measured_with"]}: tokens per second and GPU, measured and predicted by the planner. The planner counts each pointwise
+operation as one fused kernel, as in that trainer.
 
-The second table is the Ultra-Scale Playbook's sweep on nodes of eight H100s: how well the planner orders the layouts that ran
-(rank correlation; median {book["median_spearman"]}), where it ranks the fastest one, and how much slower its own first choice
-was measured. Predicted/measured is of tokens a second.
+The second table is the sweep of the Ultra-Scale Playbook on nodes of eight H100s. It compares the order of the planner with
+the measured order: the rank correlation (median {book["median_spearman"]}), the planner's rank of the fastest layout, and how
+much slower than the fastest the planner's first choice was measured. Predicted/measured is of tokens per second.
 
-Falls short: expert parallelism, and many nodes, where first choices lose a lot.""",
+Falls short: expert parallelism is slower than predicted. On many nodes, the planner's first choice is often much slower than
+the fastest layout.""",
         table("row | model | layout | measured | predicted | predicted/measured", rows),
         table(
-            "model | nodes | layouts | rank correlation | fastest ranked | first choice slower by | predicted/measured",
+            "model | nodes | layouts | rank correlation | rank of the fastest | first choice slower by | predicted/measured",
             groups,
         ),
         records=["peers_h200.json", "playbook_sweep.json"],
@@ -509,10 +592,10 @@ def planner_speed() -> str:
     return section(
         "Speed of the planner",
         f"""\
-Whole searches on a CPU, {found["runs"]} runs each. A second record asks the prices of {asked["layouts"]:,} layouts in any
-order from one planner, and each again from a fresh one.
+Whole searches on a CPU, {found["runs"]} runs each. The second record has estimates of {asked["layouts"]:,} layouts in random
+order by one planner, each compared with the estimate of a new planner.
 
-{"Falls short: " if unlike else ""}Of these, {unlike} differ from the fresh answers.""",
+{"Falls short: " if unlike else ""}{unlike} of these estimates differ.""",
         table("search | layouts | priced | simulated | seconds", rows),
         records=["planner_speed.json", "asked_2000.json"],
     )
@@ -533,13 +616,14 @@ def rates() -> str:
     return section(
         "Rates that the planner uses",
         f"""\
-Compute rates are those of a hot GPU, where power limits the clock: in each dtype, the largest product that was measured. A
-sum of two tensors moves {moved / 1e9:.1f} GB at {moved / took / 1e6:.1f} TB/s.
+Compute rates are those of a hot GPU, where power limits the clock. The first table has the largest matrix product that was
+measured in each dtype. The sum of two tensors reads and writes {moved / 1e9:.1f} GB at {moved / took / 1e6:.1f} TB/s.
 
-Collectives of {burst["world"]} GPUs of one node: bus bandwidth in GB/s, by ranks and bytes. NVLink multicast (NVLS) was off.
+The second table has collectives of {burst["world"]} GPUs of one node: bus bandwidth in GB/s, by number of ranks and size.
+NVLink multicast (NVLS) was off. `walked_kernels_h200.json` has the times of pointwise kernels whose tensors differ in memory
+layout.
 
-`walked_kernels_h200.json` holds the times of pointwise kernels on tensors of unlike layout. Falls short: links between nodes
-were never measured; the planner takes published figures.""",
+Falls short: links between nodes were never measured. The planner uses published figures.""",
         table("product | shape | TFLOP/s", rows),
         table("collective | ranks | " + " | ".join(sizes), wires),
         records=["sustained_h200.json", "ceilings_8xh200.json", "walked_kernels_h200.json"],
@@ -549,19 +633,19 @@ were never measured; the planner takes published figures.""",
 NOT_MEASURED = """\
 ## What has not been measured
 
-- **Several nodes.** No run has used more than one host. Plans for several nodes rest on modelled links.
-- **Long runs on GPUs** of Muon, of weights gathered as FP8 codes, and of experts in FP8. Tests on CPUs cover all three. On
-  GPUs, Muon and the gathered codes have the short runs above, experts in FP8 their matrix products alone.
-- **Latent attention and weights from Hugging Face on GPUs.** Tests on CPUs compare them with plain torch.
+- **Several nodes.** All runs used one host. Plans for several nodes use modelled links.
+- **Long runs on GPUs** with Muon, with weights gathered in FP8, and with experts in FP8. Tests on CPUs cover all three. On
+  GPUs there are only the short runs above of Muon and of gathered FP8 weights, and matrix products of experts in FP8.
+- **Latent attention and weights from Hugging Face on GPUs.** Tests on CPUs compare them with plain torch and transformers.
 - **macOS and Windows.** Nothing has been run there."""
 
-SECTIONS = (beside_torchtitan, one_pass_kernels, planned_times, four_gpus, memory_options, large_model, profiles, begin_of_a_step, attention, chunked_loss, fp8,
-            optimizer_update, captured_step, parity, training_runs, precision_recipes, other_trainers, planner_speed,
+SECTIONS = (against_torchtitan, triton_kernels, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
+            optimizer_update, update_forms, captured_step, parity, training_runs, precision_recipes, other_trainers, planner_speed,
             rates)  # fmt: skip
 
 
 def page() -> str:
-    """The whole page, as the records give it."""
+    """The whole page, made from the records."""
     return "\n\n".join([INTRODUCTION, *(make() for make in SECTIONS), NOT_MEASURED]) + "\n"
 
 
@@ -573,7 +657,7 @@ def main() -> int:
         return 0
     same = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page()
     if not same:
-        print("docs/benchmarks.md is not what the records give; fix: python benchmarks/tables.py")
+        print("docs/benchmarks.md does not match the records; fix: python benchmarks/tables.py")
     return 0 if same else 1
 
 

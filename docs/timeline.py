@@ -22,7 +22,7 @@ COLOURS = {
     "input_gradient": ("input gradient", "#3a8f5c"),
     "weight_gradient": ("weight gradient", "#8fbf6a"),
     "wait": ("waiting", "#d9b8b0"),
-    "wire": ("on a wire", "#c8553d"),
+    "communication": ("communication", "#c8553d"),
     "bucket": ("buckets, update", "#8a5bb0"),
     "launch": ("launching", "#9aa1ac"),
 }

@@ -1,6 +1,6 @@
 """One layer, three ways: plain torch, the tape run, the tape priced. Same output, same gradients, known bytes.
 
-The point: `model/block.py` is written once. Saying it records a tape; what a tape means is up to who walks it. The two
+The point: `model/block.py` is written once. Calling it records a tape; what a tape means is up to who walks it. The two
 readings below are the whole idea in miniature; the real ones are engine/executor/executor.py and readings/price.py.
 
     python examples/01_one_layer.py
@@ -26,7 +26,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def record() -> Do:
-    """Say the layer once. Nothing is computed: values are shapes."""
+    """Record the layer once. Nothing is computed: values are shapes."""
     do = Do(Mesh(Layout(micro_batch_size=B)))
     x = do.receive((S, B, MODEL.hidden_size))
     do.send(do.layers([0], lambda i, x: block(do, MODEL, i, x, S), x))

@@ -51,7 +51,7 @@ def by_word(tape: Tape) -> list[Said]:
 
 
 def crossing(redistribution: OpCall) -> str:
-    """What a redistribution puts on the wire: there / back."""
+    """The collectives of a redistribution: forward / backward."""
     assert redistribution.program is not None
     there, back = (
         "+".join(c.site.op_name for c in calls if c.phase == "start")
@@ -61,7 +61,8 @@ def crossing(redistribution: OpCall) -> str:
 
 
 def show(tapes: dict[str, Tape]) -> None:
-    """The tapes side by side: a row for each op with its input, and one for each redistribution before it."""
+    """The tapes side by side: a row for each op with its input's shape, and one for each redistribution before it."""
+    print("shape of each op's first input; collectives between ops, forward / backward")
     rows = [("", list(tapes))]
     for said in zip(*(by_word(t) for t in tapes.values()), strict=True):
         for i in range(max(len(redistributions) for redistributions, _ in said)):
@@ -91,8 +92,8 @@ def main() -> None:
                 wires[kind] += size
             sent = ", ".join(f"{kind} {size / 2**20:.1f}" for kind, size in sorted(wires.items())) or "nothing"
             held, work = p.resident["parameters"] / 2**20, p.total_flops / 1e9
-            took = f"parameters {held:5.1f}  most alive {p.peak / 2**20:6.1f}  work {work:6.1f}"
-            print(f"  {name:6} rank {r}  {took}  wire: {sent}")
+            took = f"parameters {held:5.1f}  peak {p.peak / 2**20:6.1f}  FLOPs {work:6.1f}"
+            print(f"  {name:6} rank {r}  {took}  communication: {sent}")
 
     op_names = {name: Counter(op.site.op_name for op in t.ops if op.program is None) for name, t in tapes.items()}
     assert op_names["whole"] == op_names["tp=2"] == op_names["cp=2"], (
@@ -101,7 +102,7 @@ def main() -> None:
     (whole,), tp, cp = ledgers.values()
     assert not whole.wires
     shares = {sum(p.total_flops for p in ranks) for ranks in ledgers.values()}
-    assert len(shares) == 1, "work is shared, not added"
+    assert len(shares) == 1, "FLOPs are shared, not added"
     assert tp[0].resident["parameters"] < 0.51 * whole.resident["parameters"], "tp cuts weights"
     assert cp[0].resident["parameters"] == whole.resident["parameters"], "cp cuts tokens alone"
     assert cp[0].wires["all_reduce", (0, 1)] > whole.resident["gradients"], "so its gradients are summed whole"

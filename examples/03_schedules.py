@@ -20,7 +20,7 @@ PP, MICROS = 4, 8  # ranks, micro-batches
 
 def chunks(name: ScheduleName) -> int:
     """The fewest that it takes."""
-    return schedule_of(name).least_vpp
+    return schedule_of(name).min_vpp
 
 
 def judged(name: ScheduleName) -> Report:

@@ -39,18 +39,18 @@ def main() -> None:
     prices = {name: priced(recompute) for name, recompute in CHOICES.items()}
     base = prices["nothing"]
     print(f"4 layers of {WHOLE.name}, {S} tokens, tp=4, bf16: one rank")
-    print(f"{'made again':22}{'kept':>11}{'most alive':>12}{'more work':>11}{'more traffic':>14}")
+    print(f"{'recomputed':22}{'saved':>11}{'peak':>12}{'extra FLOPs':>13}{'extra comm':>12}")
     kept, work, wire = {}, {}, {}
     for name, p in prices.items():
         kept[name] = max(size for _, size in p.kept)
         work[name] = p.total_flops / base.total_flops - 1
         wire[name] = sum(p.wires.values()) / sum(base.wires.values()) - 1
-        print(f"{name:22}{show_bytes(kept[name]):>11}{show_bytes(p.peak):>12}{work[name]:>11.1%}{wire[name]:>14.1%}")
+        print(f"{name:22}{show_bytes(kept[name]):>11}{show_bytes(p.peak):>12}{work[name]:>13.1%}{wire[name]:>12.1%}")
 
     shrinking = list(kept.values())
-    assert shrinking == sorted(shrinking, reverse=True) and len(set(shrinking)) == len(shrinking), "each keeps less"
+    assert shrinking == sorted(shrinking, reverse=True) and len(set(shrinking)) == len(shrinking), "each saves less"
     assert work["enter"] == 0 and wire["enter"] > 0, "recomputing a gather costs traffic, which hides under backward"
-    assert work["enter, swiglu, norms"] == 0, "only matrix products count as work: these ops have none"
+    assert work["enter, swiglu, norms"] == 0, "only FLOPs of matrix products count: these ops have none"
     assert work["+ attention"] > 0
     assert "torch" not in sys.modules
 

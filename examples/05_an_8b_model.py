@@ -41,12 +41,12 @@ def peak_at(e: Estimate) -> str:
 def main() -> None:
     kinds = ("parameters", "gradients", "optimizer", "activations", "workspace")
     print(f"{MODEL.name}, bf16, 8 sequences of {S} tokens a step, on {NODE.name}; GiB on the fullest rank")
-    print(f"{'':20}" + "".join(f"{kind:>13}" for kind in kinds) + f"{'all':>9}  fits  fullest at")
+    print(f"{'':22}" + "".join(f"{kind:>13}" for kind in kinds) + f"{'all':>9}  fits  fullest at")
     found: dict[str, Estimate] = {}
     for name, layout in LAYOUTS.items():
         e = found[name] = estimate(MODEL, layout, NODE, sequence_length=S, precision="bf16")
         row = "".join(f"{e.memory_gib[kind]:13.2f}" for kind in kinds)
-        print(f"{name:20}{row}{e.allocated_gib:9.2f}  {'yes' if e.fits else 'no':4}  {peak_at(e)}")
+        print(f"{name:22}{row}{e.allocated_gib:9.2f}  {'yes' if e.fits else 'no':4}  {peak_at(e)}")
 
     assert {e.tokens for e in found.values()} == {8 * S}, "every layout trains on the same batch"
     assert not found["dp=8"].fits, "16 bytes a parameter of state alone are more than one GPU has"

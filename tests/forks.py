@@ -8,9 +8,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,15 +46,60 @@ def penteract(
     words: Sequence[str], environment: Mapping[str, str], *, folder: Path | None = None, limit: float = 240
 ) -> subprocess.CompletedProcess[str]:
     """`penteract WORDS` to its end, and so the ranks that it starts: what `subprocess.run` would give."""
+    with begun(words, environment, folder=folder) as command:
+        return command.result(limit)
+
+
+def ranks(
+    words: Sequence[Sequence[str]], environment: Mapping[str, str], *, world: int | None = None
+) -> list[subprocess.CompletedProcess[str]]:
+    """`penteract WORDS[r]` as rank r, at once, to their ends: as a launcher of `world` ranks would start them."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    place = {"WORLD_SIZE": world or len(words), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with ExitStack() as stack:
+        started: list[Command] = []
+        for number, own in enumerate(words):
+            told = place | {"RANK": number, "LOCAL_RANK": number}
+            more = {name: str(value) for name, value in told.items()}
+            started.append(stack.enter_context(begun(own, dict(environment) | more)))
+        return [command.result() for command in started]
+
+
+@dataclass(slots=True)
+class Command:
+    """`penteract WORDS` as it runs, and what it has printed so far."""
+
+    words: list[str]
+    process: multiprocessing.Process
+    out: Path
+    err: Path
+
+    def result(self, limit: float = 240) -> subprocess.CompletedProcess[str]:
+        """Its exit code and output, once it has ended."""
+        self.process.join(limit)
+        if self.process.is_alive():
+            raise subprocess.TimeoutExpired(self.words, limit, self.out.read_text(), self.err.read_text())
+        assert self.process.exitcode is not None
+        return subprocess.CompletedProcess(
+            self.words, self.process.exitcode, self.out.read_text(), self.err.read_text()
+        )  # fmt: skip
+
+
+@contextmanager
+def begun(
+    words: Sequence[str], environment: Mapping[str, str], *, folder: Path | None = None
+) -> Iterator[Command]:  # fmt: skip
+    """`penteract WORDS` under way; it is killed at the end of the context."""
     with TemporaryDirectory() as said:
         out, err = Path(said) / "out", Path(said) / "err"
         process = start(_command, [*words], folder, environment=environment, out=out, err=err)
-        process.join(limit)
-        if process.is_alive():
+        try:
+            yield Command([*words], process, out, err)
+        finally:
             process.kill()
-            raise subprocess.TimeoutExpired([*words], limit, out.read_text(), err.read_text())
-        assert process.exitcode is not None
-        return subprocess.CompletedProcess([*words], process.exitcode, out.read_text(), err.read_text())
+            process.join()
 
 
 def _main(work: Callable[..., int], arguments: Any, environment: dict[str, str], out: Path, err: Path) -> None:
@@ -68,7 +116,9 @@ def _become(environment: Mapping[str, str], out: int | None, err: int | None) ->
         if fd is not None:
             os.dup2(fd, to)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
     if (threads := environment.get("OMP_NUM_THREADS")) is not None:
         import_module("torch").set_num_threads(int(threads))
 
@@ -86,9 +136,9 @@ def _command(words: list[str], folder: Path | None) -> int:
 class Rank:
     """`python -m MODULE WORDS` as the launcher asks for it, forked from the launcher: its `main` is called."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (those of Popen)
         self, command: list[str], *, env: Mapping[str, str], stdout: Any, stderr: Any, stdin: int, process_group: int,
-        preexec_fn: Callable[[], None],
+        preexec_fn: Callable[[], None], pass_fds: Sequence[int],
     ) -> None:  # fmt: skip
         assert (command[:2], stdin, process_group) == ([sys.executable, "-m"], subprocess.DEVNULL, 0)
         files = [file if file is None else file.fileno() for file in (stdout, stderr)]

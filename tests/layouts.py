@@ -205,7 +205,7 @@ def _prepare(p: Program, groups: ProcessGroups, kernels: dict[str, TorchKernel])
     run = Run(p, state, Gloo(p.rank, groups), kernels, Fresh(p.precision, CPU))
     fixed = constants(p, CPU)
     mine = [[sample(i, p.sequence_length, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
-    run.batches = [fixed | micro_batch(p, samples, CPU) for samples in mine]
+    run.micro_batches = [fixed | micro_batch(p, samples, CPU) for samples in mine]
     run.counts.copy_(torch.tensor(target_counts(p, mine)))
     return run
 

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from penteract.engine.kernels.fp8 import emulated
-from penteract.engine.kernels.fp8_linear import TORCH, Fp8Kernels
 
 from layouts import CPU, Case
 from penteract.config.run import Optimizer
@@ -29,6 +27,8 @@ from penteract.engine.executor.executor import Run
 from penteract.engine.executor.state import TrainingState, allocate
 from penteract.engine.kernels.experts import Splits
 from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.quantised.fp8 import emulated
+from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.optim.muon import Muon
 from penteract.engine.optim.optimizer import AdamW
@@ -88,7 +88,7 @@ def observation(p: Program, *, counted: bool = True) -> Observation:
         muon = any(b.optimizer_kind.by_matrix for b in p.buckets)
         made = Muon(*said, comm=comm, policy=p.precision) if muon else AdamW(*said)
         run.optimizer = _Moving(made, notes)  # type: ignore[assignment]
-        run.batches = [_Nothing()] * p.layout.gradient_accumulation_steps  # type: ignore[list-item]
+        run.micro_batches = [_Nothing()] * p.layout.gradient_accumulation_steps  # type: ignore[list-item]
         notes.know(state, run)
         walk(p, run, counted=counted)
         run.settle_parameters()
@@ -235,6 +235,14 @@ class _Moving:
 
     real: AdamW
     notes: _Notes
+
+    @property
+    def nonfinite(self) -> torch.Tensor:
+        return self.real.nonfinite
+
+    @property
+    def step(self) -> torch.Tensor:
+        return self.real.step
 
     def factors(self, squared_norm: torch.Tensor) -> Any:
         return self.real.factors(squared_norm)

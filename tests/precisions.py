@@ -41,6 +41,7 @@ POLICIES = {name: p for name, p in RECIPES.items() if name not in ("fp64", "fp32
         fp8=replace(usual("rowwise"), powers=True, last=1),
         modules=patterns("*.attention.o.weight:linears=bf16"),
     ),
+    "bf16, whole master weights": replace(RECIPES["bf16"], master="fp32"),
     "bf16, moments in 8 bits": replace(RECIPES["bf16"], moments="int8"),
     "bf16, moments in 16 bits": replace(RECIPES["bf16"], moments="bf16"),
     "bf16, sums in 16 bits": replace(RECIPES["bf16"], reduce="bf16"),
@@ -83,6 +84,12 @@ class Small:
 
     def losses(self) -> list[float]:
         return [self.step(n).loss for n in range(1, self.steps + 1)]
+
+
+def master_weights(state: TrainingState) -> dict[str, torch.Tensor]:
+    """The weights that the optimizer updates, fp32 copies by name; of shards, this rank's part."""
+    wide = [f.read("master", slice(0, len(f.master)), torch.float32) for f in state.flats]
+    return {piece.param.name: piece.values for piece in state.pieces_of(wide)}
 
 
 def kept(state: TrainingState, *, whole: bool = True) -> list[torch.Tensor]:

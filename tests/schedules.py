@@ -43,7 +43,7 @@ def backwards(pp: int, vpp: int) -> Placement:
 
 
 DEEP = Schedule(name="1f1b_deep", compute=_deep, steady_after=lambda pp, vpp: 2 * pp)
-V_SHAPED = replace(ALL_FORWARD, name="gpipe_v", placement=v_shaped, least_pp=2, least_vpp=2)
+V_SHAPED = replace(ALL_FORWARD, name="gpipe_v", placement=v_shaped, min_pp=2, min_vpp=2)
 BACKWARDS = replace(
     INTERLEAVED, name="interleaved_backwards", placement=backwards,
     compute=lambda pp, vpp, micros: INTERLEAVED.compute(pp, vpp, micros)[::-1],

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from observed_calls import Seen
-from penteract.config.precision.policy import BLOCK
+from penteract.config.precision.policy import MOMENT_BLOCK
 from penteract.ops.collectives import counted
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
@@ -237,7 +237,7 @@ class _Passing:
         p = p.keeping(b.moments)
         each = [n * p.widths["master"]] * bool(p.master)
         each += [n * p.widths["moment"]] * len(b.optimizer_kind.moments)
-        each += [n // BLOCK * FLOAT] * len(b.optimizer_kind.moments) * (p.moments == "int8")
+        each += [n // MOMENT_BLOCK * FLOAT] * len(b.optimizer_kind.moments) * (p.moments == "int8")
         return [self.walked.start("copy", way, bytes=one) for one in each]
 
     def _wait(self, numbers: list[int]) -> None:

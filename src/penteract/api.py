@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penteract.config.hardware import Cluster
+from penteract.config.hardware import HEADROOM, Cluster
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import Policy
 from penteract.errors import PenteractError
-from penteract.planner.ask import HEADROOM, parse_axes
+from penteract.planner.ask import parse_axes
 from penteract.planner.plan import Plan, estimator, plan_layouts, plan_one
 from penteract.planner.question import question
 from penteract.planner.report.trace import trace

@@ -36,6 +36,24 @@ def show_count(n: float) -> str:
     return f"{n:.3g}"
 
 
+def show_flops(n: Flops) -> str:
+    """FLOPs for people: 7.87 PFLOP."""
+    for unit, name in ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")):
+        if abs(n) >= unit:
+            return f"{n / unit:.3g} {name}"
+    return f"{n} FLOP"
+
+
+def show_step(s: Seconds, sign: str = "") -> str:
+    """The time of a step or of a part of it: 12.0 s, 8.75 s, 388 ms. `sign`: "+" for differences."""
+    if abs(s) >= 9.995:
+        return f"{s:{sign}.1f} s"
+    if abs(s) >= 0.9995:
+        return f"{s:{sign}.2f} s"
+    ms = 1000 * s
+    return f"{ms:{sign}.{0 if abs(ms) >= 99.95 else 1 if abs(ms) >= 9.995 else 2}f} ms"
+
+
 def show_seconds(s: Seconds) -> str:
     """A duration for people: 0.8 s, 4 min 05 s, 2 h 10 min."""
     if s < 60:

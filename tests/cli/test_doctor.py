@@ -43,7 +43,7 @@ def test_a_run_can_start(tell: Tell, seen: Callable[[HostReport], list[Any]]) ->
     said = tell("doctor")
     assert (said.code, said.err) == (0, "")
     assert "host\n ok   Linux, Python 3.11\n" in said.out
-    assert said.out.endswith("note: 1. A run can start.\n")
+    assert said.out.endswith("1 note, no errors: a run can start.\n")
     assert (asked[0][0], asked[0][2]) == (Path("runs"), 1)
     assert tell("doctor", "/scratch/runs").code == 0
     assert asked[1][0] == Path("/scratch/runs")
@@ -60,7 +60,7 @@ def test_without_torch_it_says_what_to_install(tell: Tell, seen: Callable[[HostR
     said = tell("doctor")
     assert said.code == 2
     assert " bad  training needs torch" in said.out and "      fix: pip install 'penteract[train]'\n" in said.out
-    assert said.out.endswith("bad: 1, note: 1. Nothing can be trained as it is.\n")
+    assert said.out.endswith("1 error, 1 note: no run can start.\n")
 
 
 def test_json(tell: Tell, seen: Callable[[HostReport], list[Any]]) -> None:

@@ -19,8 +19,10 @@ from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import RECIPES
 from penteract.config.presets import TINY
 from penteract.config.rules.resolve import resolve
-from penteract.planner.ask import AXES, as_text, parse_axes
+from penteract.planner.ask import AXES, as_text, as_word, parse_axes
 from penteract.planner.plan import exact
+from penteract.planner.report.as_text import as_text_whole
+from penteract.planner.report.whatif import Change, sentence
 
 Tell = Callable[..., Any]
 TINY_STEP = ["tiny", "--gpus", "4xH200", "--seq", "256", "--batch", "16seqs"]
@@ -61,7 +63,7 @@ def test_text_tells_the_answer(tell: Tell) -> None:
         "Fit: ",
         "Reach the batch: ",
         "The fastest with other degrees (dp, tp, pp, cp, ep): ",
-        "What would let ",
+        " overtake #1 with ",
         "rank 0",
         "GPU-hours",
     ):
@@ -69,11 +71,41 @@ def test_text_tells_the_answer(tell: Tell) -> None:
     assert len([line for line in lines if line.lstrip().startswith(("1  dp=", "2  dp=", "3  dp="))]) == 3
 
 
+def test_a_terminal_is_as_wide_as_it_is() -> None:
+    """Notes are wrapped, and a layout that does not fit into the table stands below its row, whole."""
+    found = plan("tiny", "4xH200", sequence_length=256, batch="16seqs", fix="cp=1,pp=1/2,recompute=none")
+    wide = as_text_whole(found, found.best, 1.0, ["Why: " + "because " * 20])
+    narrow = as_text_whole(found, found.best, 1.0, ["Why: " + "because " * 20], 80)
+    assert max(map(len, wide.splitlines())) > 80 >= max(map(len, narrow.splitlines()))
+    layouts = [found.ask.text(timed.layout) for timed in found.layouts]
+    assert all(f"\n    {layout}\n" in narrow for layout in layouts)
+    assert wide.split() != narrow.split()
+    assert sorted(wide.split()) == sorted(narrow.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([Change("batch size", 2.0)], "X would overtake #1 with batch size ×2."),
+        (
+            [Change("batch size", None), Change("sequence length", None, 4)],
+            "X would not overtake #1 with batch size up to ×8, or sequence length up to ×4.",
+        ),
+        (
+            [Change("intra-node bandwidth", 2.53), Change("batch size", None)],
+            "X would overtake #1 with intra-node bandwidth ×2.5, not with batch size up to ×8.",
+        ),
+    ],
+)
+def test_what_would_let_another_win(changes: list[Change], said: str) -> None:
+    assert sentence("X", changes) == said
+
+
 def test_one_layout(tell: Tell) -> None:
     told = tell("plan", *TINY_STEP, "--layout", "tp=2,zero=1,mbs=4", "--json")
     (layout,) = json.loads(told.out)["layouts"]
     assert (layout["layout"]["dp"], layout["layout"]["tp"], layout["layout"]["zero"]) == (2, 2, 1)
-    assert layout["layout"]["gradient_accumulation_steps"] == 2
+    assert layout["gradient_accumulation_steps"] == 2
 
 
 def test_a_tensor_group_over_nodes_is_asked_for_in_words(tell: Tell) -> None:
@@ -134,7 +166,14 @@ def test_nothing_fits_is_told_and_is_an_error(tell: Tell) -> None:
 def test_a_run_file_trains_the_layout(tell: Tell, tmp_path: Path) -> None:
     told = tell("plan", *TINY_STEP, "--layout", "tp=2,pp=2,recompute=full,mbs=2", "--out", "run.toml")
     assert told.code == 0
-    assert "run.toml trains 1000 steps on data.source builtin, tokenizer.source bytes: a plan decides none" in told.out
+    assert (
+        'Before training, edit run.toml: training.steps = 1000, data.source = "builtin" (Python\'s library) and '
+        'tokenizer.source = "bytes" are placeholders.\n'
+    ) in told.out
+    written = (tmp_path / "run.toml").read_text()
+    assert written.startswith(
+        "# A planned run: every value, and where it came from. Train it:\n#   penteract train run.toml\n"
+    )
     run = resolve(tmp_path / "run.toml").run
     assert run.model == TINY
     assert (run.layout.tp, run.layout.pp, run.layout.recompute, run.layout.micro_batch_size) == (2, 2, ("*",), 2)
@@ -154,7 +193,9 @@ def test_a_trace_is_the_step_of_the_layout(tell: Tell, tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
     named = [row["args"]["name"] for row in rows if row["name"] == "process_name"]
     assert named == ["stage 0 (rank 0)", "stage 1 (rank 2)"]
-    took = max(row["ts"] + row["dur"] for row in rows if row.get("cat") not in ("wire", "launch") and row["ph"] == "X")
+    took = max(
+        row["ts"] + row["dur"] for row in rows if row.get("cat") not in ("communication", "launch") and row["ph"] == "X"
+    )
     found = json.loads(tell(*PIPELINE, "--trace", "again.json", "--trace-stage", 1, "--json").out)
     assert found["notes"][-1].startswith("Trace: again.json has a step of stage 1 of 2; open it in ui.perfetto.dev")
     assert took == pytest.approx(found["layouts"][0]["time"]["step_s"] * 1e6)
@@ -257,7 +298,7 @@ def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, mo
             " [@ fabric] · fix: --gpus 8xH200@efa",
         ),
         (["tiny", "--gpus", "H200 x 8 x 2"], "error[CLUSTER]: the number comes first"),
-        (["tiny", "--gpus", "B300x8"], "error[GPU]: no such GPU · found b300 /"),
+        (["tiny", "--gpus", "B300x8"], "error[GPU]: no such GPU · found B300 /"),
         (["tiny"], "error[USAGE]: on which GPUs? · --gpus"),
         (["--gpus", "8xH200"], "error[USAGE]: which model?"),
         (["tiny", "--gpus", "8xH200", "--seq", "0"], "error[VALUE]: no length of a sequence · --seq · found 0"),
@@ -279,6 +320,7 @@ def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, mo
         (["tiny", "--gpus", "8xH200", "--precision", "fp4"], "error[PRECISION]"),
         (["tiny", "--gpus", "8xH200", "--top", "0"], "error[VALUE]"),
         (["tiny", "--gpus", "8xH200", "--tokens", "lots", "--layout", "mbs=1"], "error[VALUE]: not a number of tokens"),
+        (["tiny", "--gpus", "8xH200", "--tokens", "0", "--layout", "mbs=1"], "error[VALUE]: not a number of tokens"),
         (["tiny", "--gpus", "1xH200", "--layout", "mbs=1", "--out", "no/run.toml"], "error[FILE]: cannot be written"),
         (["tiny", "--gpus", "1xH200", "--layout", "mbs=1", "--why", "2"], "error[NUMBER]: no layout of that number"),
     ],
@@ -346,10 +388,40 @@ def test_a_layout_reads_back_as_it_is_written() -> None:
                        "loss_chunk": 64, "bucket_bytes": 0}  # fmt: skip
 
 
+def test_a_layout_in_json_is_one_of_layout(tell: Tell) -> None:
+    """Its keys and values, joined, price the same layout; the accumulation steps are beside it."""
+    words = ["plan", "tiny-moe", "--gpus", "8xH200", "--seq", "256", "--batch", "32seqs", "--json"]
+    for found in json.loads(tell(*words, "--top", "4").out)["layouts"]:
+        text = ",".join(f"{name}={as_word(value)}" for name, value in found["layout"].items())
+        assert json.loads(tell(*words, "--layout", text).out)["layouts"] == [found]
+
+
 def test_every_field_of_a_layout_is_an_axis() -> None:
-    """But the accumulation steps, which follow from the batch, and the experts' kernel, which a run chooses."""
-    fields = {f.name for f in dataclasses.fields(Layout)} - {"gradient_accumulation_steps", "experts"}
-    assert fields == {*AXES}
+    """But the accumulation steps, which follow from the batch."""
+    assert {f.name for f in dataclasses.fields(Layout)} - {"gradient_accumulation_steps"} == {*AXES}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "kernel", "written"),
+    [
+        ("8xH200", "ep=8,zero=1", "grouped", ""),
+        ("8xB200", "ep=8,zero=1", "grouped", ""),
+        ("8xA100", "ep=8,zero=3,recompute=full", "reference", ""),
+        ("8xMI300X", "ep=8,zero=1", "reference", ""),
+        ("8xH200", "ep=8,zero=1,experts=reference", "reference", ",experts=reference"),
+        ("8xH200", "ep=8,zero=1,experts=quack", "quack", ",experts=quack"),
+    ],
+)
+def test_experts_have_the_fastest_kernel_of_the_gpu(
+    tell: Tell, tmp_path: Path, gpus: str, words: str, kernel: str, written: str
+) -> None:
+    """It is priced, shown only where it is not the default, and written for the run."""
+    one = ("plan", "qwen3-30b-a3b", "--gpus", gpus, "--seq", "1024", "--batch", "8seqs", "--layout", words)
+    told = tell(*one, "--out", "run.toml")
+    assert told.code == 0, told.err
+    assert resolve(tmp_path / "run.toml").run.layout.experts == kernel
+    assert ("experts=" in told.out) == bool(written) and f"{written}: " in told.out
+    assert json.loads(tell(*one, "--json").out)["layouts"][0]["layout"].get("experts", "reference") == kernel
 
 
 def test_layouts_are_ranked_over_several_precisions(tell: Tell) -> None:

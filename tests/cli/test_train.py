@@ -30,7 +30,7 @@ def test_alone_it_trains_tiny(tell: Tell, started: Calls) -> None:
     assert call["resolved"].run == resolve().run
     assert call["predicted"]() > 2**20
     assert {k: v for k, v in call.items() if k not in ("resolved", "predicted")} == {
-        "launched": False, "compare": None, "resume": None, "init": None, "json": False, "debug": False,
+        "launched": False, "compare": None, "resume": None, "init": None, "grace": 30.0, "json": False, "debug": False,
     }  # fmt: skip
 
 

@@ -105,7 +105,10 @@ def test_in_out_and_what_is_asked_of_either(tell: Tell, started: Calls, llama: P
     assert model_at(tmp_path / "ours") == model_from_hf(llama)
     told = tell("convert", "ours", "hf")
     assert told.code == 0, told.err
-    assert told.out == "hf: llama, 32.9k parameters in 21 tensors, 64.31 KiB of bf16 in 1 file\n"
+    assert told.out == (
+        "hf: llama, 32.9k parameters in 21 tensors, 64.31 KiB of bf16 in 1 file\n"
+        "no tokenizer written: the run used bytes\n"
+    )
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert (config["torch_dtype"], config["eos_token_id"]) == ("bfloat16", None)
     assert tell("train", "--init", "ours").code == 0
@@ -146,7 +149,7 @@ def test_what_fails_half_way_leaves_nothing(tell: Tell, llama: Path, tmp_path: P
     assert tell("convert", llama, "ours").code == 0
     before = {p.name for p in tmp_path.iterdir()}
 
-    def full(*_: object) -> int:
+    def full(*_: object, **__: object) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("penteract.engine.checkpoint.durable.write", full)

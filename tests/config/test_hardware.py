@@ -96,6 +96,7 @@ def test_the_catalogue_is_whole() -> None:
         assert device.fp64 <= device.fp32 or device.fp64 <= device.tf32 < device.bf16
         assert device.fp8 == 0 or device.fp8 == pytest.approx(2 * device.bf16, rel=0.01)
         assert device.tf32 == pytest.approx(device.bf16 / 2, rel=0.01)
+        assert bool(device.fp8) == (device.capability >= (8, 9)) or device.capability == (0, 0)
 
 
 def test_no_measured_rate_exceeds_the_data_sheet() -> None:

@@ -56,6 +56,22 @@ SETTLES = st.builds(
 )  # fmt: skip
 
 
+WORDS = {"schedule": "1f1c", "cp_method": "rnig", "attention": "flsh", "loss": "chunkd", "elementwise": "trtion",
+         "experts": "gruoped", "fuse": ("nrom", "mlp")}  # fmt: skip
+
+
+@pytest.mark.parametrize(("axis", "word"), WORDS.items())
+def test_a_word_that_no_axis_has_is_refused(axis: str, word: object) -> None:
+    """A layout made in Python has no parser before it."""
+    layout = replace(Layout(), **{axis: word})
+    with pytest.raises(BadLayout, match="no such") as caught:
+        check_legal(TINY_MOE, layout, 16)
+    (problem,) = caught.value.problems
+    assert problem.axis == axis and problem.allowed
+    assert not problems(TINY_MOE, replace(layout, **{axis: problem.allowed[0]}), 16)
+    assert f"--{problem.key} " in problem.fix and "(" not in problem.fix
+
+
 def routable(moe: MoESpec) -> bool:
     """Whether every token finds top_k experts in its best groups."""
     each = Fraction(moe.experts, moe.groups)

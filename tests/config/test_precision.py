@@ -23,7 +23,8 @@ from penteract.step.program import compile_step
 def test_widths_are_those_of_the_dtypes() -> None:
     bf16 = RECIPES["bf16"].widths
     assert [bf16[r] for r in ("compute", "stat", "index", "host")] == [2, 4, 8, 0]
-    assert [bf16[r] for r in ("parameter", "gradient", "reduce", "master", "moment")] == [2, 4, 4, 4, 4]
+    assert [bf16[r] for r in ("parameter", "gradient", "reduce", "master", "moment")] == [2, 4, 4, 2, 4]
+    assert replace(RECIPES["bf16"], master="fp32").widths["master"] == 4
     pure = RECIPES["bf16_pure"].widths
     assert [pure[r] for r in ("parameter", "gradient", "reduce", "master", "moment", "stat")] == [2, 2, 2, 0, 2, 4]
     assert replace(RECIPES["fp16"], moments="int8").widths["moment"] == 1
@@ -47,6 +48,18 @@ def test_parts_of_a_recipe_are_changed() -> None:
     assert got.name == "bf16_pure, gradient fp32, moments int8"
     narrow = resolve(overrides=["--precision.dtype=bf16", "--precision.gradient=bf16"]).run.precision.policy
     assert narrow.reduce == "bf16"  # auto: as gradients accumulate
+
+
+@pytest.mark.parametrize("name", ["fp8_tensorwise", "fp8_rowwise", "bf16"])
+def test_a_policy_without_master_weights_has_its_section(name: str) -> None:
+    got = resolve(overrides=[f"--precision.dtype={name}", "--precision.master=none"]).run.precision.policy
+    assert not got.master and Precision.of(got).policy == got
+    assert Precision.of(got).dtype == {"bf16": "bf16_pure"}.get(name, name)
+
+
+def test_no_section_has_fp8_beside_fp32() -> None:
+    with pytest.raises(BadInput, match="recipes of FP8 compute in bf16"):
+        Precision.of(replace(RECIPES["fp32"], fp8=Fp8(kind="rowwise")))
 
 
 def test_parts_of_fp8_are_changed() -> None:

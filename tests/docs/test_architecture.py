@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md is held against the code: floors, redistributions, ops."""
+"""ARCHITECTURE.md is held against the code: layers, redistributions, ops."""
 
 from __future__ import annotations
 
@@ -156,10 +156,10 @@ def test_words_have_their_bodies_in_the_file_of_the_same_name() -> None:
     assert declared == ran
 
 
-def test_floors() -> None:
+def test_layers() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    floors = next(c["layers"] for c in contracts if c["type"] == "layers")
-    assert PAGE.split("```floors\n")[1].split("\n```")[0].splitlines() == floors
+    layers = next(c["layers"] for c in contracts if c["type"] == "layers")
+    assert PAGE.split("```layers\n")[1].split("\n```")[0].splitlines() == layers
 
 
 def test_files_that_it_names_exist() -> None:

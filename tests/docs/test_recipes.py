@@ -73,7 +73,7 @@ from tiny import SIZES
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "penteract"
 SECTION = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split("\n## Where to add …\n")[1]
-RECIPES_OF = ("a model", "a dimension", "a schedule", "an op", "a kernel", "a card", "a fault")
+RECIPES_OF = ("a model", "a dimension", "a schedule", "an op", "a kernel", "a GPU", "a mutation test")
 DENSE = ModelSpec(**SIZES)
 GELU = replace(DENSE, activation="gelu")
 
@@ -282,7 +282,7 @@ def _in_waves(pp: int, vpp: int, micros: int) -> list[ComputeList]:
     return [list(one) for _ in range(pp)]
 
 
-WAVES = Schedule(name="waves", compute=_in_waves, rounds=True, turn=lambda pp, vpp: pp)
+WAVES = Schedule(name="waves", compute=_in_waves, needs_multiple_of_pp=True, turn=lambda pp, vpp: pp)
 
 
 @contextmanager
@@ -306,7 +306,7 @@ def test_a_schedule_is_one_value(pool: Pool) -> None:
         assert draw(lists, placement, 4).splitlines() == [
             "rank 0  F0 F1 .. .. .. B0 -- B1 -- F2 F3 .. .. .. B2 -- B3 --",
             "rank 1  .. F0 F1 B0 -- B1 -- .. .. .. F2 F3 B2 -- B3 -- .. ..",
-            "bubble 33.3% of 18 units; activations in flight by rank, at most: 2 2",
+            "bubble 33.3% of 18 time units (F: 1; B: 2, with --); peak micro-batches in flight by rank: 2 2",
         ]
         assert not problems(DENSE, layout, 16)
         assert problems(DENSE, replace(layout, gradient_accumulation_steps=3), 16)
@@ -315,7 +315,7 @@ def test_a_schedule_is_one_value(pool: Pool) -> None:
         composer, rates = Composer(DENSE, 16, "bf16"), Rates.of(node, "bf16")
         long = replace(layout, gradient_accumulation_steps=40)
         jumped = StepClock(composer, node, rates).seconds(long)
-        assert jumped == StepClock(composer, node, rates, jumps=False).seconds(long)
+        assert jumped == StepClock(composer, node, rates, skip_repeats=False).seconds(long)
         found = plan("tiny", "8xH100", sequence_length=256, batch="64seqs", fix="pp=2,schedule=waves")
         assert {timed.layout.schedule for timed in found.layouts} == {"waves"}
     assert not [v for v in pool.run(run_waves, Case(DENSE, layout)) if v.red]
@@ -458,7 +458,7 @@ def test_a_kernel_is_an_implementation_that_a_layout_chooses() -> None:
         assert took["triton"] - took["reference"] > DENSE.layers * LATE
 
 
-# ---- a card ------------------------------------------------------------------------------------------------------
+# ---- a GPU -------------------------------------------------------------------------------------------------------
 
 GPU = """
 [B300]
@@ -491,7 +491,7 @@ between = "infiniband-xdr"
 """
 
 
-def test_a_card_is_three_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_three_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "hardware"
     shutil.copytree(hardware_catalog.FOLDER, folder)
     for name, text in (("gpus", GPU), ("fabrics", FABRIC), ("nodes", NODE)):
@@ -509,7 +509,7 @@ def test_a_card_is_three_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         cluster("16xB300")
 
 
-# ---- a fault -----------------------------------------------------------------------------------------------------
+# ---- a mutation test ---------------------------------------------------------------------------------------------
 
 
 def swiglu_of_the_wrong_sign(s: Subject) -> None:

@@ -29,6 +29,9 @@ RETIRED = {
     "tokens_per_expert, sort_chunks, expert_permutation": "tally tallies regroup sort_by_expert",
     "mtp_layers, layer_inputs": "predict_ahead anchors",
     "stochastic_rounding, cpu_affinity, resume, liveness": "going_on fates",
+    "MicroBatch, TokenStream, is_complete, as_parts": "allocate_batches prefetcher have_tokens as_pieces",
+    "min_pp, max_pp, min_vpp, max_vpp": "least_pp most_pp least_vpp most_vpp",
+    "Bracketed, MOMENT_BLOCK, moment codebook": "Rounded",
 }
 # What people type, what they read and what a vocabulary of tokens has are words; a function has a body.
 PLAIN = {"word", "words", "body", "bodies"}
@@ -67,7 +70,7 @@ def packages() -> list[Path]:
 
 
 def test_no_folder_is_a_list_of_everything() -> None:
-    """About twelve entries: with more, some are read together and want a room."""
+    """About twelve entries: with more, some are read together and want a package."""
     crowded = {}
     for folder in packages():
         entries = [p for p in folder.iterdir() if p.name not in ("__init__.py", "__pycache__")]
@@ -86,7 +89,7 @@ def test_no_class_has_the_name_of_another() -> None:
     assert [name for name, n in found.items() if n > 1] == []
 
 
-# Files of one name in two rooms are two sides of one thing: a declaration and its kernels; a verb and what
+# Files of one name in two packages are two sides of one thing: a declaration and its kernels; a verb and what
 # answers it; what a probe asks and what a finding is made of.
 MIRRORS = (
     {"ops/declarations", "engine/kernels", "engine/kernels/triton", "model", "config/precision"},

@@ -25,13 +25,16 @@ def main(words: list[str]) -> int:
     import torch.distributed as dist
 
     from penteract.engine.runtime.rank import Rank
+    from penteract.engine.runtime.store import open_store
     from penteract.engine.runtime.watch import watched
     from penteract.engine.session import rundir
     from penteract.errors import PenteractError
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank = Rank(me, dist.get_world_size(), torch.device("cpu"), dist.distributed_c10d._get_default_store())
+    world = int(os.environ["WORLD_SIZE"])
+    listener = next((int(word.partition("=")[2]) for word in words[2:]), None)
+    dist.init_process_group("gloo", store=open_store(os.environ, 60, listener), rank=me, world_size=world)
+    rank = Rank(me, world, torch.device("cpu"), dist.distributed_c10d._get_default_store())
     try:
         with watched(rank, folder, told="launched" in orders and me == 0):
             x = torch.ones(4)
@@ -77,6 +80,9 @@ def plain(folder: Path, me: int, order: str) -> None:
     (folder / f"env-{me}").write_text(json.dumps(dict(os.environ)))
     if order == "save":
         signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(75)))
+        (folder / f"ready-{me}").touch()
+        time.sleep(60)
+    if order == "unready":  # as an interpreter that has hardly begun: SIGTERM ends it
         (folder / f"ready-{me}").touch()
         time.sleep(60)
     if order == "deaf":

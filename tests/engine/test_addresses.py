@@ -42,7 +42,7 @@ def test_addresses_repeat_from_step_to_step(schedule: str, more: tuple[str, ...]
     for step in (1, 2, 3):
         watched.seen.clear()
         trainer.step(step, samples, (step - 1) * spec.layout.global_batch_size)
-        data = [t.data_ptr() for batch in trainer.run.batches for t in batch.values()]
+        data = [t.data_ptr() for batch in trainer.run.micro_batches for t in batch.values()]
         places.append([*watched.seen, *data])
     assert places[0] == places[1] == places[2]
     assert len(set(watched.seen)) < len(watched.seen) / 2, "temporary activations are used again and again"

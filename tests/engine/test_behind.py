@@ -75,7 +75,7 @@ def test_a_stop_saves_the_step_before_the_one_that_was_begun(steps: Steps, tmp_p
     start = Trainer.start
 
     def stop_in_four(self: Trainer, number: int, *about: object) -> Callable[[], Outcome]:
-        made.asked_to_stop = number >= 3
+        made.stopping.requests = int(number >= 3)
         return start(self, number, *about)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Preempted, match="step 4"):
@@ -133,6 +133,9 @@ def test_a_batch_that_cannot_be_drawn_stops_after_the_step_before(steps: Steps, 
     class Torn:
         def __len__(self) -> int:
             return len(made.train)
+
+        def fingerprint(self) -> dict[str, object]:
+            return dict(whole.fingerprint())
 
         def sample(self, index: int) -> object:
             if index >= 4 * size:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -15,6 +16,9 @@ def row(step: int, more: dict[str, float] | None = None) -> dict[str, object]:
     return {"step": step, "train/loss": 5.5 - step / 10, "train/lr": 1e-3, "perf/tokens_per_sec": 12345.6,
             "perf/step_time_s": 0.5, "mem/predicted_gib": 1.5, "mem/measured_gib": 0.25,
             **(more or {})}  # fmt: skip
+
+
+LAST = "loss 5.400 -> 2.346 in 61.2 s of training · runs/one"
 
 
 def console_of(*, terminal: bool = False, width: int = 120, environment: dict[str, str] | None = None) -> Console:
@@ -31,7 +35,7 @@ def run(steps: int, console: Console, *, quiet: bool = False) -> str:
     with LiveTable(steps, LAYOUT, quiet=quiet, console=console) as table:
         for step in range(1, steps + 1):
             table.step(row(step))
-        table.finish(5.4, 2.34567, 61.25)
+        table.finish(5.4, 2.34567, 61.25, Path("runs/one"))
     return text_of(console)
 
 
@@ -42,7 +46,7 @@ def test_lines_where_there_is_no_terminal() -> None:
         f"step 1/3  loss 5.400  {rest}  1.0 s left",
         f"step 2/3  loss 5.300  {rest}  0.5 s left",
         f"step 3/3  loss 5.200  {rest}  0.0 s left",
-        "loss 5.400 -> 2.346 in 61.2 s of training",
+        LAST,
     ]
 
 
@@ -98,27 +102,32 @@ def test_a_table_on_a_terminal_of_80_columns() -> None:
     rows = [line.split() for line in last[4:-1]]
     assert [int(r[0]) for r in rows] == list(range(4, ROWS + 4))
     assert rows[-1][1:] == ["4.000", "1.00e-03", "12.3k", "1.50", "GiB", "256.00", "MiB", "0.0", "s"]
-    assert last[-1] == "loss 5.400 -> 2.346 in 61.2 s of training"
+    assert last[-1] == LAST
     assert not re.search(r"\x1b\[[0-9;]*3[0-9][;m]", found)
 
 
 def test_the_last_line_is_exact_on_a_terminal_too() -> None:
-    assert run(1, console_of(terminal=True)).endswith("\n\x1b[?25hloss 5.400 -> 2.346 in 61.2 s of training\n")
+    assert run(1, console_of(terminal=True)).endswith(
+        "\n\x1b[?25hloss 5.400 -> 2.346 in 61.2 s of training · runs/one\n"
+    )
 
 
 def test_quiet_says_the_last_line_alone() -> None:
     for terminal in (False, True):
-        assert run(3, console_of(terminal=terminal), quiet=True) == "loss 5.400 -> 2.346 in 61.2 s of training\n"
+        assert (
+            run(3, console_of(terminal=terminal), quiet=True)
+            == "loss 5.400 -> 2.346 in 61.2 s of training · runs/one\n"
+        )
 
 
 def test_json_leaves_standard_output_alone(capsys: pytest.CaptureFixture[str]) -> None:
     for machine in (True, False):
         with LiveTable(1, LAYOUT, json=machine) as table:
             table.step(row(1))
-            table.finish(1, 1, 1)
+            table.finish(1, 1, 1, Path("runs/one"))
         found = capsys.readouterr()
         silent, spoken = (found.out, found.err) if machine else (found.err, found.out)
-        assert silent == "" and spoken.endswith("loss 1.000 -> 1.000 in 1.0 s of training\n")
+        assert silent == "" and spoken.endswith("loss 1.000 -> 1.000 in 1.0 s of training · runs/one\n")
 
 
 def test_an_error_leaves_the_terminal_in_order() -> None:

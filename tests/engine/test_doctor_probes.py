@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from penteract.engine.doctor.probe.disk import disk as probe_disk
 from penteract.engine.doctor.probe.here import this_machine
 from penteract.engine.doctor.report import can_train, examine
 from penteract.engine.doctor.use import BACKENDS
+from penteract.engine.executor.device import Cuda
 from penteract.engine.runtime import rank
 from penteract.units import GIB, MIB
 
@@ -45,6 +47,9 @@ def test_the_backend_is_what_the_engine_asks_for(monkeypatch: pytest.MonkeyPatch
     asked: list[str] = []
     monkeypatch.setattr(rank.dist, "init_process_group", lambda backend, **_: asked.append(backend))
     monkeypatch.setattr(rank.dist.distributed_c10d, "_get_default_store", lambda: None)
+    monkeypatch.setattr(rank, "open_store", lambda *_: rank.dist.HashStore())
+    monkeypatch.setattr(rank, "RollCall", lambda *_, **__: SimpleNamespace(hold=lambda: None))
+    monkeypatch.setattr(Cuda, "name", "a GPU")  # there is none to ask
     for kind in BACKENDS:
         monkeypatch.setattr(rank, "pick_device", lambda wanted, local, kind=kind: torch.device(kind))
         rank.join({"WORLD_SIZE": "2", "RANK": "0", "OMP_NUM_THREADS": "1"}, "auto")

@@ -41,7 +41,7 @@ def counting() -> Iterator[None]:
 def tensors(trainer: Trainer) -> Iterator[torch.Tensor]:
     yield from (t for flat in trainer.state.flats for t in (*flat.buffers, *flat.optimizer_state.values()))
     yield from trainer.run.memory.resident()
-    yield from (t for batch in trainer.run.batches for t in batch.values())
+    yield from (t for batch in trainer.run.micro_batches for t in batch.values())
     yield trainer.run.summed.vector
     yield trainer.validation_run.summed.vector
 

@@ -74,6 +74,19 @@ def test_a_signal_lets_ranks_save(tmp_path: Path, number: int) -> None:
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "stopped"
 
 
+def test_ranks_that_a_signal_ends_too_early_are_stopped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def send() -> None:
+        wait_for([tmp_path / f"ready-{r}" for r in range(2)])
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert run(tmp_path, 2, {"plain": "unready"}) == 75
+    thread.join()
+    assert capfd.readouterr().err.startswith("error[STOPPED]: stopped before it could save · ")
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "stopped"
+
+
 def test_a_rank_that_does_not_leave_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

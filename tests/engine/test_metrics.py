@@ -93,3 +93,19 @@ def test_a_disk_that_fails_is_named(tmp_path: Path) -> None:
     if Path("/dev/full").exists():
         with MetricsWriter(Path("/dev/full")) as metrics, pytest.raises(DiskFailure, match="No space"):
             metrics.write({"step": 1})
+
+
+def test_rows_of_one_that_was_ousted_do_not_count(tmp_path: Path) -> None:
+    """It goes on writing until it saves; readers take what the later epoch trained."""
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path, epoch=1) as first:
+        for step in range(1, 6):
+            first.write({"step": step, "train/loss": 1.0})
+        with MetricsWriter(path, resume_at=4, epoch=2) as second:
+            for step in (5, 6):
+                second.write({"step": step, "train/loss": 2.0})
+                first.write({"step": step + 1, "train/loss": 9.0})
+            first.write({"step": 8, "train/loss": 9.0})
+    assert [(row["step"], row["train/loss"]) for row in read_metrics(path)] == [
+        (1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 2.0), (6, 2.0)
+    ]  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 
 from penteract.config.layout import Layout
 from penteract.config.model import MoESpec
-from penteract.config.precision.policy import BLOCK, RECIPES, Policy
+from penteract.config.precision.policy import MOMENT_BLOCK, RECIPES, Policy
 from penteract.config.run import Optimizer
 from penteract.engine import checkpoint
 from penteract.engine.executor.storages import Storages, bytes_of
@@ -98,7 +98,7 @@ def test_an_update_allocates_what_is_priced_and_keeps_what_is_priced(name: str) 
     norm = torch.ones((), dtype=run.trainer.run.totals.dtype)
     matrices = sorted((f for f in flats if f.bucket.optimizer_kind.by_matrix), key=lambda f: len(f.master))
     largest = {f.bucket.moments: f for f in matrices}
-    for flat, size in product(largest.values(), (2 * BLOCK, update.SLICE)):
+    for flat, size in product(largest.values(), (2 * MOMENT_BLOCK, update.SLICE)):
         ours.update(flat, ours.factors(norm))  # the tables of codes are there from then on
         with patch.object(update, "SLICE", size):
             with Storages() as seen:
@@ -156,4 +156,4 @@ def test_another_optimizer_does_not_go_on(tmp_path: Path) -> None:
 def _save(folder: Path, run: Small) -> None:
     slices = state_slices(run.trainer.program, run.state)
     extra = resume_settings(run.spec) | {"step": 1}
-    checkpoint.save(folder, 1, slices, extra, rank=0, world=1, barrier=lambda: None, keep=1)
+    checkpoint.save(folder, 1, slices, extra, rank=0, world=1, barrier=lambda: None)

@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from penteract.config.model import MoESpec
-from penteract.config.precision.policy import BLOCK, RECIPES
+from penteract.config.precision.policy import MOMENT_BLOCK, RECIPES
 from penteract.engine import checkpoint
 from penteract.engine.executor.storages import Storages, bytes_of
 from penteract.engine.optim import optimizer
-from penteract.engine.optim.moments import read, write
+from penteract.engine.optim.moments import dequantize, quantize
 from penteract.engine.session.saved import load_state, state_slices
 from penteract.readings.price import resident, update_workspace
 from penteract.step import update
-from precisions import BY_NAME, POLICIES, SMALL, Small, differ, kept, patterns
+from precisions import BY_NAME, POLICIES, SMALL, Small, differ, kept, master_weights, patterns
 from tolerances import DRIFT
 
 NAMES = sorted(POLICIES)
@@ -59,7 +59,7 @@ def test_an_update_allocates_what_is_priced_and_keeps_what_is_priced(name: str) 
     assert bytes_of(t for f in flats for t in f.buffers) == held
     norm = torch.ones((), dtype=run.trainer.run.totals.dtype)
     largest = {f.bucket.moments: f for f in sorted(flats, key=lambda f: len(f.master))}
-    for flat, size in product(largest.values(), (2 * BLOCK, update.SLICE)):
+    for flat, size in product(largest.values(), (2 * MOMENT_BLOCK, update.SLICE)):
         adamw.update(flat, adamw.factors(norm))  # the tables of codes are there from then on
         with patch.object(update, "SLICE", size), patch.object(optimizer, "SLICE", size):
             with Storages() as seen:
@@ -165,14 +165,16 @@ def test_a_loss_that_is_too_large_for_fp16_finds_its_scale() -> None:
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_codes_are_read_as_they_were_written(signed: bool) -> None:
-    wide = torch.randn(8 * BLOCK, generator=torch.Generator().manual_seed(1)).mul_(torch.logspace(-9, 3, 8 * BLOCK))
+    wide = torch.randn(8 * MOMENT_BLOCK, generator=torch.Generator().manual_seed(1)).mul_(
+        torch.logspace(-9, 3, 8 * MOMENT_BLOCK)
+    )
     if not signed:
         wide.square_()
-    wide[-BLOCK:] = 0
+    wide[-MOMENT_BLOCK:] = 0
     codes, scales = torch.zeros(len(wide), dtype=torch.uint8), torch.zeros(8)
-    write(codes, scales, wide.clone(), signed=signed)
-    once = read(codes, scales, torch.float32, signed=signed)
-    blocks, back = wide.view(8, BLOCK), once.view(8, BLOCK)
+    quantize(codes, scales, wide.clone(), signed=signed)
+    once = dequantize(codes, scales, torch.float32, signed=signed)
+    blocks, back = wide.view(8, MOMENT_BLOCK), once.view(8, MOMENT_BLOCK)
     most = blocks.abs().amax(1, keepdim=True)
     assert torch.equal(scales[:, None], most)
     decade = blocks.abs() > 0.1 * most
@@ -182,7 +184,7 @@ def test_codes_are_read_as_they_were_written(signed: bool) -> None:
     if not signed:
         assert (back[:-1] > 0).all()  # or a small second moment would make its step endless
     again, scales_again = torch.zeros_like(codes), torch.zeros_like(scales)
-    write(again, scales_again, once.clone(), signed=signed)
+    quantize(again, scales_again, once.clone(), signed=signed)
     assert torch.equal(codes, again) and torch.equal(scales, scales_again)
 
 
@@ -216,7 +218,7 @@ def test_precisions_read_each_other_rounded_once(tmp_path: Path) -> None:
     run.step(1)
     _save(tmp_path, run)
     load_state(checkpoint.latest(tmp_path), other.trainer.program, other.state)
-    theirs = {q.param.name: q.values for q in run.state.pieces("master")}
+    theirs = master_weights(run.state)
     for piece in other.state.pieces("master"):
         assert torch.equal(piece.values, theirs[piece.param.name].bfloat16())
 
@@ -247,9 +249,9 @@ def test_what_is_kept_in_fewer_bits_is_widened_and_narrowed_by_slices(tmp_path: 
     run.step(1)
     _save(tmp_path, run)
     before, program, shards = kept(run.state), run.trainer.program, [len(f.master) for f in run.state.flats]
-    wide, slice_ = 4 * 3 * sum(shards), 4 * 4 * 2 * BLOCK  # the master and two moments; a slice and its codes
+    wide, slice_ = 4 * 3 * sum(shards), 4 * 4 * 2 * MOMENT_BLOCK  # the master and two moments; a slice and its codes
     assert max(shards) * 4 > 2 * slice_
-    with patch.object(update, "SLICE", 2 * BLOCK):
+    with patch.object(update, "SLICE", 2 * MOMENT_BLOCK):
         with Storages() as seen:
             slices = list(state_slices(program, run.state))
         assert wide <= seen.peak <= wide + slice_
@@ -270,4 +272,4 @@ def _after(seen: Storages, load: Callable[..., object], *asked: object) -> objec
 
 def _save(folder: Path, run: Small) -> None:
     slices = state_slices(run.trainer.program, run.state)
-    checkpoint.save(folder, 1, slices, {}, rank=0, world=1, barrier=lambda: None, keep=1)
+    checkpoint.save(folder, 1, slices, {}, rank=0, world=1, barrier=lambda: None)

@@ -41,6 +41,7 @@ def of_layout(found: Plan) -> Record:
     parts = {part: rounded(seconds) for part, seconds in time.parts.items()}
     return {
         "layout": as_axes(timed.layout),
+        "gradient_accumulation_steps": timed.layout.gradient_accumulation_steps,
         "fits": found.fits(estimate),
         "allocated_gib": round(gib(estimate.allocated), 2),
         "memory": {**estimate.memory, "allocated": estimate.allocated},

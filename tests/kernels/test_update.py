@@ -12,14 +12,16 @@ import torch
 
 from penteract.config.layout import Layout
 from penteract.config.optimizers import OptimizerName
-from penteract.config.precision.policy import BLOCK, RECIPES, Policy
+from penteract.config.precision.policy import MOMENT_BLOCK, RECIPES, Policy
 from penteract.config.run import Optimizer
 from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.executor.state import Flat, TrainingState, allocate
 from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels import registry
 from penteract.engine.kernels.kernel import TorchKernel
-from penteract.engine.kernels.triton.update import TILE, Update
+from penteract.engine.kernels.triton.optimizer.adamw import Form
+from penteract.engine.kernels.triton.optimizer.adamw import update as update_plain
+from penteract.engine.kernels.triton.optimizer.shard_update import TILE, Update
 from penteract.engine.optim import moments
 from penteract.engine.optim.optimizer import AdamW
 from penteract.engine.session import trainer
@@ -73,7 +75,7 @@ def wide(flat: Flat) -> dict[str, torch.Tensor]:
     return {
         "mean": flat.read("mean", whole, torch.float32).clone(),
         "square": flat.read("square", whole, torch.float32).clone(),
-        "master": flat.master.float().clone(),
+        "master": flat.read("master", whole, torch.float32).clone(),
         "parameter": flat.own_parameter.float().clone(),
     }
 
@@ -124,6 +126,8 @@ def _close(adamw: AdamW, ours: Flat, theirs: Flat, before: dict[str, torch.Tenso
     for kind, there in then.items():
         buffer = {"master": ours.master, "parameter": ours.own_parameter}.get(kind)
         narrow = (ours.moments[kind] if buffer is None else buffer).dtype  # type: ignore[index]
+        if kind == "master" and ours.splits_master:
+            narrow = torch.float32
         gap = (now[kind] - there).abs()
         if narrow == torch.float32:
             assert (gap <= off[kind] + tiny).all(), (kind, (gap / (off[kind] + tiny)).max())
@@ -152,6 +156,26 @@ def test_averages_that_forget_fast_are_those_by_torch() -> None:
             reference.update(theirs, reference.factors(norm))
             kernel.update(flat, kernel.factors(norm))
             _close(reference, flat, theirs, before, norm)
+
+
+@pytest.mark.parametrize(
+    "form", [Form(1024, 4), Form(4096, exact=True), Form(512, 4, fused=False, stream=True)], ids=str
+)
+def test_every_form_of_the_plain_kernel_is_as_close(form: Form) -> None:
+    """It is chosen by its speed."""
+    ours = state(EVERY["bf16"])
+    reference, _ = optimizer_kinds(ours)
+    norm = torch.tensor(FINITE, device=DEVICE)
+    factors, numbers = reference.factors(norm), (1 - SPEC.betas[1], SPEC.epsilon)
+    draw(ours, 1)
+    for flat in ours.flats:
+        theirs, before = deepcopy(flat), wide(flat)
+        reference.update(theirs, factors)
+        buffers = flat.moments["mean"], flat.moments["square"], flat.master, flat.own_parameter
+        update_plain(
+            flat.own_gradient, *buffers, factors.good, reference.nonfinite, numbers, decay=flat.bucket.decay, form=form
+        )
+        _close(reference, flat, theirs, before, norm)
 
 
 # ---- overflows ---------------------------------------------------------------------------------------------------
@@ -192,9 +216,9 @@ def test_slices_are_moved_as_the_whole(name: str) -> None:
     for flat in ours.flats:
         whole, n = deepcopy(flat), len(flat.master)
         kernel.update(whole, kernel.factors(norm))
-        for begin in range(0, n, 3 * BLOCK):
-            at = slice(begin, min(begin + 3 * BLOCK, n))
-            blocks = slice(at.start // BLOCK, at.stop // BLOCK)
+        for begin in range(0, n, 3 * MOMENT_BLOCK):
+            at = slice(begin, min(begin + 3 * MOMENT_BLOCK, n))
+            blocks = slice(at.start // MOMENT_BLOCK, at.stop // MOMENT_BLOCK)
             here = {kind: x[blocks if kind.endswith("/scales") else at] for kind, x in flat.optimizer_state.items()}
             kernel.update(flat.part(at, here), kernel.factors(norm))
         assert not differ(bits(whole), bits(flat))
@@ -203,19 +227,19 @@ def test_slices_are_moved_as_the_whole(name: str) -> None:
 @pytest.mark.parametrize("signed", [True, False])
 def test_codes_are_those_of_bucketize_at_and_beside_every_border(signed: bool) -> None:
     """Averages that forget all: each is the gradient, or its square."""
-    borders = moments.code(DEVICE, signed=signed).borders
-    near = torch.cat([borders, torch.nextafter(borders, borders - 9), torch.nextafter(borders, borders + 9)]).clamp(
-        -1, 1
-    )
-    values = torch.cat([near, near.new_ones(4 * BLOCK - len(near))])
-    values.view(-1, BLOCK)[:, 0] = 1
+    midpoints = moments.codebook(DEVICE, signed=signed).midpoints
+    near = torch.cat(
+        [midpoints, torch.nextafter(midpoints, midpoints - 9), torch.nextafter(midpoints, midpoints + 9)]
+    ).clamp(-1, 1)
+    values = torch.cat([near, near.new_ones(4 * MOMENT_BLOCK - len(near))])
+    values.view(-1, MOMENT_BLOCK)[:, 0] = 1
     flat, kind = _alone(len(values)), "mean" if signed else "square"
     flat.gradient.copy_(values if signed else values.sqrt())
     spec = replace(SPEC, betas=(0.0, 0.0), clip_norm=0.0)
     adamw = AdamW(spec, DEVICE, kernel=Update(spec))
     adamw.update(flat, adamw.factors(torch.ones((), device=DEVICE)))
     codes, scales = torch.zeros_like(flat.moments["mean"]), torch.zeros_like(flat.scales["mean"])
-    moments.write(codes, scales, flat.gradient.clone() if signed else flat.gradient.square(), signed=signed)
+    moments.quantize(codes, scales, flat.gradient.clone() if signed else flat.gradient.square(), signed=signed)
     assert torch.equal(flat.moments[kind], codes) and torch.equal(flat.scales[kind], scales)  # type: ignore[index]
     assert len(codes.unique()) > 250
 
@@ -224,7 +248,7 @@ def _alone(n: int) -> Flat:
     """A shard in fp32 with codes."""
     own, codes = torch.zeros(n, device=DEVICE), torch.zeros(n, dtype=torch.uint8, device=DEVICE)
     bucket = Bucket((), (), n, (0,), False, False, (0,), (0,), moments="int8")
-    scales = {kind: torch.zeros(n // BLOCK, device=DEVICE) for kind in ("mean", "square")}
+    scales = {kind: torch.zeros(n // MOMENT_BLOCK, device=DEVICE) for kind in ("mean", "square")}
     moments = {"mean": codes, "square": codes.clone()}
     return Flat(bucket, range(n), own, own.clone(), None, None, own, moments, scales, True)  # type: ignore[arg-type]
 
@@ -279,7 +303,7 @@ def test_a_layout_has_a_trainer_move_by_the_kernel(kind: OptimizerName) -> None:
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="small trainers are on the CPU")
 def test_what_lies_on_the_host_is_moved_alike() -> None:
     here, _ = trained(CODED, elementwise="triton")
-    with patch.object(step_update, "SLICE", 4 * BLOCK):
+    with patch.object(step_update, "SLICE", 4 * MOMENT_BLOCK):
         there, _ = trained(CODED, elementwise="triton", offload_optimizer=True)
     assert there.trainer.run.streamed is not None and len(there.state.staging) == 3
     assert not differ(kept(here.state), kept(there.state))

@@ -13,7 +13,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.run import Optimizer
 from penteract.engine.executor.state import Buffers, Flat
-from penteract.engine.kernels.triton.update import TILE, Update
+from penteract.engine.kernels.triton.optimizer.shard_update import TILE, Update
 from penteract.engine.optim.optimizer import AdamW
 from penteract.engine.optim.stochastic_rounding import ParameterSlice
 from penteract.ops.params import Param, Shard

@@ -73,8 +73,8 @@ def test_what_divides_by_rule_is_a_fraction_and_cancels(numbers: dict[str, int])
     at = named(numbers | {"S": numbers["S"] * numbers["cp"] * numbers["tp"]})
     shard = at["S"] // at["cp"] // at["tp"]
     assert expression_of(shard).show() == "S/(cp·tp)"
-    assert expression_of(shard * at["tp"] * at["cp"]) == Expression.name("S")
-    assert expression_of(at["D"] * (at["S"] + at["F"]) // (at["S"] + at["F"])) == Expression.name("D")
+    assert expression_of(shard * at["tp"] * at["cp"]) == Expression.symbol("S")
+    assert expression_of(at["D"] * (at["S"] + at["F"]) // (at["S"] + at["F"])) == Expression.symbol("D")
 
 
 def test_printing() -> None:
@@ -121,5 +121,5 @@ def test_every_name_has_a_meaning_and_a_number() -> None:
     named_model, cut, length = symbolic(m, layout, 128)
     assert (named_model, cut, length) == (m, layout, 128)
     assert list(LEGEND) == sorted(values(m, layout, 128), key=list(LEGEND).index)
-    assert expression_of(cut.expert_tp) == Expression.name("tp")
-    assert named_model.moe is not None and expression_of(named_model.moe.ffn_size) == Expression.name("Fx")
+    assert expression_of(cut.expert_tp) == Expression.symbol("tp")
+    assert named_model.moe is not None and expression_of(named_model.moe.ffn_size) == Expression.symbol("Fx")

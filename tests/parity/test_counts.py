@@ -39,7 +39,7 @@ def told(rank: int, groups: ProcessGroups, case: Case, steps: int) -> list[str]:
     counts, wrong = [target_counts(p, mine) for mine in drawn], list[str]()
     for n, mine in enumerate(drawn):
         for run in (counting, ahead):
-            run.batches = [constants(p, CPU) | micro_batch(p, samples, CPU) for samples in mine]
+            run.micro_batches = [constants(p, CPU) | micro_batch(p, samples, CPU) for samples in mine]
             run.optimizer.step.fill_(n + 1)  # type: ignore[union-attr]
         counting.counts.copy_(torch.tensor(counts[n]))
         walk(p, counting, counted=False)

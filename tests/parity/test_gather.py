@@ -113,7 +113,7 @@ def resumed(rank: int, groups: ProcessGroups, cases: tuple[Case, Case], folder: 
     assert len([*train(first, 2)]) == 2
     barrier = partial(dist.barrier, group=groups[tuple(range(world))])
     checkpoint.save(
-        folder, 2, state_slices(first.p, first.state), {}, rank=rank, world=world, barrier=barrier, keep=1
+        folder, 2, state_slices(first.p, first.state), {}, rank=rank, world=world, barrier=barrier
     )  # fmt: skip
     load_state(checkpoint.latest(folder), second.p, second.state)
     after_load(second)

@@ -22,6 +22,7 @@ LAYOUTS = [
     Layout(dp=2, zero=3),
     Layout(dp=2, ep=2, gradient_accumulation_steps=2),
     Layout(dp=2, ep=2, zero=2, recompute=("send", "permute", "expert_linear")),
+    Layout(dp=2, ep=2, recompute=("enter", "counts", "expert_offsets", "choices")),
     Layout(tp=2, expert_tp=2),
     Layout(dp=2, tp=2, ep=2),
     Layout(pp=2, schedule="zb_h1", gradient_accumulation_steps=3),

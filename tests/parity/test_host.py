@@ -20,7 +20,7 @@ from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.executor.device import Cpu
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.storages import bytes_of
-from penteract.engine.kernels.reference import REFERENCE
+from penteract.engine.kernels.registry import kernels
 from penteract.engine.optim.optimizer import AdamW
 from penteract.readings.layers.expert_load import Recorded
 from penteract.readings.price import price
@@ -57,7 +57,7 @@ class Counted(Cpu):
 
 def trained(p: Program, groups: ProcessGroups, steps: int) -> tuple[Run, list[torch.Tensor]]:
     """A few steps with updates, and all that was left at the end: gradients and totals too."""
-    run = _prepare(p, groups, dict(REFERENCE))
+    run = _prepare(p, groups, kernels(p, CPU))
     counts = run.counts.clone()
     run.optimizer = AdamW(Optimizer(learning_rate=3e-3, weight_decay=0.1), CPU, 0, run.state.scaling)
     run.optimizer.rate.fill_(3e-3)

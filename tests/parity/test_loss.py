@@ -53,7 +53,7 @@ def _validation_samples(layout: Layout) -> torch.Tensor:
     initialise(p, state, 0)
     run = Run(p, state, Gloo(0), dict(REFERENCE), Fresh("fp64", CPU))
     drawn = [sample(0, 16, PLAIN.vocab_size)]
-    run.batches = [constants(p, CPU) | micro_batch(p, drawn, CPU)]
+    run.micro_batches = [constants(p, CPU) | micro_batch(p, drawn, CPU)]
     run.counts.copy_(torch.tensor(target_counts(p, [drawn])))
     walk_forward(p, run)
     return run.totals[1:-1]

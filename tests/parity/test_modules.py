@@ -21,7 +21,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.precision.fp8 import usual
-from penteract.config.precision.policy import BLOCK, RECIPES, Policy
+from penteract.config.precision.policy import MOMENT_BLOCK, RECIPES, Policy
 from penteract.engine.dtypes import DTYPES
 from penteract.engine.executor.state import allocate
 from penteract.engine.executor.storages import bytes_of
@@ -69,7 +69,7 @@ def test_moments_are_what_the_last_pattern_says_and_take_what_is_priced(
             said = [dtype for names, dtype in drawn if fnmatchcase(q.name, names)]
             wanted = said[-1] if said else "int8"
             assert {t.dtype for t in flat.moments.values()} == {DTYPES[wanted]}, q.name
-            scales = [len(t) * BLOCK for t in flat.scales.values()]  # whole blocks of them
+            scales = [len(t) * MOMENT_BLOCK for t in flat.scales.values()]  # whole blocks of them
             assert scales == [len(flat.master)] * len(flat.moments) * (wanted == "int8")
             seen[q.name] += 1
     assert seen == Counter(q.name for q in p.params)

@@ -56,7 +56,7 @@ def losses(run: Run) -> list[float]:
     for step in range(STEPS):
         run.optimizer.step.fill_(step + 1)
         mine = [[sample(i, p.sequence_length, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
-        run.batches = [constants(p, CPU) | micro_batch(p, samples, CPU) for samples in mine]
+        run.micro_batches = [constants(p, CPU) | micro_batch(p, samples, CPU) for samples in mine]
         run.counts.copy_(torch.tensor(target_counts(p, mine)))
         walk(p, run, counted=False)
         out.append(run.totals[1].item())

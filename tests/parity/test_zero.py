@@ -92,7 +92,7 @@ def lasting(rank: int, groups: ProcessGroups, case: Case) -> int:
         run = trainer(case, p, groups)
         list(train(run, 2))
         run.settle_parameters()
-        run.batches = []
+        run.micro_batches = []
         gc.collect()
         return storages.now
 

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penteract.config.case import Case
-from penteract.config.hardware import Cluster
+from penteract.config.hardware import Cluster, cluster
 from penteract.config.layout import CP_METHODS, Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.presets import TINY, preset
@@ -166,6 +166,19 @@ def test_pins_hold(pins: dict[str, tuple[object, ...]], kept: object) -> None:
     assert legal
     assert all(map(kept, legal))  # type: ignore[arg-type]
     assert space.enumerated == len(legal) + refused.total()
+
+
+def test_experts_kernels_are_tried_where_they_fit() -> None:
+    """Rows of a rank's part of an expert are a multiple of eight numbers, or the reference multiplies them."""
+    model = replace(TINY, moe=MoESpec(experts=4, top_k=2, ffn_size=24))
+    ask = replace(asked(model, 2, 256, 4), cluster=cluster("2xH200"))
+    chosen = {(lay.expert_tp, lay.experts) for lay in layouts(Space(ask), Counter())}
+    assert chosen == {(1, "grouped"), (2, "reference")}
+    space, refused = Space(replace(ask, pins={"experts": ("reference", "grouped")})), Counter[str]()
+    legal = list(layouts(space, refused))
+    assert {(lay.expert_tp, lay.experts) for lay in legal} == {(1, "reference"), (1, "grouped"), (2, "reference")}
+    assert space.enumerated == len(legal) + refused.total()
+    assert any("takes rows of a multiple of" in why for why in refused)
 
 
 def test_reasons_have_no_numbers_of_their_own() -> None:

@@ -34,15 +34,17 @@ NARROW = replace(RECIPES["bf16"], reduce="bf16")
 PRECISIONS = [RECIPES["fp64"], RECIPES["bf16"], NARROW]
 OPTIMIZERS = [PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 2))]
 WORK = {"narrow": "narrow gradients", "widen": "widen gradients", "wait_reduce_scatter": "add gradients",
-"measure": "squares",
+"measure": "gradient norm: squares",
         "update": "update", "code": "code"}  # fmt: skip
 BESIDE_NOTES = {"largest weights", "orthogonalise"}  # computed by what an observer takes for one thing
 Event = tuple[Any, ...]
 
 
-def steps_of(case: Case, *, jumps: bool = True) -> StepClock:
+def steps_of(case: Case, *, skip_repeats: bool = True) -> StepClock:
     composer = Composer(case.model, case.sequence_length, policy(case.precision), case.optimizer_kinds)
-    return StepClock(composer, NODE, Rates.of(NODE, "bf16", fp8=composer.policy.fp8 is not None), jumps=jumps)
+    return StepClock(
+        composer, NODE, Rates.of(NODE, "bf16", fp8=composer.policy.fp8 is not None), skip_repeats=skip_repeats
+    )
 
 
 class Told:

@@ -106,7 +106,7 @@ def test_long_schedules_hold_what_short_ones_foretell(
     name: str, pp: int, vpp: int, more: int, data: st.DataObject
 ) -> None:
     schedule = schedule_of(name)
-    vpp = min(vpp, schedule.most_vpp)
+    vpp = min(vpp, schedule.max_vpp)
     micros = schedule.steady_after(pp, vpp) + (1 + more) * schedule.round(pp)
     rank = data.draw(st.integers(0, pp - 1))
     ends = ["Inp", "Wgt"] if schedule.split_backward else ["Bwd"]

@@ -40,7 +40,7 @@ def test_jumped_is_unrolled_and_one_more_step_takes_as_long(
     model = replace(case.model, layers=case.model.layers + deeper)
     composer, node = Composer(model, case.sequence_length, RECIPES["bf16"]), cluster(where)
     rates = replace(Rates.of(node, "bf16"), launch=launch, launches={})
-    unrolled = StepClock(composer, node, rates, jumps=False).build(lay, 0)
+    unrolled = StepClock(composer, node, rates, skip_repeats=False).build(lay, 0)
     while not unrolled.steady:
         unrolled.step()
     played, took = len(unrolled.ends), unrolled.last
@@ -130,7 +130,7 @@ def test_steps_that_never_settle_are_a_bug(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Ranks, "steady", False)
     module = sys.modules["penteract.readings.time.step"]
     monkeypatch.setattr(module, "largest_change", lambda ranks: ranks.last)
-    monkeypatch.setattr(module, "_MOST", 70)
+    monkeypatch.setattr(module, "_MAX_STEPS", 70)
     with pytest.raises(Bug, match="UNSTEADY") as caught:
         _slow_hosts().ranks(SMALL_BUCKETS)
     assert caught.value.exit_code == 70
@@ -144,5 +144,5 @@ def test_steps_that_jump_at_other_turns_are_not_joined(vocab_size: int, tied: bo
     lay = Layout(dp=2, pp=2, vpp=2, schedule="interleaved", zero=3, gradient_accumulation_steps=micros)
     composer, node = Composer(model, 64, RECIPES["bf16"]), cluster("8xH100")
     rates = replace(Rates.of(node, "bf16"), launch=84e-6, launches={})
-    jumped, unrolled = (StepClock(composer, node, rates, jumps=jumps) for jumps in (True, False))
+    jumped, unrolled = (StepClock(composer, node, rates, skip_repeats=skip_repeats) for skip_repeats in (True, False))
     assert jumped.step(lay) == unrolled.step(lay)

@@ -92,6 +92,6 @@ def _run(p: Program) -> Run:
     initialise(p, state, 0)
     run = Run(p, state, Gloo(0), dict(REFERENCE), Fresh("bf16", cpu))
     drawn = [sample(0, p.sequence_length, p.model.vocab_size)]
-    run.batches = [constants(p, cpu) | micro_batch(p, drawn, cpu)]
+    run.micro_batches = [constants(p, cpu) | micro_batch(p, drawn, cpu)]
     run.counts.copy_(torch.tensor(target_counts(p, [drawn])))
     return run

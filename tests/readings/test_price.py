@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from penteract import Cluster, Layout, ModelSpec, MoESpec, estimate
+from penteract import Cluster, Layout, ModelSpec, MoESpec, estimate, plan
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine.executor.state import allocate
 from penteract.engine.executor.storages import bytes_of
@@ -71,12 +71,15 @@ def test_what_stays_is_what_is_allocated(layout: Layout, precision: str | Policy
 
 
 def test_shards_share_what_the_optimizer_keeps() -> None:
-    """Adam in bf16 keeps 12 bytes an element: over d ranks each has 12/d (Rajbhandari 2019, 1910.02054, §5.1)."""
-    layouts = (Layout(dp=8), Layout(dp=8, zero=1))
-    whole, cut = (price(compile_step(DENSE, lay, 64, precision="bf16")) for lay in layouts)
+    """Adam in bf16 keeps 12 bytes an element: over d ranks each has 12/d (Rajbhandari 2019, 1910.02054, §5.1). Split
+    master weights need 2 less."""
+    layouts, precision = (Layout(dp=8), Layout(dp=8, zero=1)), replace(RECIPES["bf16"], master="fp32")
+    whole, cut = (price(compile_step(DENSE, lay, 64, precision=precision)) for lay in layouts)
     elements = whole.resident["parameters"] // 2
     padding = len(compile_step(DENSE, layouts[1], 64).buckets) * 8 * UNIT
     assert whole.resident["optimizer"] == 12 * elements
+    split = price(compile_step(DENSE, layouts[0], 64, precision="bf16"))
+    assert split.resident == whole.resident | {"optimizer": 10 * elements}
     assert 0 <= cut.resident["optimizer"] - 12 * elements / 8 <= 12 * padding / 8
     group = tuple(range(8))
     assert whole.wires["all_reduce", group] - cut.wires["all_reduce", group] == 4 * elements
@@ -141,6 +144,18 @@ def test_a_layout_fits_where_there_are_devices_and_memory_for_it() -> None:
     assert estimate(DENSE, layout, Cluster(gpus=4, memory_gib=80), sequence_length=64).fits is True
     assert estimate(DENSE, layout, Cluster(gpus=2, memory_gib=80), sequence_length=64).fits is False
     assert estimate(DENSE, layout, Cluster(gpus=4, memory_gib=1e-4), sequence_length=64).fits is False
+
+
+def test_what_fits_is_what_the_planner_says() -> None:
+    """Between usable memory and all of it a layout does not fit; both have one default precision."""
+    found = plan(replace(DENSE, max_positions=64), "8xH200", sequence_length=64, batch="8seqs", layout="dp=8,zero=1")
+    best = found.best
+    alike = estimate(found.ask.model, best.layout, found.ask.cluster, sequence_length=64)
+    assert (alike.allocated, alike.fits) == (best.estimate.allocated, found.fits(best.estimate)) and alike.fits
+    nearly = Cluster(gpus=8, memory_gib=alike.allocated_gib / 0.95)
+    assert estimate(found.ask.model, best.layout, nearly, sequence_length=64).fits is False
+    assert not replace(found, ask=replace(found.ask, cluster=nearly)).fits(best.estimate)
+    assert estimate(found.ask.model, best.layout, nearly, sequence_length=64, headroom=0.04).fits
 
 
 def test_refusals() -> None:

@@ -20,9 +20,10 @@ from layouts import Case
 from penteract.config import catalog
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.policy import RECIPES, Policy
-from penteract.engine.executor import named
+from penteract.engine.executor import profiled
 from penteract.ops.offload import OFFLOAD_OPS
 from penteract.readings.estimator import Estimator
 from penteract.readings.ideal import PARTS
@@ -31,10 +32,11 @@ from penteract.readings.time.clock import PS
 from penteract.readings.time.ranks import Ranks
 from penteract.readings.time.step import StepClock
 from penteract.readings.time.timeline import Event, Timeline, timeline
-from penteract.readings.time.trace import COMPUTED, kind, program, write_trace
+from penteract.readings.time.trace import COMPUTED, kind, program, shown_name, write_trace
 from penteract.step import names
 from penteract.step.walk import Silent, walk
 from strategies import cases, coded_cases
+from tiny import SIZES
 
 NODE = cluster("8xH100")
 NARROW = replace(RECIPES["bf16"], reduce="bf16")
@@ -154,8 +156,8 @@ def names_of_a_run(steps: StepClock, layout: Layout, stage: int) -> list[str]:
         found.extend(name.split(" · "))
         yield
 
-    with patch.object(named, "record_function", record):
-        walk(Idle.p, named.Named(Idle()))  # type: ignore[arg-type]
+    with patch.object(profiled, "record_function", record):
+        walk(Idle.p, profiled.ProfiledRun(Idle()))  # type: ignore[arg-type]
     return found
 
 
@@ -171,6 +173,13 @@ def test_trace_has_every_event_and_the_memory_of_the_price(question: tuple[Estim
     check_trace(*question)
 
 
+def test_groups_of_equal_size_have_tracks_of_their_own() -> None:
+    """Of what two stages share, and of what one stage shards: two streams, two tracks."""
+    experts = MoESpec(experts=4, top_k=1, ffn_size=24)
+    model = ModelSpec(**SIZES, mtp_layers=1, mtp_loss_coefficient=0.7, moe=experts)
+    check_trace(Estimator(model, NODE, 16, RECIPES["bf16"]), Layout(tp=4, pp=2, zero=1))
+
+
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(coded_cases())
 def test_and_where_weights_travel_as_codes(case: Case) -> None:
@@ -183,7 +192,7 @@ def check_trace(prices: Estimator, lay: Layout) -> None:
     spans = [row for row in rows if row["ph"] == "X"]
     tracks = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
     assert sorted((s["pid"] - 1, tracks[s["tid"]], s["name"], round(s["ts"] * 1000)) for s in spans) == sorted(
-        (e.stage, e.stream, e.name, (e.start + 500) // 1000) for e in told.events
+        (e.stage, e.stream, shown_name(e)[0], (e.start + 500) // 1000) for e in told.events
     )
     assert all(s["ts"] >= 0 and s["dur"] >= 0 and s["cat"] for s in spans)
     for whole in (round, int):  # how Perfetto reads times: as it is now, and before; it drops what overlaps
@@ -219,7 +228,7 @@ def test_tracks_are_in_order() -> None:
     rows = traced(Estimator(replace(catalog.model("llama-3.2-1b"), layers=8), cluster("8xH200"), 4096), lay)
     named = sorted((row["tid"], row["args"]["name"]) for row in rows if row["name"] == "thread_name")
     assert [name for tid, name in named if tid // 1000 == 2] == [
-        "compute", "host", "tp (2 ranks)", "world (8 ranks)", "values from stage 0", "values to stage 2",
+        "compute", "host", "tp (2 ranks)", "world (8 ranks)", "activations from stage 0", "activations to stage 2",
         "gradients from stage 2", "gradients to stage 0",
     ]  # fmt: skip
     assert all(row["args"]["sort_index"] == row["tid"] for row in rows if row["name"] == "thread_sort_index")

@@ -46,16 +46,14 @@ def known() -> Iterator[None]:
 
 
 def layout(schedule: Schedule, pp: int, rounds: int, **more: int) -> Layout:
-    return Layout(
-        pp=pp, vpp=schedule.least_vpp, schedule=schedule.name, gradient_accumulation_steps=pp * rounds, **more
-    )
+    return Layout(pp=pp, vpp=schedule.min_vpp, schedule=schedule.name, gradient_accumulation_steps=pp * rounds, **more)
 
 
 @every_one
 @settings(max_examples=30)
 @given(st.integers(2, 6), st.integers(2, 4), st.integers(1, 40))
 def test_is_sound(schedule: Schedule, pp: int, vpp: int, micros: int) -> None:
-    vpp = int(min(vpp, schedule.most_vpp))
+    vpp = int(min(vpp, schedule.max_vpp))
     assume(breach(schedule.name, pp, vpp, micros) is None)
     check(action_lists(schedule.name, pp, vpp, micros), schedule.placement(pp, vpp), micros)
     members = tuple((c, ("Fwd", "Bwd")) for c in range(vpp))
@@ -79,7 +77,7 @@ def test_is_timed_as_if_no_turn_were_jumped(schedule: Schedule, zero: int, round
     composer, rates = Composer(TIED, 16, "bf16"), Rates.of(NODE, "bf16")
     lay = layout(schedule, 4, rounds, dp=2, zero=zero)
     steps = StepClock(composer, NODE, rates)
-    assert steps.seconds(lay) == StepClock(composer, NODE, rates, jumps=False).seconds(lay)
+    assert steps.seconds(lay) == StepClock(composer, NODE, rates, skip_repeats=False).seconds(lay)
     assert 0 < Bounds(steps).of(lay) <= steps.seconds(lay)
 
 
@@ -94,7 +92,7 @@ def test_is_planned(schedule: Schedule) -> None:
     """Among the others, and by itself."""
     found = plan("tiny", "8xH100", sequence_length=256, batch="64seqs", fix=f"pp=2,schedule={schedule.name}")
     assert {timed.layout.schedule for timed in found.layouts} == {schedule.name}
-    assert (schedule.name, schedule.least_vpp) in Space(replace(found.ask, pins={})).pipelines(2)
+    assert (schedule.name, schedule.min_vpp) in Space(replace(found.ask, pins={})).pipelines(2)
 
 
 @pytest.mark.parametrize("case", [
@@ -119,6 +117,6 @@ def test_what_is_no_placement_is_refused(stages: tuple[tuple[int, ...], ...]) ->
 
 def test_every_placement_knows_the_way_back() -> None:
     for schedule in SCHEDULES.values():
-        placement = schedule.placement(3, schedule.least_vpp)
+        placement = schedule.placement(3, schedule.min_vpp)
         for stage, (rank, chunk) in enumerate(placement.owning_stages):
             assert placement.stages[rank][chunk] == stage

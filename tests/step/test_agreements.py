@@ -84,7 +84,8 @@ def test_a_step_by_hand() -> None:
     said = asked(p)
     assert said == [
         "scales", "calls", *(f"widen {b}" for b in order), "routed counts over stage",
-        "largest values over stage", *(f"measure {b}" for b in buckets), "norm and losses over world", "factors",
+        "largest values over stage", *(f"measure {b}" for b in buckets), "gradient norm and losses over world",
+        "factors",
         *(f"update {b}" for b in reversed(buckets)),
     ]  # fmt: skip
     first = Asked()
@@ -98,7 +99,7 @@ def test_validation_counts_and_adds_its_losses_up() -> None:
     p = compile_step(DENSE, Layout(dp=2), 32, training=False)
     reading = Asked()
     walk_forward(p, reading)
-    assert reading.said == ["target tokens over dp", "scales", "calls", "norm and losses over world"]
+    assert reading.said == ["target tokens over dp", "scales", "calls", "gradient norm and losses over world"]
 
 
 def test_sums_are_waited_for_in_the_order_in_which_they_were_put_on_the_wire() -> None:

@@ -18,7 +18,14 @@ from penteract.cli.overrides import split_overrides
 from penteract.config.files.keys import nearest_key, show_key
 from penteract.errors import BadInput, Bug, PenteractError
 
-VERBS = ("plan", "train", "convert", "doctor", "init")  # each a module of this folder, with a function of its name
+VERBS = (
+    "plan",
+    "train",
+    "checkpoints",
+    "convert",
+    "doctor",
+    "init",
+)  # each a module of this folder, with a function of its name
 
 _HELP = "Train large language models split over many GPUs, and see what each way to split them does."
 _EXAMPLES = (
@@ -46,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PenteractError as error:
         return _report(error, output)
     except CycloptsError as error:
-        return _report(_usage(error), output)
+        return _report(_usage(error, next((word for word in words if word in VERBS), "")), output)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -92,15 +99,16 @@ def _examples(examples: Sequence[str]) -> str:
     return "Examples:\n\n" + "\n".join(f"- {line}" for line in examples)
 
 
-def _usage(error: CycloptsError) -> BadInput:
-    """A parse error of the command line as one line. The fix for a run's key without its section names the section."""
+def _usage(error: CycloptsError, verb: str) -> BadInput:
+    """A parse error of the command line as one line, with the help of the verb in use. The fix for a run's key without
+    its section names the section."""
     token = getattr(error, "token", None)
     word = str(getattr(token, "keyword", None) or getattr(token, "value", "")).removeprefix("--")
     near = nearest_key(word) if isinstance(error, UnknownOptionError) and word else ""
     if near.endswith(f".{word}"):
         return BadInput("USAGE", "a value of the run is named with its section", found=f"--{word}", fix=f"--{near}")
     what = " ".join(str(error).split()) or "the command line is not understood"
-    return BadInput("USAGE", what[:300], fix="penteract --help")
+    return BadInput("USAGE", what[:300], fix=f"penteract {verb} --help" if verb else "penteract --help")
 
 
 def _report(error: PenteractError, output: _ErrorOutput) -> int:

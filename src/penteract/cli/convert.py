@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from penteract.cli.weights import Source, find_weights, model_words, tokenizer_of
+from penteract.cli.weights import Source, find_weights, model_words, tokenizer_of, tokenizer_setting
 from penteract.config.files.keys import keys
 from penteract.config.rules.resolve import Resolved, resolve
 from penteract.engine.hf.folder import open_folder
@@ -67,6 +67,8 @@ def convert(
     )
     made = engine.from_hf(source.path, to, resolved, how) if resolved else engine.to_hf(source.path, to, how)
     _finish(made, to, json)
+    if not json and not source.theirs and tokenizer_setting(source) == "bytes":
+        print("no tokenizer written: the run used bytes")
     return 0
 
 

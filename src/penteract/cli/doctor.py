@@ -83,5 +83,7 @@ def _show(findings: Sequence[Finding]) -> None:
         for line in drawn.get().splitlines():
             console.out(line.rstrip(), highlight=False)
     states = [f.state for f in findings]
-    counts = ", ".join(f"{s}: {states.count(s)}" for s in ("bad", "warn", "note") if s in states) or "all ok"
-    console.print(Text(f"{counts}. {'Nothing can be trained as it is' if 'bad' in states else 'A run can start'}."))
+    names = {"bad": "error", "warn": "warning", "note": "note"}
+    counts = [f"{n} {name}{'s' * (n > 1)}" for state, name in names.items() if (n := states.count(state))]
+    counts += ["no errors"] * ("bad" not in states)
+    console.print(Text(f"{', '.join(counts)}: {'no run' if 'bad' in states else 'a run'} can start."))

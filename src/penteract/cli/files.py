@@ -87,7 +87,7 @@ def _write(path: Path, found: Plan, chosen: Timed) -> None:
                        found=f"{gib(chosen.estimate.allocated):.1f} GiB a GPU",
                        allowed=f"{gib(found.ask.usable):.1f} GiB", fix="another layout, or more GPUs")  # fmt: skip
     try:
-        path.write_text(run_file(_ask_for(found, chosen), chosen.layout), encoding="utf-8")
+        path.write_text(run_file(_ask_for(found, chosen), chosen.layout, path.name), encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         raise BadInput(
             "FILE", "cannot be written", where="--out", found=path, fix="name a file in a folder that exists"

@@ -17,16 +17,16 @@ from penteract.api import plan as ask_plan
 from penteract.cli.files import check_files, not_written, report_if_stopped, write_all
 from penteract.cli.overrides import parts_of_precision
 from penteract.cli.progress import ProgressLine, on_a_terminal
+from penteract.config.hardware import HEADROOM
 from penteract.config.mesh import Mesh
 from penteract.errors import BadInput
-from penteract.planner.ask import HEADROOM
 from penteract.planner.options import check_option, check_options
 from penteract.planner.plan import Plan, estimator
 from penteract.planner.report.as_json import as_dict, budget
-from penteract.planner.report.as_text import as_text_whole, basis, spent, stopped
+from penteract.planner.report.as_text import as_text_whole, basis, spent, stopped, wrapped
 from penteract.planner.report.catalogue import catalogue, catalogue_rows
 from penteract.planner.report.explain import contest, explain, named
-from penteract.planner.report.whatif import what_if
+from penteract.planner.report.whatif import sentence, what_if
 from penteract.planner.search.best import Timed
 from penteract.planner.search.collector import uncollected
 from penteract.planner.search.progress import Stopped
@@ -65,7 +65,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         str | None,
         Parameter(
             help="Search with axes held, a slash between choices: tp=2/4,recompute=none. "
-            "Axes are those of the table, and the keys of run files under parallel and memory."
+            "Axes are those of the table, and the keys of run files under parallel, memory and kernels."
         ),
     ] = None,
     tp_across_nodes: Annotated[bool, Parameter(negative="", help="Let tensor groups span nodes.")] = False,
@@ -119,7 +119,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         )  # fmt: skip
     searched = perf_counter() - started
     if not found.complete:
-        print(to_json.dumps(as_dict(found)) if json else stopped(found, searched))
+        print(to_json.dumps(as_dict(found)) if json else stopped(found, searched, _width()))
         not_written(out, trace)
         return 130
     chosen = found.number(why or 1) if found.layouts or why or out or trace else None
@@ -131,9 +131,9 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         report["notes"] = [*report["notes"], *written]
         print(to_json.dumps(report | ({"explanation": reasons} if reasons else {})))
         return _exit_code(found)
-    print(as_text_whole(found, chosen, searched, reasons))
+    print(as_text_whole(found, chosen, searched, reasons, _width()))
     if cost:
-        print("\n" + spent(cost, found.ask.cluster.gpus))
+        print("\n" + wrapped(spent(cost, found.ask.cluster.gpus), _width()))
     if chosen:
         _show(found, chosen, [*written, _next(why, out, fits=bool(found.counts.fit))], why=why is not None, draw=draw)
     return _exit_code(found)
@@ -149,10 +149,15 @@ def _exit_code(found: Plan) -> int:
 
 def _show(found: Plan, chosen: Timed, last: Sequence[str], *, why: bool, draw: bool) -> None:
     if why:
-        print("\n" + basis(found) + "\n\n" + _by_line(found, chosen))
+        print("\n" + wrapped(basis(found), _width()) + "\n\n" + _by_line(found, chosen))
     if draw:
         print("\n" + _drawing(chosen))
-    print("\n" + "\n".join(last))
+    print("\n" + wrapped("\n".join(last), _width()))
+
+
+def _width() -> int | None:
+    """The columns of the terminal; None if the output goes elsewhere, where a line stays a line."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _unless_stopped(*args: Any, **kwargs: Any) -> Plan:
@@ -194,8 +199,7 @@ def _what_if(found: Plan, chosen: Timed) -> str:
     two = contest(found, chosen)
     if two is None:
         return "There is no layout of another mesh."
-    changes = "; ".join(change.text() for change in what_if(found, *two, estimator))
-    return f"What would let {named(found, two[1])} win: {changes}."
+    return sentence(named(found, two[1]), what_if(found, *two, estimator))
 
 
 def _by_line(found: Plan, chosen: Timed) -> str:
@@ -210,7 +214,7 @@ def _by_line(found: Plan, chosen: Timed) -> str:
         ask.model, chosen.layout, ask.sequence_length, chosen.estimate.precision, rank,
         optimizer_kinds=ask.optimizer_kinds,
     )  # fmt: skip
-    return report.whole(memory["activations"], memory["other"]).text()
+    return report.whole(memory["activations"], memory["other"]).text(width=min(100, _width() or 100))
 
 
 def _drawing(chosen: Timed) -> str:

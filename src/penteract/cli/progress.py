@@ -59,7 +59,8 @@ def sentence(progress: Progress) -> str:
     if progress.best is None:
         return f"{counts} · Ctrl-C stops"
     layout = progress.best.layout
-    best = f"best so far {progress.best.time.seconds:.3g} s a step: {as_text(layout, layout.elementwise)}"
+    text = as_text(layout, layout.elementwise, layout.experts)
+    best = f"best so far {progress.best.time.seconds:.3g} s a step: {text}"
     return f"{counts} · {best} · Ctrl-C stops and prints it"
 
 

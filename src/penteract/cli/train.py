@@ -51,6 +51,9 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     init: Annotated[
         str | None, Parameter(help="Weights to start from: a Hugging Face folder, a run folder, or latest.")
     ] = None,
+    grace: Annotated[
+        float, Parameter(help="Seconds from a scheduler's signal to its kill: said if a step and a save take longer.")
+    ] = 30.0,
     json: Annotated[
         bool, Parameter(negative="", help="Print one closing JSON object; steps are in metrics.jsonl.")
     ] = False,
@@ -65,6 +68,8 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
 
     Any value of a run file can be set here: `--section.key VALUE` or `section.key=VALUE`.
     """
+    if not grace > 0:  # nan neither
+        raise BadInput("USAGE", "a time to stop is positive", where="--grace", found=grace, allowed="> 0 seconds")
     launch = launched(os.environ)
     words = [*overrides, *_short_forms(steps, log_level)]
     resumed = find_run(resume, _out_folder(words), flag="--resume", needs="checkpoints/latest") if resume else None
@@ -102,7 +107,8 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         return 0
     return _engine().train(
         resolved, launched=launch is not None, predicted=lambda: _predicted(resolved.run),
-        compare=compared, resume=resumed, init=weights.path if weights else None, json=json, debug=debug,
+        compare=compared, resume=resumed, init=weights.path if weights else None, grace=grace,
+        json=json, debug=debug,
     )  # fmt: skip
 
 

@@ -68,9 +68,13 @@ def tokenizer_of(source: Source) -> str:
     if source.theirs:
         file = source.path / TOKENIZER
         return str(file) if file.is_file() else ""
-    settings = read_toml(source.model / _RUN) if source.model else {}
-    setting = settings.get("tokenizer.source")
-    return str(setting.value) if setting is not None and setting.value != "bytes" else ""
+    return "" if (setting := tokenizer_setting(source)) == "bytes" else setting
+
+
+def tokenizer_setting(source: Source) -> str:
+    """The `tokenizer.source` of the run that a step is of; empty if it is not known."""
+    setting = read_toml(source.model / _RUN).get("tokenizer.source") if source.model else None
+    return str(setting.value) if setting is not None else ""
 
 
 def check_weights(source: Source, resolved: Resolved) -> None:

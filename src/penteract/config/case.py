@@ -20,7 +20,7 @@ AXES: Mapping[str, str] = {
     "recompute_every": "memory.recompute_every",
     "recompute_first": "memory.recompute_first",
     "offload_every": "memory.offload_every",
-    **{name: f"kernels.{name}" for name in ("attention", "loss", "loss_chunk", "elementwise", "experts")},
+    **{name: f"kernels.{name}" for name in ("attention", "loss", "loss_chunk", "elementwise", "experts", "fuse")},
     "kv_heads": "model.kv_heads",
     "head_size": "model.head_size",
     "vocab_size": "model.vocab_size",

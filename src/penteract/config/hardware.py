@@ -22,6 +22,11 @@ Shape = tuple[int, int, int, int, float]  # times, m, n, k, TFLOP/s
 DTYPES = ("bf16", "tf32", "fp32", "fp8", "fp64")
 REFERENCE = "8xh200"  # the measured node; devices without measured curves borrow its efficiency
 
+# Share of a GPU's memory left for what is not our tensors: the CUDA context (1 to 2 GB), communicators (about 0.5 GB
+# each, and a layout opens up to five kinds), workspaces of libraries. Registers are in one planned block, so it need
+# not cover fragmentation, for which estimates of other programs keep 20 %.
+HEADROOM = 0.08
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
@@ -32,6 +37,7 @@ class Gpu:
     hbm                 GB/s of device memory
     host_link           GB/s of the link to the host, one way
     multiprocessors     streaming multiprocessors or compute units
+    capability          CUDA's compute capability; (0, 0): no device of CUDA, or not known
     """
 
     name: str
@@ -44,6 +50,7 @@ class Gpu:
     hbm: float
     multiprocessors: int
     host_link: float = 63.0  # PCIe 5.0 x16
+    capability: tuple[int, int] = (0, 0)
     source: str = ""
 
     def peak(self, dtype: str) -> float:
@@ -138,6 +145,10 @@ class Cluster:
     between: Fabric | None = None
     curves: Curves | None = field(default=None, repr=False)
 
+    def usable(self, headroom: float = HEADROOM) -> int:
+        """Bytes of a device that tensors may take; 0 if its memory is not known."""
+        return int(self.memory_gib * 2**30 * (1 - headroom))
+
 
 # ---- the catalogue -------------------------------------------------------------------------------------------------
 
@@ -179,8 +190,10 @@ def cluster(text: str, *, fabric: str = "") -> Cluster:
     """
     if text.lower().endswith(".toml"):
         return _measured(Path(text), fabric)
-    found = re.fullmatch(r"\s*(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?([a-z][\w.-]*?)\s*(?:@\s*([\w-]+))?\s*", text.lower())
-    if turned := re.fullmatch(r"\s*([a-z][\w.-]*?)\s*((?:x\s*\d+\s*)+)(@.*)?", text.lower()):
+    found = re.fullmatch(
+        r"\s*(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?([a-z][\w.-]*?)\s*(?:@\s*([\w-]+))?\s*", text, re.IGNORECASE
+    )
+    if turned := re.fullmatch(r"\s*([a-z][\w.-]*?)\s*((?:x\s*\d+\s*)+)(@.*)?", text, re.IGNORECASE):
         numbers = "x".join(re.findall(r"\d+", turned[2])[::-1])
         raise BadInput("CLUSTER", "the number comes first", where="--gpus", found=text, allowed=_FORM,
                        fix=f"--gpus {numbers}x{gpu(turned[1]).name}{turned[3] or ''}")  # fmt: skip
@@ -317,6 +330,6 @@ def _named(table: Tables, name: str, what: str) -> str:
     names |= {alias.lower(): key for key, row in table.items() for alias in row.get("aliases", ())}
     if name.lower() in names:
         return names[name.lower()]
-    near = get_close_matches(name.lower(), names, n=1, cutoff=0.3)
+    near = get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     raise BadInput(what.upper(), f"no such {what}", found=name, allowed=", ".join(table),
                    fix=f"use {names[near[0]]}" if near else "choose one of these")  # fmt: skip

@@ -13,7 +13,7 @@ WHOLE: Mapping[str, tuple[str, ...]] = {"none": NONE, "full": ("*",)}
 
 # Common names for groups of ops (Megatron-LM's recompute_modules).
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "core_attn": ("repeat_heads", "attention", "merge_attention"),
+    "core_attn": ("repeat_heads", "attention", "ring"),
     "layernorm": ("rms_norm", "layer_norm"),
     "norms": ("rms_norm", "layer_norm"),
     "activation": ("swiglu", "gelu"),

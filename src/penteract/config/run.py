@@ -61,6 +61,7 @@ class Data:
 
     source: str | tuple[str, ...] = "builtin"
     validation_fraction: float = 0.05
+    allow_change: bool = False  # whether a resumed run may go on with other data
     pack_documents: bool = True  # several documents share a sequence, and attention stays inside each
 
 
@@ -72,6 +73,7 @@ class Training:
     seed: int = 0
     validation_every: int = 100  # steps; 0: never
     validation_batches: int = 8  # global batches each time
+    replica_check_every: int = 100  # steps; 0: only before checkpoints
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     sample_tokens: int = 0  # written by the model at the end; 0: none
 
@@ -82,6 +84,14 @@ class Checkpoint:
 
     every: int = 0  # steps; 0: only at the end
     keep: int = 2  # the newest; 0: all
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Seconds that ranks wait for each other before the run ends with an error."""
+
+    join: int = 600  # for all ranks to be there
+    data: int = 3600  # for rank 0 to prepare the data
 
 
 _FP8 = (
@@ -100,7 +110,7 @@ class Precision:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gradient: Literal["auto", "fp64", "fp32", "bf16"] = "auto"
     reduce: Literal["auto", "fp64", "fp32", "bf16"] = "auto"
-    master: Literal["auto", "none", "fp32"] = "auto"
+    master: Literal["auto", "none", "fp32", "fp32_split"] = "auto"
     moments: Literal["auto", "fp64", "fp32", "bf16", "int8"] = "auto"
     loss_scale: float | Literal["auto"] = "auto"
     loss_scale_growth_every: int | Literal["auto"] = "auto"
@@ -116,10 +126,12 @@ class Precision:
 
     @staticmethod
     def of(policy: Policy) -> Precision:
-        """The section that gives `policy`, without any "auto". Raises KeyError if no recipe is near it."""
-        dtype = "bf16_pure" if policy.compute == "bf16" and not policy.master else policy.compute
-        if (fp8 := policy.fp8) is not None:
-            dtype = {"bf16": f"fp8_{fp8.kind}"}[dtype]
+        """The section that gives `policy`, without any "auto". Raises BadInput if no recipe has its FP8."""
+        fp8, bare = policy.fp8, policy.compute == "bf16" and not policy.master
+        if fp8 and policy.compute != "bf16":
+            raise BadInput("PRECISION", "recipes of FP8 compute in bf16", where="precision.dtype", found=policy.compute,
+                           allowed="bf16", fix=f"--precision.dtype fp8_{fp8.kind}")  # fmt: skip
+        dtype = f"fp8_{fp8.kind}" if fp8 else "bf16_pure" if bare else policy.compute
         values: Any = {
             "dtype": dtype, "gradient": policy.gradient, "reduce": policy.reduce, "master": policy.master or "none",
             "moments": policy.moments, "loss_scale": policy.loss_scale, "loss_scale_growth_every": policy.growth_every,
@@ -194,6 +206,7 @@ class RunSpec:
     train: Training = field(default_factory=Training)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     precision: Precision = field(default_factory=Precision)
+    limits: Limits = field(default_factory=Limits)
     out: str = "runs"  # the folder that holds run folders
 
     @property

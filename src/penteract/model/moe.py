@@ -11,7 +11,7 @@ from penteract.ops.params import Param, Shard
 from penteract.parallel import expert, tensor
 
 # Choices summed over all ranks that share a sequence; no gradient flows through a count.
-_over_sequence = single_collective("choices", "sequence", "all_reduce")
+over_sequence = single_collective("choices", "sequence", "all_reduce")
 
 # If experts are sharded over tp, expert indices are gathered with the tokens. Named as `enter`, to be recomputed with
 # it.
@@ -37,7 +37,7 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
         groups=spec.groups, top_groups=spec.top_groups, group_score=spec.group_score,
     )  # fmt: skip
     if spec.balance == "loss":
-        share = do.op("balance_loss", scores, do.redistribute(_over_sequence, choices),
+        share = do.op("balance_loss", scores, do.redistribute(over_sequence, choices),
         sequence_length=sequence_length,
                        top_k=spec.top_k, experts=spec.experts, score=spec.score)[0]  # fmt: skip
         do.loss(share, "balance")

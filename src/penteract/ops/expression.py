@@ -18,19 +18,19 @@ LEGEND: Mapping[str, str] = {
     "D": "hidden size",
     "H": "attention heads",
     "K": "KV heads",
-    "C": "head size",
-    "P": "a head's part without positions, of latent attention",
-    "R": "a head's rotated part, of latent attention",
-    "E": "a head's value, of latent attention",
-    "Dk": "latent of keys and values",
-    "Dq": "latent of queries",
-    "F": "ffn columns",
+    "C": "head dim",
+    "P": "no-RoPE head dim (MLA)",
+    "R": "RoPE head dim (MLA)",
+    "E": "value head dim (MLA)",
+    "Dk": "KV latent rank (kv_lora_rank)",
+    "Dq": "query latent rank (q_lora_rank)",
+    "F": "MLP hidden size",
     "X": "experts",
-    "k": "experts that a token visits",
-    "Fx": "ffn columns of an expert",
-    "Fs": "ffn columns of the shared experts",
+    "k": "experts per token (top-k)",
+    "Fx": "MLP hidden size of an expert",
+    "Fs": "MLP hidden size of the shared experts",
     "V": "vocabulary",
-    "N": "rows of the learned table of positions",
+    "N": "learned positions",
     "dp": "data-parallel ranks",
     "pp": "pipeline ranks",
     "cp": "context-parallel ranks",
@@ -43,7 +43,7 @@ _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True, slots=True)
-class Rounded:
+class Bracketed:
     """A formula that is not a polynomial: rounded down ("⌊") or up ("⌈"), or a sum in a denominator ("(")."""
 
     kind: Literal["⌊", "⌈", "("]
@@ -53,10 +53,10 @@ class Rounded:
         """The formula in its brackets; with `numbers`, values instead of names."""
         return self.kind + self.inside.show(numbers) + {"⌊": "⌋", "⌈": "⌉", "(": ")"}[self.kind]
 
-    def at(self, values: Mapping[str, int]) -> Fraction:
+    def evaluate(self, values: Mapping[str, int]) -> Fraction:
         """The value of the formula for the given values of names, rounded as `kind` says. Raises KeyError for a missing
         name."""
-        value = self.inside.at(values)
+        value = self.inside.evaluate(values)
         match self.kind:
             case "⌊":
                 return Fraction(value.numerator // value.denominator)
@@ -66,7 +66,7 @@ class Rounded:
                 return value
 
 
-Atom = str | Rounded
+Atom = str | Bracketed
 Monomial = frozenset[tuple[Atom, int]]  # atoms and their exponents, never 0
 Number = int | Fraction
 _ONE: Monomial = frozenset()
@@ -83,12 +83,12 @@ class Expression:
         return hash(frozenset(self.terms.items()))
 
     @staticmethod
-    def name(name: str) -> Expression:
+    def symbol(name: str) -> Expression:
         """The formula of a single name of `LEGEND`."""
         return Expression({frozenset({(name, 1)}): 1})
 
     @staticmethod
-    def number(n: int) -> Expression:
+    def constant(n: int) -> Expression:
         """The formula of a constant; zero has no terms."""
         return Expression({_ONE: n} if n else {})
 
@@ -98,7 +98,7 @@ class Expression:
         """self + times·other"""
         terms = dict(self.terms)
         for monomial, n in other.terms.items():
-            if total := _plain(terms.get(monomial, 0) + times * n):
+            if total := _int_if_whole(terms.get(monomial, 0) + times * n):
                 terms[monomial] = total
             else:
                 del terms[monomial]
@@ -108,29 +108,29 @@ class Expression:
         """The product of two formulas, multiplied out."""
         if len(other.terms) == 1 and _ONE in other.terms:
             n = other.terms[_ONE]
-            return Expression({monomial: _plain(n * a) for monomial, a in self.terms.items()})
+            return Expression({monomial: _int_if_whole(n * a) for monomial, a in self.terms.items()})
         total = Expression()
         for monomial, n in other.terms.items():
-            product = {_times(monomial, each): _plain(n * a) for each, a in self.terms.items()}
+            product = {_product(monomial, each): _int_if_whole(n * a) for each, a in self.terms.items()}
             total = total.plus(Expression(product)) if total.terms else Expression(product)
         return total
 
-    def over(self, other: Expression) -> Expression:
+    def divided_by(self, other: Expression) -> Expression:
         """The exact quotient, not rounded."""
         if len(other.terms) == 1:
             ((monomial, n),) = other.terms.items()
-            return self.times(Expression({_inverse(monomial): _plain(Fraction(1, 1) / n)}))
-        return self._long_division(other) or self.times(Expression({frozenset({(Rounded("(", other), -1)}): 1}))
+            return self.times(Expression({_inverse(monomial): _int_if_whole(Fraction(1, 1) / n)}))
+        return self._long_division(other) or self.times(Expression({frozenset({(Bracketed("(", other), -1)}): 1}))
 
     def _long_division(self, other: Expression) -> Expression | None:
         """The quotient by a sum, if it divides evenly; else None."""
-        atoms = sorted({a for terms in (self.terms, other.terms) for m in terms for a, _ in m}, key=_place)
+        atoms = sorted({a for terms in (self.terms, other.terms) for m in terms for a, _ in m}, key=_sort_key)
         first = _leading(other, atoms)
         left, found = self, Expression()
         for _ in range(len(self.terms)):  # no exact quotient of our formulas has more terms than that
             lead = _leading(left, atoms)
-            ratio = _plain(Fraction(left.terms[lead]) / other.terms[first])
-            part = Expression({_times(lead, _inverse(first)): ratio})
+            ratio = _int_if_whole(Fraction(left.terms[lead]) / other.terms[first])
+            part = Expression({_product(lead, _inverse(first)): ratio})
             found, left = found.plus(part), left.plus(part.times(other), -1)
             if not left.terms:
                 return found
@@ -139,37 +139,37 @@ class Expression:
     def floored(self) -> Expression:
         """⌊self⌋; if it is negative, written as -⌈-self⌉."""
         if all(n < 0 for n in self.terms.values()):
-            up = Rounded("⌈", Expression().plus(self, -1))
+            up = Bracketed("⌈", Expression().plus(self, -1))
             return Expression({frozenset({(up, 1)}): -1})
-        return Expression({frozenset({(Rounded("⌊", self), 1)}): 1})
+        return Expression({frozenset({(Bracketed("⌊", self), 1)}): 1})
 
-    # ---- reading ---------------------------------------------------------------------------------------------
+    # ---- evaluating and printing -----------------------------------------------------------------------------
 
-    def at(self, values: Mapping[str, int]) -> Fraction:
+    def evaluate(self, values: Mapping[str, int]) -> Fraction:
         """The value of the formula for the given values of names. Raises KeyError for a missing name."""
         total = Fraction(0)
         for monomial, n in self.terms.items():
             product = Fraction(n)
             for atom, power in monomial:
-                value = Fraction(values[atom]) if isinstance(atom, str) else atom.at(values)
+                value = Fraction(values[atom]) if isinstance(atom, str) else atom.evaluate(values)
                 product *= value**power
             total += product
         return total
 
-    def names(self) -> set[str]:
-        """The names in it."""
+    def symbols(self) -> set[str]:
+        """The names of `LEGEND` in it."""
         atoms = {a for m in self.terms for a, _ in m}
-        return {n for a in atoms for n in ({a} if isinstance(a, str) else a.inside.names())}
+        return {n for a in atoms for n in ({a} if isinstance(a, str) else a.inside.symbols())}
 
     def show(self, numbers: Mapping[str, int] | None = None) -> str:
         """`2·B·S·D/(cp·tp)`; with `numbers`, values instead of names."""
         if not self.terms:
             return "0"
         factor, monomial = _common(self.terms)
-        rest = {_times(m, _inverse(monomial)): _plain(n / factor) for m, n in self.terms.items()}
-        above, below = _fraction(factor, monomial, numbers)
+        rest = {_product(m, _inverse(monomial)): _int_if_whole(n / factor) for m, n in self.terms.items()}
+        above, below = _factors(factor, monomial, numbers)
         if len(rest) > 1:
-            ordered = sorted(rest.items(), key=lambda t: [(_place(a), -n) for a, n in _ordered(t[0])])
+            ordered = sorted(rest.items(), key=lambda t: [(_sort_key(a), -n) for a, n in _ordered(t[0])])
             inner = " + ".join(Expression({m: n}).show(numbers) for m, n in ordered).replace("+ -", "- ")
             above = [*above, f"({inner})" if above or below or factor < 0 else inner]
         top = "-" * (factor < 0) + ("·".join(above) or "1")
@@ -179,7 +179,7 @@ class Expression:
         return f"{top}/({bottom})" if len(below) > 1 else f"{top}/{bottom}"
 
 
-def _fraction(factor: Fraction, monomial: Monomial, numbers: Mapping[str, int] | None) -> tuple[list[str], list[str]]:
+def _factors(factor: Fraction, monomial: Monomial, numbers: Mapping[str, int] | None) -> tuple[list[str], list[str]]:
     """Factors of numerator and denominator, without the sign."""
     above = [str(abs(factor.numerator))] if abs(factor.numerator) != 1 else []
     below = [str(factor.denominator)] if factor.denominator != 1 else []
@@ -189,16 +189,16 @@ def _fraction(factor: Fraction, monomial: Monomial, numbers: Mapping[str, int] |
 
 
 def _power(atom: Atom, power: int, numbers: Mapping[str, int] | None) -> str:
-    shown = atom if numbers is None or isinstance(atom, Rounded) else str(numbers[atom])
+    shown = atom if numbers is None or isinstance(atom, Bracketed) else str(numbers[atom])
     text = shown if isinstance(shown, str) else shown.show(numbers)
     return text if power == 1 else text + str(power).translate(_RAISED)
 
 
-def _plain(n: Number) -> Number:
+def _int_if_whole(n: Number) -> Number:
     return n.numerator if isinstance(n, Fraction) and n.denominator == 1 else n
 
 
-def _times(a: Monomial, b: Monomial) -> Monomial:
+def _product(a: Monomial, b: Monomial) -> Monomial:
     if not a or not b:
         return a or b
     powers = dict(a)
@@ -226,9 +226,9 @@ def _common(terms: Mapping[Monomial, Number]) -> tuple[Fraction, Monomial]:
     return sign * factor, frozenset((atom, n) for atom, n in lowest.items() if n)
 
 
-def _place(atom: Atom) -> tuple[int, str]:
+def _sort_key(atom: Atom) -> tuple[int, str]:
     return (_PLACE.get(atom, len(_PLACE)), atom) if isinstance(atom, str) else (len(_PLACE) + 1, atom.show(None))
 
 
 def _ordered(m: Monomial) -> list[tuple[Atom, int]]:
-    return sorted(m, key=lambda item: _place(item[0]))
+    return sorted(m, key=lambda item: _sort_key(item[0]))

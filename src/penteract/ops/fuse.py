@@ -28,6 +28,12 @@ from penteract.ops.params import Param
 from penteract.ops.spec import Spec
 from penteract.ops.tape import OpCall, Site, Tape
 
+# What recomputation and offload call a fused op: the op of the network whose result it makes.
+STANDS_FOR: Mapping[str, str] = {
+    "fork_norm": "rms_norm", "merged_linear": "linear", "packed_swiglu": "swiglu", "packed_attention": "attention",
+    "fp8_linear": "linear", "fp8_glu": "linear",
+}  # fmt: skip
+
 
 def fuse(tape: Tape, params: dict[str, Param], mesh: Mesh) -> None:
     """Fuse what the layout asks for, in place. Parameters of one product become joined."""
@@ -64,7 +70,9 @@ class _Edit:
                     continue
                 if other not in readers or self._after(readers[other], norm):
                     site = replace(norm.site, op_name="fork_norm")
-                    fused = OpCall(site, fork.ins, norm.outs, norm.extras, passed=other, stands_for="rms_norm")
+                    fused = OpCall(
+                        site, fork.ins, norm.outs, norm.extras, passed=other, stands_for=STANDS_FOR["fork_norm"]
+                    )
                     self._put(fused, (fork, norm))
                     break
 
@@ -79,7 +87,7 @@ class _Edit:
             merged = self._merged(fork, linears)
             packed = Site("packed_swiglu", merged.site.outs, glu.site.outs, layer=glu.site.layer, line=glu.site.line)
             self._put(merged, (fork, *linears))
-            self._put(OpCall(packed, merged.outs, glu.outs, stands_for="swiglu"), (glu,))
+            self._put(OpCall(packed, merged.outs, glu.outs, stands_for=STANDS_FOR["packed_swiglu"]), (glu,))
 
     def attentions(self) -> None:
         """fork(h) -> q, k, v projections, rope of q and k, attention   becomes   merged_linear, packed_attention."""
@@ -101,7 +109,8 @@ class _Edit:
             ins, specs = (*merged.outs, *merged.ins[1:], *ins), (*merged.site.outs, *merged.site.ins[1:], *specs)
             packed = replace(attention.site, op_name="packed_attention", ins=specs, attrs=attrs)
             self._put(merged, (fork, *linears, *turned))
-            self._put(OpCall(packed, ins, attention.outs, attention.extras, stands_for="attention"), (attention,))
+            stands_for = STANDS_FOR["packed_attention"]
+            self._put(OpCall(packed, ins, attention.outs, attention.extras, stands_for=stands_for), (attention,))
 
     def casts(self) -> None:
         """linear(x)   becomes   quantise(x) -> codes; fp8_linear(x, codes). One cast for all that read x.
@@ -180,7 +189,7 @@ class _Edit:
         weights = tuple(one.site.weights[0] for one in linears)
         outs, _ = OPS["merged_linear"].declaration.results(specs, weights, attrs)
         site = Site("merged_linear", specs, outs, names, weights, attrs, linears[0].site.layer, linears[0].site.line)
-        return OpCall(site, ins, (self.tape.new(outs[0], flows=True),), stands_for="linear")
+        return OpCall(site, ins, (self.tape.new(outs[0], flows=True),), stands_for=STANDS_FOR["merged_linear"])
 
     def _quantise(self, op: OpCall, fp8: Fp8, largest: int | None) -> OpCall:
         """The cast of what a linear layer reads. `largest`: its largest value, where that is known."""
@@ -200,7 +209,8 @@ class _Edit:
         more = [self.tape.new(spec, flows=False) for spec in (*outs[1:], *extras)]
         beside = len(outs) - 1
         results = (op.outs[0], *more[:beside])
-        return OpCall(made, (op.ins[0], *codes, *op.ins[1:]), results, tuple(more[beside:]), stands_for="linear")
+        stands_for, reads = STANDS_FOR[name], (op.ins[0], *codes, *op.ins[1:])
+        return OpCall(made, reads, results, tuple(more[beside:]), stands_for=stands_for)
 
     def _put(self, fused: OpCall, parts: Iterable[OpCall]) -> None:
         """In the place of the last of its parts."""

@@ -28,13 +28,13 @@ class Size(int):
     def __new__(cls, value: int, expression: Expression | None = None) -> Size:
         """Without `expression`, the formula is the number itself."""
         self = super().__new__(cls, value)
-        self.expression = Expression.number(int(value)) if expression is None else expression
+        self.expression = Expression.constant(int(value)) if expression is None else expression
         return self
 
     @staticmethod
     def named(name: str, value: int) -> Size:
         """A size whose formula is a name of `LEGEND`; `value`: its number in this layout."""
-        return Size(value, Expression.name(name))
+        return Size(value, Expression.symbol(name))
 
     def __add__(self, other: int, /) -> Size:
         if not isinstance(other, int):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -63,7 +63,7 @@ class Size(int):
         if not isinstance(other, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             return NotImplemented
         value, rest = divmod(int(self), int(other))
-        quotient = self.expression.over(expression_of(other))
+        quotient = self.expression.divided_by(expression_of(other))
         return Size(value, quotient.floored() if rest else quotient)
 
     def __rfloordiv__(self, other: int, /) -> Size:
@@ -80,12 +80,12 @@ class Size(int):
 
 def expression_of(n: int) -> Expression:
     """The formula of a size; a plain number is its own."""
-    return n.expression if isinstance(n, Size) else Expression.number(int(n))
+    return n.expression if isinstance(n, Size) else Expression.constant(int(n))
 
 
 def evaluate(expression: Expression, values: Mapping[str, int]) -> int:
     """The value of a formula for other numbers. Raises ValueError if it is not a whole number."""
-    value = expression.at(values)
+    value = expression.evaluate(values)
     if value.denominator != 1:
         raise ValueError(f"{expression.show()} is {value} here: a size is whole")
     return value.numerator

@@ -8,20 +8,23 @@ from difflib import get_close_matches
 from typing import Any
 
 from penteract.config.case import AXES as KEYS
-from penteract.config.files.keys import keys
+from penteract.config.expert_kernels import fastest_experts
+from penteract.config.files.keys import ELSEWHERE, keys
 from penteract.config.files.sections import Kernels
-from penteract.config.hardware import Cluster
+from penteract.config.hardware import HEADROOM, Cluster
 from penteract.config.kernel_limits import fastest_attention, fastest_elementwise
 from penteract.config.layout import (
     ATTENTION_KERNELS,
     CP_METHODS,
     ELEMENTWISE,
+    EXPERT_KERNELS,
     FUSIONS,
     LOSS_KERNELS,
     ZERO_STAGES,
     AttentionKernel,
     CpMethod,
     Elementwise,
+    ExpertKernel,
     Fusion,
     Layout,
 )
@@ -36,11 +39,6 @@ from penteract.units import parse_count
 
 RECOMPUTE = WHOLE  # name of a recomputation -> the ops it recomputes
 
-# Left for memory outside of our tensors: the CUDA context (1 to 2 GB), communicators (about 0.5 GB each, and a layout
-# opens up to five kinds), workspaces of libraries. Registers are in one planned block, so it need not cover
-# fragmentation, for which estimates of other programs keep 20 %.
-HEADROOM = 0.08
-
 _SHORT = {"mbs": "micro_batch_size", "micro_batch": "micro_batch_size"}
 _LONG = {"micro_batch_size": "mbs"}
 _WORDS: Mapping[str, Collection[str]] = {
@@ -49,18 +47,20 @@ _WORDS: Mapping[str, Collection[str]] = {
     "attention": ATTENTION_KERNELS,
     "loss": LOSS_KERNELS,
     "elementwise": ELEMENTWISE,
+    "experts": EXPERT_KERNELS,
 }
 _CHOICES = ("reduce_scatter_once", "reshard_after_step", "offload_optimizer")  # true or false
 AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "cp_method", "micro_batch_size", "zero",
         "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "elementwise", "fuse",
-        "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every", "bucket_bytes")  # fmt: skip
+        "experts", "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every",
+        "bucket_bytes")  # fmt: skip
 LOSS = Kernels().loss  # the default of a run
 # Axes of recomputation and offload.
 EDITS = (
     "recompute", "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every",
 )  # fmt: skip
 # Left out of a layout's text and JSON if they have their default.
-_QUIET = ("shard_group", *_CHOICES, "loss_chunk", "fuse", "bucket_bytes")
+_QUIET = ("shard_group", *_CHOICES, "loss_chunk", "fuse", "experts", "bucket_bytes")
 
 Values = tuple[Any, ...]
 
@@ -114,14 +114,21 @@ class Ask:
         """The ops that are fused: all, where kernels of a GPU compute them."""
         return fusions_of(self.elementwise)
 
+    def experts(self, expert_tp: int) -> ExpertKernel:
+        """The fastest kernel of torch for experts' products on GPUs; the reference kernel without a GPU."""
+        gpu = self.cluster.gpu
+        if gpu is None:
+            return "reference"
+        return fastest_experts(self.model, Layout(expert_tp=expert_tp), self.precision, capability=gpu.capability)
+
     def text(self, layout: Layout) -> str:
         """A layout as text for `--layout`."""
-        return as_text(layout, self.elementwise)
+        return as_text(layout, self.elementwise, self.experts(layout.expert_tp))
 
     @property
     def usable(self) -> int:
         """Bytes of a GPU that tensors may take; 0 if its memory is not known."""
-        return int(self.cluster.memory_gib * 2**30 * (1 - self.headroom))
+        return self.cluster.usable(self.headroom)
 
 
 def fusions_of(elementwise: Elementwise) -> tuple[Fusion, ...]:
@@ -170,16 +177,17 @@ def budget_of(recompute: str) -> MemoryBudget | None:
 
 
 def as_axes(layout: Layout) -> dict[str, Any]:
-    """A layout as the planner's axes, with its accumulation steps: as JSON shows it, and as `--layout` reads it."""
+    """A layout as the planner's axes: as JSON shows it, and as `--layout` reads it."""
     plain = Layout()
     named = {name: getattr(layout, name) for name in AXES if name not in (*EDITS, *_QUIET)}
     named["recompute"] = recompute_of(layout)
     for name in (*_QUIET, *EDITS):
         value = getattr(layout, name)
         if value != getattr(plain, name):
-            named[name] = value if isinstance(value, int) else _fusions(value) if name == "fuse" else _joined(value)
-    named = {name: named[name] for name in AXES if name in named}
-    return named | {"gradient_accumulation_steps": layout.gradient_accumulation_steps}
+            named[name] = (
+                value if isinstance(value, (int, str)) else _fusions(value) if name == "fuse" else _joined(value)
+            )
+    return {name: named[name] for name in AXES if name in named}
 
 
 def _fusions(fuse: tuple[str, ...]) -> str:
@@ -191,15 +199,16 @@ def as_word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def as_text(layout: Layout, elementwise: Elementwise) -> str:
-    """A layout as text for `--layout`: dp, the micro-batch size, and all that differs from the defaults. `elementwise`:
-    the default of the device. The attention kernel is left out: the fastest is the default."""
-    plain, axes = as_axes(Layout(loss=LOSS, elementwise=elementwise, fuse=fusions_of(elementwise))), as_axes(layout)
+def as_text(layout: Layout, elementwise: Elementwise, experts: ExpertKernel = "reference") -> str:
+    """A layout as text for `--layout`: dp, the micro-batch size, and all that differs from the defaults. `elementwise`
+    and `experts`: the defaults of the device. The attention kernel is left out: the fastest is the default."""
+    plain = as_axes(Layout(loss=LOSS, elementwise=elementwise, fuse=fusions_of(elementwise))) | {"experts": experts}
+    axes = as_axes(layout) | {"experts": layout.experts}
     always = ("dp", "micro_batch_size")
     return ",".join(
         f"{_LONG.get(name, name)}={as_word(axes[name])}"
         for name in axes
-        if name in always or (name in AXES and axes[name] != plain.get(name) and name != "attention")
+        if name in always or (axes[name] != plain.get(name) and name != "attention")
     )
 
 
@@ -224,11 +233,21 @@ def parse_batch(text: str, sequence_length: int) -> int:
     if count % sequence_length:
         below = count // sequence_length
         near = [n * sequence_length for n in (below, below + 1) if n]
+        fix = f"--batch {_binary(number, sequence_length)}{near[0] // sequence_length}seqs"
         raise BadInput(
             "BATCH", f"no whole number of sequences of {sequence_length} tokens", where="--batch", found=count,
-            allowed=", ".join(map(str, near)), fix=f"--batch {near[0] // sequence_length}seqs",
+            allowed=", ".join(map(str, near)), fix=fix,
         )  # fmt: skip
     return count // sequence_length
+
+
+def _binary(number: str, sequence_length: int) -> str:
+    """`1Mi (2^20), or ` for `1M`, where that is a whole number of sequences."""
+    power = {"k": 10, "M": 20, "G": 30}.get(number[-1])
+    if power is None or parse_count(f"{number}i") % sequence_length:
+        return ""
+    count = number[:-1].strip()
+    return f"{number}i ({f'{count}·' * (count != '1')}2^{power}), or "
 
 
 def parse_axes(text: str, *, flag: str, several: bool) -> dict[str, Values]:
@@ -238,10 +257,10 @@ def parse_axes(text: str, *, flag: str, several: bool) -> dict[str, Values]:
         name, equals, written = part.partition("=")
         axis = _SHORT.get(name.strip(), name.strip())
         if axis not in AXES:
-            near = get_close_matches(axis, [*AXES, *_SHORT], n=1, cutoff=0.4)
+            near = _nearest_axis(axis)
             raise BadInput(
                 "AXIS", "no such axis of a layout", where=flag, found=name, allowed=", ".join(AXES),
-                fix=f"{flag} {near[0] if near else 'tp'}=…",
+                fix=f"{flag} {near}=…" if near else "choose one of these",
             )  # fmt: skip
         words = [w.strip() for w in written.split("/")]
         if not equals or not all(words) or (len(words) > 1 and not several):
@@ -257,6 +276,14 @@ def parse_axes(text: str, *, flag: str, several: bool) -> dict[str, Values]:
             sorted({_value(axis, word, flag) for word in words}, key=lambda v: order.index(v) if order else v)
         )
     return found
+
+
+def _nearest_axis(name: str) -> str:
+    """The axis that `name` probably means, or an empty string."""
+    meant = (ELSEWHERE.get(f"parallel.{name}") or ELSEWHERE.get(name, "")).rpartition(".")[2]
+    if meant in AXES:
+        return meant
+    return next(iter(get_close_matches(name, [*AXES, *_SHORT], n=1, cutoff=0.7)), "")
 
 
 def _value(axis: str, word: str, flag: str) -> Any:

@@ -201,7 +201,7 @@ def _counts(enumerated: int, search: Search, between: Between, left: Mapping[str
 
 def behind(k: int) -> str:
     """Why layouts that the search did not reach are not priced."""
-    return f"a lower bound of their time is above the best {k}"
+    return f"provably slower than the {k} best"
 
 
 def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
@@ -237,6 +237,7 @@ def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
     given.setdefault("elementwise", ask.elementwise)
     check_elementwise(given["elementwise"], ask.precision, where="--layout", fix="leave elementwise out")
     given.setdefault("fuse", fusions_of(given["elementwise"]))
+    given.setdefault("experts", ask.experts(given.get("expert_tp", 1)))
     given.setdefault("attention", ask.attention(given.get("cp", 1), given.get("cp_method", "all_gather")))
     if budget_of(str(given.get("recompute", ""))):
         del given["recompute"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from penteract.config import catalog
 from penteract.config.files.keys import find_key
-from penteract.config.hardware import Cluster, check_cluster, cluster
+from penteract.config.hardware import HEADROOM, Cluster, check_cluster, cluster
 from penteract.config.hf import model_from_hf
 from penteract.config.kernel_limits import check_elementwise
 from penteract.config.model import ModelSpec
@@ -21,7 +21,7 @@ from penteract.config.presets import PRESETS
 from penteract.config.run import PARTS, Precision
 from penteract.errors import BadInput
 from penteract.model.modules import check_modules
-from penteract.planner.ask import HEADROOM, Ask, Values, parse_batch
+from penteract.planner.ask import Ask, Values, parse_batch
 from penteract.planner.options import check_option, errors_for
 
 _USUAL_LENGTH = 8192  # tokens of a sequence, if the model has so many positions

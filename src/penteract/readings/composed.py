@@ -26,7 +26,7 @@ from penteract.readings.layers.layer_program import EMBEDDING, HEAD, LayerProgra
 from penteract.readings.layers.pools import Pools
 from penteract.readings.layers.reads import Memos, tracked
 from penteract.readings.layers.stage_assignment import RankLayers, StageAssignment
-from penteract.readings.layers.stages import Borders, Run, StageLayers, StageSum, add_up, borders, shown
+from penteract.readings.layers.stages import Borders, RepeatedLayer, StageLayers, StageSum, add_up, borders, shortened
 from penteract.readings.price import (
     bucket_workspace,
     host_optimizer_bytes,
@@ -77,8 +77,8 @@ class Composer:
     assignments: dict[tuple[tuple[StageLayers, ...], Placement], StageAssignment] = field(
         default_factory=dict[tuple[tuple[StageLayers, ...], Placement], StageAssignment]
     )
-    sums: dict[tuple[Run, ...], StageSum] = field(default_factory=dict[tuple[Run, ...], StageSum])
-    borders: dict[tuple[Run, ...], Borders] = field(default_factory=dict[tuple[Run, ...], Borders])
+    sums: dict[tuple[RepeatedLayer, ...], StageSum] = field(default_factory=dict[tuple[RepeatedLayer, ...], StageSum])
+    borders: dict[tuple[RepeatedLayer, ...], Borders] = field(default_factory=dict[tuple[RepeatedLayer, ...], Borders])
     pooled: dict[tuple[StageSum, ...], Pools] = field(default_factory=dict[tuple[StageSum, ...], Pools])
 
     def __post_init__(self) -> None:
@@ -156,12 +156,12 @@ class Composer:
             [self._sum(tuple([(memory[kind], n) for kind, n in chain])) for chain in assignment.chains]
         )
 
-    def _sum(self, runs: tuple[Run, ...]) -> StageSum:
+    def _sum(self, runs: tuple[RepeatedLayer, ...]) -> StageSum:
         if runs not in self.sums:
-            self.sums[runs] = add_up(runs, self._borders(shown(runs)))
+            self.sums[runs] = add_up(runs, self._borders(shortened(runs)))
         return self.sums[runs]
 
-    def _borders(self, runs: tuple[Run, ...]) -> Borders:
+    def _borders(self, runs: tuple[RepeatedLayer, ...]) -> Borders:
         if runs not in self.borders:
             self.borders[runs] = borders(runs)
         return self.borders[runs]

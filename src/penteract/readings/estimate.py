@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penteract.config.hardware import Cluster
+from penteract.config.hardware import HEADROOM, Cluster
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
@@ -23,7 +23,7 @@ class Estimate:
 
     memory_gib  by kind, of the fullest rank: parameters, gradients, optimizer, data, activations, workspace
     flops       matrix products of forward and backward on all ranks; those of the update are in a stage's `flops`
-    fits        None if the cluster's memory is not known
+    fits        whether tensors leave the headroom free; None if the cluster's memory is not known
     """
 
     layout: Layout
@@ -46,10 +46,12 @@ def estimate(
     cluster: Cluster | None = None,
     *,
     sequence_length: int = 2048,
-    precision: str | Policy = "fp32",
+    precision: str | Policy = "bf16",
+    headroom: float = HEADROOM,
 ) -> Estimate:
     """Price one step of `model` under `layout`, without torch.
 
+    `headroom`: share of a GPU's memory kept free of tensors, as in `penteract plan`.
     Raises BadInput for an illegal layout, and names the nearest legal one.
     """
     precision = policy(precision)
@@ -67,12 +69,12 @@ def estimate(
         allocated=fullest.allocated,
         flops=sum(s.total_flops - s.flops["update"] for s in stages) * mesh.size("stage"),
         tokens=layout.global_batch_size * sequence_length,
-        fits=_fits(layout, fullest, cluster),
+        fits=_fits(layout, fullest, cluster, headroom),
     )
 
 
-def _fits(layout: Layout, fullest: Price, cluster: Cluster | None) -> bool | None:
+def _fits(layout: Layout, fullest: Price, cluster: Cluster | None, headroom: float) -> bool | None:
     """Whether there is a device for each rank, and enough memory for the fullest; None if that memory is not known."""
     if cluster is None or not cluster.memory_gib:
         return None
-    return layout.world <= cluster.gpus and gib(fullest.allocated) <= cluster.memory_gib
+    return layout.world <= cluster.gpus and fullest.allocated <= cluster.usable(headroom)

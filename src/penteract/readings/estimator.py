@@ -130,7 +130,7 @@ class Estimator:
 
     def first(self, estimate: LayoutEstimate) -> Seconds:
         """A still tighter bound: the first simulated step, from which `time` continues."""
-        return self.steps.first(estimate.layout)
+        return self.steps.seconds_to_first_norm(estimate.layout)
 
     def time(self, estimate: LayoutEstimate) -> StepTime:
         """The simulated step time."""

@@ -14,12 +14,17 @@ from penteract.units import Flops, Seconds
 
 PARTS = ("compute", "attention", "pointwise", "tensor", "context", "expert", "launch", "pipeline", "data", "update",
          "host")  # fmt: skip
+# How reports call a part.
+PART_NAMES: Mapping[str, str] = {
+    "compute": "matmul", "attention": "attention", "pointwise": "memory-bound", "tensor": "TP comm",
+    "context": "CP comm", "expert": "EP comm", "launch": "launch", "pipeline": "PP bubble", "data": "DP comm",
+    "update": "optimizer", "host": "host copies",
+}  # fmt: skip
 _REASONS: Mapping[str, str] = {
-    "compute": "matrix products below the peak", "attention": "attention below the peak",
-    "pointwise": "pointwise ops: device memory", "tensor": "waiting for tensor ranks",
-    "context": "waiting for context ranks", "expert": "waiting for expert ranks", "launch": "launching kernels",
-    "pipeline": "the pipeline's bubble and sends", "data": "summing gradients", "update": "the optimizer",
-    "host": "waiting for copies to and from the host",
+    "compute": "matmul efficiency", "attention": "attention efficiency", "pointwise": "memory-bound ops",
+    "tensor": "TP communication", "context": "CP communication", "expert": "EP communication",
+    "launch": "kernel launches", "pipeline": "pipeline bubble and P2P", "data": "DP communication",
+    "update": "optimizer", "host": "copies to and from the host",
 }  # fmt: skip
 
 
@@ -64,4 +69,4 @@ class Forward:
         lost["compute"] = max(0.0, lost["compute"] - ideal * (1 - share))
         lost["attention"] = max(0.0, lost["attention"] - ideal * share)
         worst = max(lost, key=lost.__getitem__)
-        return f"{_REASONS[worst]}, {100 * lost[worst] / seconds:.0f} %"
+        return f"{_REASONS[worst]}, {lost[worst] / seconds:.0%}"

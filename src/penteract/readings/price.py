@@ -148,6 +148,9 @@ class Pricing(Silent):
     def after(self, action: Compute | Overlapped | Exchange) -> None:
         self.price.kept.append((str(action), self.now))
 
+    def measure(self, bucket: int) -> None:
+        self._note(update.norm_workspace(self.p.precision, self.p.layout.elementwise), None)
+
     def update(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
         if b.optimizer_kind.by_matrix:
@@ -277,9 +280,9 @@ def ring_buffer_bytes(parameters: Bytes, gradients: Bytes) -> dict[str, Bytes]:
 
 
 def bucket_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
-    """The most that reducing, updating or gathering a bucket allocates."""
-    wire = update.wire_workspace(b.size, p) if b.summed else 0
-    return max(wire, update_workspace(b, p, elementwise), gather_workspace(b, elementwise))
+    """The most that reducing, measuring, updating or gathering a bucket allocates."""
+    wire, norm = update.wire_workspace(b.size, p) if b.summed else 0, update.norm_workspace(p, elementwise)
+    return max(wire, norm, update_workspace(b, p, elementwise), gather_workspace(b, elementwise))
 
 
 def gather_workspace(b: Bucket, elementwise: Elementwise) -> Bytes:

@@ -35,29 +35,29 @@ def breach(name: ScheduleName, pp: int, vpp: int, micros: int) -> tuple[str, str
         if size < 1:
             return axis, f"{axis} is less than 1"
     s = schedule_of(name)
-    if pp < s.least_pp:
-        return "schedule", f"{name} needs pp of at least {s.least_pp}"
-    if pp > s.most_pp:
-        return "pp", f"{name} takes pp of at most {s.most_pp}"
-    if vpp < s.least_vpp:
-        return "vpp", f"{name} needs vpp of at least {s.least_vpp}"
+    if pp < s.min_pp:
+        return "schedule", f"{name} needs pp of at least {s.min_pp}"
+    if pp > s.max_pp:
+        return "pp", f"{name} takes pp of at most {s.max_pp}"
+    if vpp < s.min_vpp:
+        return "vpp", f"{name} needs vpp of at least {s.min_vpp}"
     if vpp > 1 and pp == 1:
         return "vpp", "without a pipeline (pp = 1) a rank holds one chunk"
-    if vpp > s.most_vpp:
-        most = "one chunk" if s.most_vpp == 1 else f"at most {s.most_vpp} chunks"
-        more = " and ".join(other.name for other in SCHEDULES.values() if other.most_vpp >= vpp)
+    if vpp > s.max_vpp:
+        most = "one chunk" if s.max_vpp == 1 else f"at most {s.max_vpp} chunks"
+        more = " and ".join(other.name for other in SCHEDULES.values() if other.max_vpp >= vpp)
         return "vpp", f"{name} runs {most} a rank; {more} take more"
     if micros % s.round(pp):
-        rounds = f"{name} takes micro-batches in rounds of pp = {pp}"
-        return "gradient_accumulation_steps", f"{rounds}, and gradient_accumulation_steps = {micros}"
+        multiple = f"{name} needs a multiple of pp = {pp} micro-batches"
+        return "gradient_accumulation_steps", f"{multiple}, and gradient_accumulation_steps = {micros}"
     return None
 
 
 def _mended(name: ScheduleName, pp: int, vpp: int, micros: int) -> str:
     """The nearest sizes for which the schedule exists; only those that must change."""
     s = schedule_of(name)
-    stages = int(min(max(pp, s.least_pp), s.most_pp))
-    chunks = int(min(max(vpp, s.least_vpp), s.most_vpp)) if stages > 1 else 1
+    stages = int(min(max(pp, s.min_pp), s.max_pp))
+    chunks = int(min(max(vpp, s.min_vpp), s.max_vpp)) if stages > 1 else 1
     whole = max(1, -(-micros // s.round(stages))) * s.round(stages)
     sizes = (("pp", pp, stages), ("vpp", vpp, chunks), ("gradient_accumulation_steps", micros, whole))
     return ", ".join(f"{axis} = {near}" for axis, size, near in sizes if near != size)

@@ -70,8 +70,8 @@ class Schedule:
     name            in run files and on command lines
     compute         (pp, vpp, micro-batches) -> what each rank computes, in order
     placement       (pp, vpp) -> the stages of each rank; the same object for the same sizes
-    least_pp …      sizes for which it exists, ends included
-    rounds          whether micro-batches come in whole rounds of pp
+    min_pp …        sizes for which it exists, ends included
+    needs_multiple_of_pp  whether the number of micro-batches must be a multiple of pp
     split_backward  whether input and weight gradients are actions of their own (`Inp`, `Wgt`), not one (`Bwd`)
     overlapped      whether passes alternate instruction by instruction (`Overlapped`); the clock does not simulate
                     such schedules, so layouts cannot use them
@@ -84,11 +84,11 @@ class Schedule:
     name: str
     compute: Callable[[int, int, int], list[ComputeList]]
     placement: Callable[[int, int], Placement] = round_robin
-    least_pp: int = 1
-    most_pp: float = inf
-    least_vpp: int = 1
-    most_vpp: float = 1
-    rounds: bool = False
+    min_pp: int = 1
+    max_pp: float = inf
+    min_vpp: int = 1
+    max_vpp: float = 1
+    needs_multiple_of_pp: bool = False
     split_backward: bool = False
     overlapped: bool = False
     alternates: bool = True
@@ -97,4 +97,4 @@ class Schedule:
 
     def round(self, pp: int) -> int:
         """The number of micro-batches must be a multiple of this."""
-        return pp if self.rounds else 1
+        return pp if self.needs_multiple_of_pp else 1

@@ -18,7 +18,7 @@ from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket
 from penteract.units import Bytes
 
-Name = Literal["scales of weights", "target tokens", "routed counts", "largest values", "norm and losses"]
+Name = Literal["scales of weights", "target tokens", "routed counts", "largest values", "gradient norm and losses"]
 OF_LINEAR = 3  # largest values of a linear layer: of its x, its w and its gradient
 DIGITS, BITS = 4, 10  # of a count sent as floats: sums of so many bits stay exact in fp32 over 2^14 ranks
 
@@ -116,7 +116,11 @@ def totals(p: OutsideTape) -> Agreement:
     """One vector: the squared gradient norm, the loss terms, how many ranks got a request to stop, and the digits of
     the next step's number of targets."""
     return Agreement(
-        "norm and losses", "sum", "world", 2 + len(losses(p.model)) + DIGITS * len(means(p.model)), p.widths["stat"]
+        "gradient norm and losses",
+        "sum",
+        "world",
+        2 + len(losses(p.model)) + DIGITS * len(means(p.model)),
+        p.widths["stat"],
     )
 
 

@@ -72,9 +72,8 @@ def workspace(b: Bucket, p: Policy) -> Bytes:
     """Peak bytes: the bucket in the dtype of products, and converted copies of a slice or the workspace of a matrix."""
     p = p.keeping(b.moments)
     wide, narrow = p.widths["stat"], BYTES[p.products]
-    gradient, average, master, product = (
-        wide * (d != p.stat) for d in (p.gradient, p.moments, p.dtype("master"), p.products)
-    )
+    gradient, average, product = (wide * (d != p.stat) for d in (p.gradient, p.moments, p.products))
+    master = wide * update.converts_master(p)
     code = update.INDEX if p.moments == "int8" else 0
     rounding = update.RANDOM_BITS if p.stochastic else 0
     slices = max(gradient + average + max(code, product), product + master, master + rounding)

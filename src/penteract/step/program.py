@@ -16,14 +16,17 @@ from penteract.config.precision.policy import Policy, policy
 from penteract.errors import BadInput
 from penteract.model.decoder import owning_stages, record, shared
 from penteract.model.modules import check_modules
+from penteract.model.moe import over_sequence
 from penteract.ops.declarations import OPS
 from penteract.ops.declarations.quantised.fp8 import check_sizes, fp8_state_bytes, reads_quantised_weight
-from penteract.ops.do import Do
-from penteract.ops.lower import Chunk, Instruction, lower
+from penteract.ops.do import Do, Redistribution
+from penteract.ops.fuse import STANDS_FOR
+from penteract.ops.lower import ONCE, Chunk, Instruction, lower
 from penteract.ops.offload import LAYER_INPUTS
 from penteract.ops.params import OwningStages, Param
 from penteract.ops.spec import Widths
 from penteract.ops.tape import OpCall, Site
+from penteract.parallel import context, expert, tensor
 from penteract.parallel.data import Bucket, Unit, buckets
 from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Overlapped
@@ -32,17 +35,17 @@ from penteract.schedule.transfers import with_transfers
 from penteract.step.agreements import losses, means
 from penteract.step.events import At, Events, events
 
-REDISTRIBUTIONS = (
-    "enter",
-    "leave",
-    "gather",
-    "ring",
-    "to_heads",
-    "to_tokens",
-    "send",
-    "back",
-    "cross_entropy",
-)  # that can be recomputed
+# Those with a result, which can be recomputed.
+REDISTRIBUTIONS: tuple[Redistribution, ...] = (
+    tensor.enter, tensor.leave, tensor.cross_entropy(0.0),
+    context.gather, context.ring(), context.to_heads, context.to_tokens,
+    expert.counts, expert.send, expert.back, over_sequence,
+)  # fmt: skip
+# Ops that only redistributions call: these are recomputed as a whole.
+INSIDE = frozenset({
+    "pack_heads", "unpack_heads", "merge_attention", "sort_chunks", "row_max", "exp_sum", "negative_log_likelihood",
+    "cross_entropy_gradient", "logits", "logits_gradient", "loss_and_gradient", "rows", "join_rows",
+})  # fmt: skip
 BufferKey = tuple[int, int]  # (chunk, micro-batch): the activation buffer of one pass
 
 
@@ -180,8 +183,8 @@ def layer_edits(layout: Layout, layers: range) -> dict[int, Edit]:
 
 
 def check_op_names(layout: Layout) -> None:
-    """Refuse names of ops to recompute or offload that do not exist."""
-    op_names = {*OPS, "*", *REDISTRIBUTIONS}
+    """Refuse names under which no op can be recomputed or offloaded."""
+    op_names = ({*OPS, "*"} | {r.name for r in REDISTRIBUTIONS}) - {*STANDS_FOR} - INSIDE - ONCE
     for key, allowed, named in (
         ("memory.recompute", op_names, layout.recompute),
         ("memory.recompute_else", op_names, layout.recompute_else),
@@ -189,8 +192,10 @@ def check_op_names(layout: Layout) -> None:
     ):
         for op_name in named:
             if op_name not in allowed:
-                near = get_close_matches(op_name, sorted(allowed), 3)
-                raise BadInput("OP", "no op of the program has this name", where=key, found=op_name[:60],
+                stands_for = STANDS_FOR.get(op_name)
+                near = [stands_for] if stands_for else get_close_matches(op_name, sorted(allowed), 3)
+                what = "a fused op goes by the op it stands for" if stands_for else "no op of the program has this name"
+                raise BadInput("OP", what, where=key, found=op_name[:60],
                                allowed=", ".join(near or sorted(allowed - {"*"})),
                                fix=f"--{key} {near[0] if near else 'none'}")  # fmt: skip
 

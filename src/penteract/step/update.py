@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penteract.config.layout import Elementwise
 from penteract.config.optimizers import ADAMW, OptimizerKind
-from penteract.config.precision.policy import BLOCK, BYTES, Policy
+from penteract.config.precision.policy import BYTES, MOMENT_BLOCK, Policy
 from penteract.parallel.data import Bucket
 from penteract.units import Bytes
 
@@ -18,10 +18,11 @@ SLICE = 2**22  # elements, in whole blocks. On a GPU a pass over so many takes l
 STAGING = 3  # slices on the device of offloaded state: one is copied in, one is updated, one is copied out
 INDEX = 4  # bytes of an index into the int8 table of values
 RANDOM_BITS = 16  # bytes per element of random bits while they are mixed
+PARTIAL_SUMS = 1056  # of squares, in fp32: programs of 256 threads that an H100 or H200 holds at once
 
 
 def kept(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW, *, scaled: bool = False) -> Bytes:
-    """Bytes kept between steps: master weights if there are any, the optimizer's moments, and the scales of their
+    """Bytes kept between steps, beside the parameters: master weights, the optimizer's moments, and the scales of their
     blocks. With `scaled` there is room for scales in any case."""
     room = len(optimizer_kind.moments) * _scales(elements) if scaled and p.moments != "int8" else 0
     return sum(kept_apart(elements, p, optimizer_kind)) + room
@@ -36,7 +37,7 @@ def kept_apart(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW) 
 
 
 def _scales(elements: int) -> Bytes:
-    return elements // BLOCK * 4
+    return elements // MOMENT_BLOCK * 4
 
 
 def parts(elements: int) -> Iterator[slice]:
@@ -45,8 +46,13 @@ def parts(elements: int) -> Iterator[slice]:
 
 
 def is_sliced(p: Policy) -> bool:
-    """Whether any state is narrower than the dtype in which updates are computed."""
-    return {p.gradient, p.moments, p.dtype("master")} != {p.stat}
+    """Whether any state is converted to the dtype in which updates are computed."""
+    return converts_master(p) or {p.gradient, p.moments} != {p.stat}
+
+
+def converts_master(p: Policy) -> bool:
+    """Whether what an update changes is a converted copy of the weights: they are narrower, or split."""
+    return p.splits_master or p.dtype("master") != p.stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +94,21 @@ def workspace(elements: int, p: Policy, elementwise: Elementwise = "reference", 
     wide, elements = p.widths["stat"], min(elements, SLICE) if offloaded else elements
     if not is_sliced(p):
         return elements * wide
-    gradient, moment, master = (wide * (d != p.stat) for d in (p.gradient, p.moments, p.dtype("master")))
+    gradient, moment, master = wide * (p.gradient != p.stat), wide * (p.moments != p.stat), wide * converts_master(p)
     code = INDEX if p.moments == "int8" else 0
     moments = max(gradient + 2 * moment, wide + 2 * moment) + code
     rounding = RANDOM_BITS if p.stochastic else 0
     return min(elements, SLICE) * max(moments, wide + master, master + rounding)
+
+
+def norm_workspace(p: Policy, elementwise: Elementwise = "reference") -> Bytes:
+    """Bytes of partial sums of squares, which are there from the first bucket of the gradients' norm to the last."""
+    return PARTIAL_SUMS * p.widths["stat"] if one_pass_norm(p, elementwise) else 0
+
+
+def one_pass_norm(p: Policy, elementwise: Elementwise) -> bool:
+    """Whether a Triton kernel sums the squares of gradients: it does so in fp32."""
+    return elementwise == "triton" and p.stat == "fp32"
 
 
 def wire_workspace(elements: int, p: Policy) -> Bytes:
@@ -102,7 +118,7 @@ def wire_workspace(elements: int, p: Policy) -> Bytes:
 
 def bytes_moved(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW) -> Bytes:
     """Bytes read: the gradient (twice, for its norm too), moments, master weights. Written: moments and master weights,
-    and the parameter if it is separate."""
+    and the parameter; it is read only if it is a part of them, or all there is."""
     w = p.widths
-    moved = 2 * w["master"] + w["parameter"] if p.master else 2 * w["parameter"]
+    moved = 2 * w["master"] + w["parameter"] * (1 if p.master and not p.splits_master else 2)
     return elements * (2 * w["gradient"] + moved) + 2 * (kept(elements, p, optimizer_kind) - elements * w["master"])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from penteract.engine.checkpoint import Slice, load, save
+from penteract.engine.checkpoint import Slice, load, prune, save
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 Cut = list[tuple[int, Box]]  # (rank, rectangle)
@@ -55,9 +55,11 @@ def cut(tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, Cut], rank: int)
 
 
 def save_all(
-    folder: Path, step: int, slices: Sequence[Sequence[Slice]], extra: dict[str, Any] | None = None, keep: int = 2
-) -> Path:
-    """All ranks' saves at once; the first error of a rank is raised, and no other waits for it."""
+    folder: Path, step: int, slices: Sequence[Sequence[Slice]], extra: dict[str, Any] | None = None, keep: int = 0,
+    epoch: int = 0,
+) -> Path:  # fmt: skip
+    """All ranks' saves at once, then rank 0's pruning; the first error of a rank is raised, and no other waits for
+    it."""
     barrier = Barrier(len(slices), timeout=20)
 
     def meet() -> None:
@@ -65,8 +67,11 @@ def save_all(
 
     def one(rank: int) -> Path:
         try:
-            return save(folder, step, slices[rank], extra or {"step": step}, rank=rank, world=len(slices),
-                        barrier=meet, keep=keep)  # fmt: skip
+            at = save(folder, step, slices[rank], extra or {"step": step}, rank=rank, world=len(slices),
+                      barrier=meet, epoch=epoch)  # fmt: skip
+            if rank == 0:
+                prune(folder, keep, epoch)
+            return at
         except BaseException:
             barrier.abort()
             raise

@@ -14,7 +14,7 @@ import torch
 
 from engine.checkpoint.shards import load_whole, noise, same, save_all, save_whole
 from penteract.engine.checkpoint import Slice, latest, load, verify
-from penteract.engine.checkpoint.durable import write
+from penteract.engine.checkpoint.durable import Room, write
 from penteract.engine.checkpoint.slices import digest
 from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
 
@@ -148,7 +148,7 @@ def test_a_later_format_is_told_as_such(tmp_path: Path) -> None:
 
 def test_no_room_is_refused_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = save_whole(tmp_path, 1, TENSORS)
-    monkeypatch.setattr("penteract.engine.checkpoint.durable.free_bytes", lambda folder: 100)
+    monkeypatch.setattr("penteract.engine.checkpoint.durable.room", lambda folder: Room(100, None))
     with pytest.raises(DiskFailure, match="no room") as caught:
         save_whole(tmp_path, 2, TENSORS)
     assert caught.value.exit_code == 74
@@ -169,7 +169,7 @@ def test_a_disk_that_fills_leaves_the_old_one_and_no_orphan(tmp_path: Path, monk
         with pytest.raises(DiskFailure, match="No space left"):
             save_whole(tmp_path, 2, TENSORS)
     assert latest(tmp_path) == old
-    assert not list(tmp_path.glob("**/step-00000002.tmp/*"))
+    assert not list(tmp_path.glob("work-*/step-00000002/*.safetensors"))
     assert save_whole(tmp_path, 2, TENSORS) == latest(tmp_path)
 
 

@@ -92,7 +92,7 @@ def visit(
             if layout.world > 1:
                 dist.barrier(group=groups[everyone])
 
-        checkpoint.save(folder, 1, state_slices(p, state), {}, rank=rank, world=layout.world, barrier=barrier, keep=1)
+        checkpoint.save(folder, 1, state_slices(p, state), {}, rank=rank, world=layout.world, barrier=barrier)
         return []
     checkpoint.load(checkpoint.latest(folder), state_slices(p, state))
     after_load(Run(p, state, Gloo(rank, groups), REFERENCE, Fresh("bf16", CPU)))

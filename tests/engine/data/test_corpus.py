@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penteract.engine.data.corpus import BUILTIN_LIMIT, PIECE, StreamedCorpus, TextCorpus, TextPart, find_corpus
+from penteract.engine.data.corpus import BUILTIN_LIMIT, MAX_PART, StreamedCorpus, TextCorpus, TextPart, find_corpus
 from penteract.errors import BadInput, CorruptData
 
 
 def pieces(source: str | tuple[str, ...]) -> list[TextPart]:
     corpus = find_corpus(source)
     assert isinstance(corpus, TextCorpus)
-    return list(corpus.pieces())
+    return list(corpus.parts())
 
 
 def test_builtin_is_python_of_some_megabytes_and_always_the_same() -> None:
@@ -24,7 +24,7 @@ def test_builtin_is_python_of_some_megabytes_and_always_the_same() -> None:
     assert BUILTIN_LIMIT / 2 < corpus.size() <= BUILTIN_LIMIT
     parts = {p for f in corpus.files for p in f.parts[-3:-1]}
     assert not parts & {"site-packages", "test", "tests", "__pycache__", "idlelib", "lib2to3"}
-    assert sum(len(p.text.encode()) for p in corpus.pieces()) == corpus.size()
+    assert sum(len(p.text.encode()) for p in corpus.parts()) == corpus.size()
 
 
 def test_a_text_file_is_a_document_and_a_line_of_jsonl_is_one(tmp_path: Path) -> None:
@@ -47,22 +47,22 @@ def test_a_folder_is_read_in_one_order_whatever_the_disk_says(tmp_path: Path) ->
 
 
 @settings(max_examples=5)
-@given(st.sampled_from(["x", "é", "𝄞"]), st.sampled_from([40, PIECE * 3]), st.integers(0, 3))
+@given(st.sampled_from(["x", "é", "𝄞"]), st.sampled_from([40, MAX_PART * 3]), st.integers(0, 3))
 def test_a_long_document_comes_in_pieces_and_nothing_is_lost(
     tmp_path_factory: pytest.TempPathFactory, letter: str, line: int, shift: int
 ) -> None:
-    text = "a" * shift + ((letter * line + "\n") * (PIECE * 4 // line + 1))
+    text = "a" * shift + ((letter * line + "\n") * (MAX_PART * 4 // line + 1))
     path = tmp_path_factory.mktemp("text") / "long.txt"
     path.write_text(text)
     found = pieces(str(path))
     assert "".join(p.text for p in found) == text
-    assert [p.ends for p in found] == [False] * (len(found) - 1) + [True]
+    assert [p.ends_document for p in found] == [False] * (len(found) - 1) + [True]
     assert len(found) > 1 and all(p.text for p in found)
     if line == 40:
         assert all(p.text.endswith("\n") for p in found)
 
 
-@pytest.mark.parametrize("at", [0, 10, PIECE * 2 - 1, PIECE * 2 + 5])
+@pytest.mark.parametrize("at", [0, 10, MAX_PART * 2 - 1, MAX_PART * 2 + 5])
 def test_bytes_that_are_no_text_are_found_where_they_are(tmp_path: Path, at: int) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"x" * at + b"\xff" + b"y" * 10)

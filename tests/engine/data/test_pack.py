@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penteract.engine.data.pack import DocumentPacking, WindowSamples, split
-from penteract.engine.data.tokens import Tokens
+from penteract.engine.data.tokens import TokenStream
 from penteract.errors import BadInput, CorruptData
 
 END = 9
 
 
-def stream(*ids: int, vocab_size: int = 10_000) -> Tokens:
-    return Tokens((np.array(ids, np.uint16),), vocab_size)
+def stream(*ids: int, vocab_size: int = 10_000) -> TokenStream:
+    return TokenStream((np.array(ids, np.uint16),), vocab_size)
 
 
 def test_borders_of_documents_made_by_hand() -> None:
@@ -71,7 +71,7 @@ def test_order_depends_on_seed_and_index_alone() -> None:
 @given(st.lists(st.integers(0, END), min_size=1, max_size=200), st.floats(0, 0.9), st.integers(1, 4))
 def test_split_keeps_every_token_on_one_side(ids: list[int], fraction: float, parts: int) -> None:
     arrays = tuple(np.array(a, np.uint16) for a in np.array_split(ids, parts))
-    train, validation = split(Tokens(arrays, 10), fraction, END)
+    train, validation = split(TokenStream(arrays, 10), fraction, END)
     assert [*train.read(0, len(train)), *validation.read(0, len(validation))] == ids
     assert abs(len(validation) - fraction * len(ids)) <= fraction * len(ids) / 2 + 1
 

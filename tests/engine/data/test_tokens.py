@@ -9,7 +9,7 @@ import pytest
 
 from penteract.engine.data.corpus import TextPart
 from penteract.engine.data.tokenizer import ByteTokenizer, open_tokenizer
-from penteract.engine.data.tokens import Tokens, read_tokens, tokenize, write_tokens
+from penteract.engine.data.tokens import TokenStream, read_tokens, tokenize, write_tokens
 from penteract.errors import BadInput, CorruptData, DiskFailure
 
 BYTES = ByteTokenizer()
@@ -41,9 +41,9 @@ def test_dtype_alone_is_enough_and_both_widths_are_read(tmp_path: Path) -> None:
 
 
 def test_parts_read_as_one_stream() -> None:
-    tokens = Tokens((np.array([1, 2], np.uint16), np.array([], np.uint16), np.array([3, 4, 5], np.uint16)), 10)
+    tokens = TokenStream((np.array([1, 2], np.uint16), np.array([], np.uint16), np.array([3, 4, 5], np.uint16)), 10)
     assert tokens.read(1, 4).tolist() == [2, 3, 4]
-    head, tail = tokens.cut(3)
+    head, tail = tokens.split_at(3)
     assert (head.read(0, 3).tolist(), tail.read(0, 2).tolist()) == ([1, 2, 3], [4, 5])
     with pytest.raises(IndexError):
         tokens.read(3, 6)
@@ -67,7 +67,7 @@ def test_facts_that_do_not_fit(tmp_path: Path, tokenizer_file: Path) -> None:
         with pytest.raises(CorruptData, match=message):
             read_tokens(path, BYTES)
     beside.unlink()
-    with pytest.raises(BadInput, match=r"fix: echo .*> a\.bin\.json"):
+    with pytest.raises(BadInput, match=r"fix: echo .*> /\S+/a\.bin\.json"):
         read_tokens(path, BYTES)
 
 

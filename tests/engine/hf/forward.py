@@ -49,7 +49,7 @@ def logits(
     sample = SimpleNamespace(
         tokens=torch.tensor(tokens), targets=nothing - 1, start=nothing, positions=torch.arange(len(tokens))
     )
-    run.batches = [constants(p, CPU) | micro_batch(p, [sample], CPU)]
+    run.micro_batches = [constants(p, CPU) | micro_batch(p, [sample], CPU)]
     walk_forward(p, run)
     return {p.mesh.coordinates(rank)["tp"]: seen[0][:, 0].clone()} if seen else {}
 

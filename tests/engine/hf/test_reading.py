@@ -26,6 +26,7 @@ from penteract.engine.hf.reading import HfWeights
 from penteract.engine.hf.writing import WriteOptions
 from penteract.engine.session.weights import open_weights, start_from
 from penteract.step.program import compile_step
+from precisions import master_weights
 
 CPU = torch.device("cpu")
 
@@ -85,9 +86,7 @@ def test_half_precision_is_cast_to_the_masters(tmp_path: Path) -> None:
     p = compile_step(folders.MODELS["llama"], Layout(), 8, precision="bf16")
     state = allocate(p, CPU)
     start_from(open_weights(at, p), p, state)
-    master_weights = {m.param.name: m.values for m in state.pieces("master")}
-    assert master_weights["norm.weight"].dtype == torch.float32
-    assert torch.equal(master_weights["norm.weight"], theirs["model.norm.weight"].float())
+    assert torch.equal(master_weights(state)["norm.weight"], theirs["model.norm.weight"].float())
 
 
 LAYOUTS = [Layout(tp=2), Layout(tp=2, pp=2), Layout(dp=2, ep=2), Layout(dp=2, ep=2, tp=2, expert_tp=2, zero=1)]

@@ -27,6 +27,7 @@ _FLOPS = Number(int, 1, 2**80)
 _HEAD = Number(int, 1, 2**16)
 _SHARE = Number(float, 1e-3, 1)
 _FACTOR = Number(float, 1e-3, 1e3)
+_VERSION = Number(int, 1, 99, or_zero=True)
 
 _POINTS = RowList((_BYTES, _MICROSECONDS))
 _SHAPES = Table({"shapes": RowList((_SIDE, _SIDE, _SIDE, _SIDE, _TFLOPS))})
@@ -39,7 +40,10 @@ GPU = Table(
         "memory_gib": _GIB, "bf16": _PEAK, "tf32": _PEAK, "fp32": _PEAK, "fp8": _PEAK, "fp64": _PEAK, "hbm": _RATE,
         "multiprocessors": Number(int, 1, 2**20),
     },
-    {"name": _TEXT, "host_link": _RATE, "source": _NOTE, "aliases": Note(read=False)},
+    {
+        "name": _TEXT, "host_link": _RATE, "source": _NOTE, "aliases": Note(read=False),
+        "capability": FixedList((_VERSION, _VERSION)),
+    },
 )  # fmt: skip
 
 FABRIC = Table(

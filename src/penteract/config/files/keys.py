@@ -13,7 +13,7 @@ from penteract.config.files.sections import Batch, Kernels, MemorySection, Outpu
 from penteract.config.files.values import convert
 from penteract.config.layout import MOST_TOKENS
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
-from penteract.config.run import Checkpoint, Data, LearningRate, Optimizer, Precision, Training
+from penteract.config.run import Checkpoint, Data, LearningRate, Limits, Optimizer, Precision, Training
 from penteract.errors import BadInput
 
 # Section names differ from the commands (train, plan, …), so that each name has one meaning.
@@ -33,11 +33,13 @@ SECTIONS: Mapping[str, type] = {
     "training": Training,
     "checkpoint": Checkpoint,
     "precision": Precision,
+    "limits": Limits,
     "output": Output,
 }
 
 # Bounds exclude what no machine can do and what arithmetic cannot bear, not what is unwise. Nothing else states them.
 _HUGE = 2**48
+_WEEK = 7 * 24 * 3600  # seconds
 _ROWS = 2**24
 _LAYERS = 1024  # the deepest published decoder has 126
 _RANKS = 2**20
@@ -154,12 +156,14 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "learning_rate.decay_fraction": ("of the steps, for wsd", 0, 1),
     "data.source": ('"builtin", a file, a folder, a list of them, or "hf:NAME"', 0, 0),
     "data.validation_fraction": ("of the documents, never trained on", 0, 0.9),
+    "data.allow_change": ("whether a resumed run may go on with other data", 0, 0),
     "data.pack_documents": ("several documents share a sequence; attention stays inside each", 0, 0),
     "tokenizer.source": ('"bytes", or the path of a tokenizer.json', 0, 0),
     "training.steps": ("optimizer steps", 1, _HUGE),
     "training.seed": ("decides weights and the order of data", 0, _HUGE),
     "training.validation_every": ("steps; 0: never", 0, _HUGE),
     "training.validation_batches": ("global batches each time, at most all", 1, 10**6),
+    "training.replica_check_every": ("steps; 0: only before checkpoints", 0, _HUGE),
     "training.log_level": ("of what is printed", 0, 0),
     "training.sample_tokens": ("written by the model at the end; 0: none", 0, 10**6),
     "checkpoint.every": ("steps; 0: only at the end", 0, _HUGE),
@@ -168,7 +172,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "precision.device": ("auto: CUDA when there is one", 0, 0),
     "precision.gradient": ("in which gradients accumulate; auto: as in the recipe", 0, 0),
     "precision.reduce": ("in which gradients are reduced over ranks; auto: as they accumulate", 0, 0),
-    "precision.master": ("of master weights; none: parameters are updated directly", 0, 0),
+    "precision.master": ("fp32_split: the bf16 parameter and its other 16 bits; none: parameters are updated", 0, 0),
     "precision.moments": ("of the optimizer's moments; int8: quantised, with a scale for each 256", 0, 0),
     "precision.loss_scale": ("of the first step, in fp16; it adapts", 0, 2.0**60),
     "precision.loss_scale_growth_every": ("steps without overflow after which it doubles", 0, _HUGE),
@@ -181,11 +185,17 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "precision.fp8_experts": ("experts' matrices too, in fp8_rowwise and fp8_blockwise", 0, 0),
     "precision.fp8_fast_accumulation": ("a GPU keeps sums of gradients in fewer bits, as it does forward", 0, 0),
     "precision.modules": ('exceptions by parameter name, the last match decides: ["embedding*:moments=fp32"]', 0, 0),
+    "limits.join": ("seconds that ranks wait until all are there", 1, _WEEK),
+    "limits.data": ("seconds that ranks wait while rank 0 prepares the data", 1, _WEEK),
     "output.folder": ("the folder for run folders", 0, 0),
 }
 
-# Names in other trainers -> our keys, to suggest the right key for an unknown one.
-_ELSEWHERE: Mapping[str, str] = {
+# Names in other trainers, with or without a section -> our keys, to suggest the right key for an unknown one.
+ELSEWHERE: Mapping[str, str] = {
+    "parallel.data": "parallel.dp", "parallel.tensor": "parallel.tp", "parallel.pipeline": "parallel.pp",
+    "parallel.context": "parallel.cp", "parallel.expert": "parallel.ep", "data_parallel": "parallel.dp",
+    "tensor_parallel": "parallel.tp", "pipeline_parallel": "parallel.pp", "context_parallel": "parallel.cp",
+    "expert_parallel": "parallel.ep", "sequence_parallel": "parallel.tp",
     "data_parallel_size": "parallel.dp", "dp_size": "parallel.dp", "data_parallel_replicate_degree": "parallel.dp",
     "tensor_model_parallel_size": "parallel.tp", "tensor_parallel_degree": "parallel.tp", "tp_size": "parallel.tp",
     "pipeline_model_parallel_size": "parallel.pp", "pipeline_parallel_degree": "parallel.pp",
@@ -254,18 +264,19 @@ def keys() -> Mapping[str, Key]:
 
 def nearest_key(name: str) -> str:
     """The key that `name` probably means, or an empty string."""
-    leaf = name.rsplit(".", 1)[-1]
-    if leaf in _ELSEWHERE:
-        return _ELSEWHERE[leaf]
+    section, _, leaf = name.rpartition(".")
+    for found in (name, leaf):
+        if found in ELSEWHERE:
+            return ELSEWHERE[found]
     known = list(keys())
     by_leaf = {k.rsplit(".", 1)[-1]: k for k in reversed(known)}
     if leaf in by_leaf and name not in by_leaf.values():
         return by_leaf[leaf]
-    near = get_close_matches(name, known, n=1, cutoff=0.6)
-    if near:
-        return near[0]
-    near = get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)
-    return by_leaf[near[0]] if near else ""
+    beside = {k.rsplit(".", 1)[-1]: k for k in known if k.rpartition(".")[0] == section}
+    for leaves in (beside, by_leaf):
+        if near := get_close_matches(leaf, leaves, n=1, cutoff=0.6):
+            return leaves[near[0]]
+    return ""
 
 
 def find_key(name: str, origin: str) -> Key:

@@ -8,28 +8,31 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from penteract.config.files.keys import SECTIONS, Key, keys
+from penteract.config.presets import PRESETS, Preset
 from penteract.config.recompute import MemoryBudget, name_of
 from penteract.config.rules.resolve import Resolved
 from penteract.config.run import RunSpec
 
 _HEAD = """\
-# A resolved run: every value, and where it came from. It trains the same run again:
-#   penteract train run.toml
+# A {kind} run: every value, and where it came from. {why}:
+#   penteract train {name}
 """
 
 _TEMPLATE_HEAD = """\
 # A run of penteract.  penteract train {name}
-# A line that starts with "# " shows a default; take the "# " away to change it.
+# A line that starts with "# " shows a value of this run, the preset's or a default; take the "# " away to change it.
 # Values on the command line win: penteract train {name} --parallel.tp 2
 
-# Where the run starts from: a model with settings that suit it. `penteract train --help` lists them.
+# Where the run starts from: a model with settings that suit it. With another preset, values below may be others.
+# Presets: {presets}, and the names of `penteract plan --models`.
 preset = "tiny"
 """
 
 
-def to_toml(resolved: Resolved) -> str:
-    """The run as TOML that loads to an equal `RunSpec`; each value's comment names its origin."""
-    lines = [_HEAD]
+def to_toml(resolved: Resolved, name: str = "run.toml", *, planned: bool = False) -> str:
+    """The run as TOML that loads to an equal `RunSpec`; each value's comment names its origin. `name`: the file's."""
+    kind, why = ("planned", "Train it") if planned else ("resolved", "It trains the same run again")
+    lines = [_HEAD.format(kind=kind, why=why, name=name)]
     for section, values in _sections(resolved.run, resolved.budget):
         lines.append(f"[{section}]")
         rows = [(name, toml_value(value), resolved.origins.get(f"{section}.{name}", "")) for name, value in values]
@@ -42,22 +45,33 @@ def to_toml(resolved: Resolved) -> str:
     return "\n".join(lines)
 
 
+def run_values(run: RunSpec) -> dict[str, str]:
+    """Each key of the run, as `optimizer.learning_rate`, and its value as TOML."""
+    return {f"{section}.{name}": toml_value(v) for section, values in _sections(run, None) for name, v in values}
+
+
 def template(name: str = "run.toml") -> str:
-    """A commented run file called `name`: loads as the preset "tiny"; every other key is a comment with its default."""
-    lines = [_TEMPLATE_HEAD.format(name=name)]
+    """A commented run file called `name`: loads as the preset "tiny"; every other key is a comment with its value."""
+    lines = [_TEMPLATE_HEAD.format(name=name, presets=", ".join(PRESETS))]
+    values = _values_of(PRESETS["tiny"])
     for section in SECTIONS:
         rows = [key for key in keys().values() if key.name.rsplit(".", 1)[0] == section]
         lines.append(f"# [{section}]" if section.startswith("model.") else f"[{section}]")
         if section == "model":
             lines.append('# config = "config.json"  # a Hugging Face model, instead of the preset\'s')
-        lines += [_template_row(key) for key in rows]
+        lines += [_template_row(key, values.get(key.name, key.default)) for key in rows]
         lines.append("")
     return "\n".join(lines)
 
 
-def _template_row(key: Key) -> str:
+def _values_of(chosen: Preset) -> Mapping[str, object]:
+    """What a preset sets, by key."""
+    return {f"model.{f.name}": getattr(chosen.model, f.name) for f in fields(chosen.model)} | dict(chosen.settings)
+
+
+def _template_row(key: Key, value: object) -> str:
     leaf = key.name.rsplit(".", 1)[-1]
-    value = "…" if key.required or key.default is None else toml_value(key.default)
+    value = "…" if value is None else toml_value(value)
     choices = get_args(key.hint) if get_origin(key.hint) is Literal else ()
     about = key.about + (f": {' | '.join(choices)}" if choices else "")
     return f"# {leaf} = {value}  # {about}"
@@ -106,6 +120,7 @@ def _sections(run: RunSpec, budget: MemoryBudget | None) -> Iterator[tuple[str, 
         "training": run.train,
         "checkpoint": run.checkpoint,
         "precision": run.precision.changes,
+        "limits": run.limits,
         "output": {"folder": run.out},
     }
     for section in SECTIONS:

@@ -27,7 +27,8 @@ Role = Literal[
 ]  # fmt: skip
 Widths = Mapping[Role, int]  # bytes of one element of each role
 
-BLOCK = 256  # elements of int8 moments that share a scale
+SPLIT = "fp32_split"
+MOMENT_BLOCK = 256  # elements of int8 moments that share a scale
 BYTES: Mapping[str, int] = MappingProxyType(
     {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int32": 4, "int64": 8}
 )
@@ -37,7 +38,8 @@ BYTES: Mapping[str, int] = MappingProxyType(
 class Policy:
     """Names of dtypes by role.
 
-    master       "": there are no master weights, parameters are updated directly
+    master       "": there are no master weights, parameters are updated directly. "fp32_split": fp32, kept as the bf16
+                 parameter and the 16 bits that it lacks
     moments      "int8": quantised, with one fp32 scale for each block
     stochastic   stochastic rounding of parameters without master weights, so that small updates are not lost
     loss_scale   of the first step: the loss is multiplied by it, so that small gradients do not underflow; 0: no
@@ -98,7 +100,7 @@ class Policy:
         """The allowed dtypes of each role, the usual one first."""
         wide = (self.stat,)
         narrower = tuple(d for d in ("fp64", "fp32", "bf16") if BYTES[d] < BYTES[self.gradient])
-        master_weights = {"bf16": ("fp32", ""), "fp16": ("fp32",)}
+        master_weights = {"bf16": (SPLIT, "fp32", ""), "fp16": ("fp32",)}
         return {
             "compute": ("bf16", "fp16", "fp32", "fp64"),
             "parameter": (self.compute,),
@@ -113,6 +115,11 @@ class Policy:
     def stat(self) -> str:
         """Dtype of statistics (norms, log-sum-exps, routing scores): fp32, or fp64 if compute is fp64."""
         return "fp64" if self.compute == "fp64" else "fp32"
+
+    @property
+    def splits_master(self) -> bool:
+        """Whether the upper half of the master weights is the parameters."""
+        return self.master == SPLIT
 
     @property
     def products(self) -> str:
@@ -151,7 +158,7 @@ class Policy:
         """The dtype of a role; that of `master` is what the optimizer updates."""
         match role:
             case "master":
-                return self.master or self.parameter
+                return "fp32" if self.master else self.parameter
             case "moment":
                 return self.moments
             case "index" | "host":
@@ -179,8 +186,9 @@ def _plain(dtype: str) -> Policy:
 
 def _mastered(dtype: str, loss_scale: float = 0.0, growth_every: int = 0) -> Policy:
     """Products in `dtype`; gradients, master weights and moments in fp32."""
+    master = SPLIT if dtype == "bf16" else "fp32"
     return Policy(
-        compute=dtype, parameter=dtype, gradient="fp32", reduce="fp32", master="fp32", moments="fp32",
+        compute=dtype, parameter=dtype, gradient="fp32", reduce="fp32", master=master, moments="fp32",
         loss_scale=loss_scale, growth_every=growth_every,
     )  # fmt: skip
 
@@ -212,7 +220,7 @@ def policy(precision: str | Policy, *, where: str = "", flag: str = "") -> Polic
 
 def grain(moments: str) -> int:
     """The number of elements that a shard's size must be a multiple of."""
-    return BLOCK if moments == "int8" else 1
+    return MOMENT_BLOCK if moments == "int8" else 1
 
 
 @cache
@@ -234,7 +242,9 @@ def _widths(p: Policy) -> Widths:
         "code",
     )
     widths: dict[Role, int] = {role: BYTES[p.dtype(role)] for role in roles}
-    widths["host"], widths["master"] = 0, BYTES[p.master] if p.master else 0
+    widths["host"], widths["master"] = 0, BYTES[p.dtype("master")] if p.master else 0
+    if p.splits_master:
+        widths["master"] -= widths["parameter"]
     return MappingProxyType(widths)
 
 

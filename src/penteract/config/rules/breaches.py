@@ -8,9 +8,11 @@ from penteract.config.case import Case
 from penteract.config.expert_kernels import expert_breaches
 from penteract.config.kernel_limits import kernel_breaches
 from penteract.config.layout import (
+    ATTENTION_KERNELS,
     CP_METHODS,
     ELEMENTWISE,
     EXPERT_KERNELS,
+    FUSIONS,
     LOSS_KERNELS,
     MOST_LOSS_CHUNKS,
     MOST_MICRO_BATCHES,
@@ -25,12 +27,14 @@ Breach = tuple[str, str]  # (axis, what is wrong)
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "micro_batch_size", "gradient_accumulation_steps",
            "sequence_length", "recompute_every", "offload_every")  # fmt: skip
 _FROM_0 = ("recompute_first", "bucket_bytes", "shard_group", "loss_chunk")
-_KNOWN: Mapping[str, tuple[Collection[object], str]] = {
+# axis -> its values, and what one is
+KNOWN: Mapping[str, tuple[Collection[object], str]] = {
     "zero": (ZERO_STAGES, "stage of ZeRO here"),
     "schedule": (SCHEDULES, "schedule"),
-    "cp_method": (CP_METHODS, "context method"),
+    "cp_method": (CP_METHODS, "cp_method"),
+    "attention": (ATTENTION_KERNELS, "attention kernel"),
     "loss": (LOSS_KERNELS, "kernel of the loss"),
-    "elementwise": (ELEMENTWISE, "kernel of what is done element by element"),
+    "elementwise": (ELEMENTWISE, "element-wise kernel"),
     "experts": (EXPERT_KERNELS, "kernel of experts' products"),
 }
 
@@ -55,9 +59,11 @@ def _counts(case: Case) -> Iterator[Breach]:
     for axis, n in least.items():
         if case.get(axis) < n:
             yield axis, f"{axis} is less than {n}"
-    for axis, (known, what) in _KNOWN.items():
+    for axis, (known, what) in KNOWN.items():
         if case.get(axis) not in known:
             yield axis, f"no such {what}"
+    if not {*case.layout.fuse} <= {*FUSIONS}:
+        yield "fuse", "no such fusion"
 
 
 def _model(case: Case) -> Iterator[Breach]:
@@ -99,7 +105,7 @@ def _routing(moe: MoESpec) -> Iterator[Breach]:
     if moe.top_k > moe.experts:
         yield "top_k", f"a token cannot visit {moe.top_k} of {moe.experts} experts"
     elif moe.experts % moe.groups:
-        yield "groups", f"{moe.experts} experts do not share over {moe.groups} groups"
+        yield "groups", f"{moe.experts} experts are not divisible by {moe.groups} groups"
     elif moe.groups > 1 and moe.group_score == "top2" and moe.experts == moe.groups:
         yield "groups", "a group is as good as its best two experts, and has one"
     elif moe.top_groups > moe.groups:
@@ -158,7 +164,7 @@ def _context(case: Case) -> Iterator[Breach]:
 def _pipeline(case: Case) -> Iterator[Breach]:
     lay, layers = case.layout, case.model.layers
     if lay.pp * lay.vpp > layers:
-        fewest = schedule_of(lay.schedule).least_vpp
+        fewest = schedule_of(lay.schedule).min_vpp
         axis = "pp" if lay.vpp <= fewest or lay.pp * fewest > layers else "vpp"
         yield axis, f"pp·vpp = {lay.pp}·{lay.vpp} stages for {layers} layers"
     wrong = breach(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
@@ -215,9 +221,9 @@ def _batch(case: Case) -> Iterator[Breach]:
     if total is None or total == lay.global_batch_size:
         return
     if total % lay.dp:
-        yield "global_batch_size", f"{total} sequences a step do not share over dp = {lay.dp}"
+        yield "global_batch_size", f"global_batch_size = {total} is not divisible by dp = {lay.dp}"
     else:
         yield (
             "micro_batch_size",
-            f"micro_batch_size = {lay.micro_batch_size} does not cut a replica's {total // lay.dp} sequences a step",
+            f"micro_batch_size = {lay.micro_batch_size} does not divide a replica's {total // lay.dp} sequences a step",
         )

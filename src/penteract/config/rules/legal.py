@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import cast
 
 from penteract.config.case import AXES, Case
 from penteract.config.layout import Layout
@@ -60,8 +61,13 @@ class BadLayout(BadInput):
 def _error(problem: Problem, origins: Mapping[str, str], *, fix: str) -> BadInput:
     origin = origins.get(problem.key)
     where = f"{problem.key} ({origin})" if origin else problem.key
-    allowed = ", ".join(map(str, problem.allowed))
+    allowed = ", ".join(map(as_word, problem.allowed))
     return BadInput("LAYOUT", problem.what, where=where, found=problem.found, allowed=allowed, fix=fix)
+
+
+def as_word(value: object) -> str:
+    """A value as the command line takes it."""
+    return ",".join(map(str, cast("tuple[object, ...]", value))) or "none" if isinstance(value, tuple) else str(value)
 
 
 def problems(
@@ -84,7 +90,7 @@ def problems(
     found = breaches(case)
     if not found:
         return []
-    fix = " ".join(f"--{AXES[axis]} {value}" for axis, value in repair(case, settle).items())
+    fix = " ".join(f"--{AXES[axis]} {as_word(value)}" for axis, value in repair(case, settle).items())
     allowed = {axis: allowed_values(case, axis, settle) for axis in {axis for axis, _ in found}}
     return [Problem(axis=axis, what=what, found=case.get(axis), allowed=allowed[axis], fix=fix) for axis, what in found]
 

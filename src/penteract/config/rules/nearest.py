@@ -9,15 +9,8 @@ from typing import Any
 
 from penteract.config.case import AXES, OF_A_PART, Case
 from penteract.config.files.keys import keys
-from penteract.config.layout import (
-    ATTENTION_KERNELS,
-    CP_METHODS,
-    EXPERT_KERNELS,
-    MOST_MICRO_BATCHES,
-    ZERO_STAGES,
-    Layout,
-)
-from penteract.config.rules.breaches import breaches
+from penteract.config.layout import ATTENTION_KERNELS, CP_METHODS, FUSIONS, MOST_MICRO_BATCHES, ZERO_STAGES, Layout
+from penteract.config.rules.breaches import KNOWN, breaches
 from penteract.config.rules.settle import Settle
 from penteract.schedule.registry import SCHEDULES, schedule_of
 
@@ -113,8 +106,10 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
         return iter(sorted(ZERO_STAGES, key=lambda stage: abs(stage - found)))
     if axis == "shard_group":
         return (n for n in (*_divisors(lay.dp * lay.cp, found), 0) if n != found)
-    if axis == "experts":
-        return iter([v for v in EXPERT_KERNELS if v != found])
+    if axis in ("loss", "elementwise", "experts"):
+        return iter([v for v in KNOWN[axis][0] if v != found])
+    if axis == "fuse":
+        return iter([tuple(name for name in FUSIONS if name in found)])
     if axis == "attention":
         return iter([v for v in reversed(ATTENTION_KERNELS) if v != found])  # torch's, then others'
     if axis == "dp" and case.world is not None:

@@ -17,7 +17,7 @@ from penteract.config.presets import preset as find_preset
 from penteract.config.recompute import MemoryBudget, ops_of
 from penteract.config.rules.legal import check_legal
 from penteract.config.rules.settle import Settle
-from penteract.config.run import Checkpoint, Data, LearningRate, Optimizer, Precision, RunSpec, Training
+from penteract.config.run import Checkpoint, Data, LearningRate, Limits, Optimizer, Precision, RunSpec, Training
 from penteract.errors import BadInput
 
 # The parts of a model that have their own sections.
@@ -116,6 +116,7 @@ def _build(settings: Settings, layers: list[Settings], largest: int, world: int 
         train=Training(**_section(settings, "training")),
         checkpoint=Checkpoint(**_section(settings, "checkpoint")),
         precision=Precision(**_section(settings, "precision")),
+        limits=Limits(**_section(settings, "limits")),
         out=settings["output.folder"].value,
     )  # fmt: skip
     _check_sections(run, settings)

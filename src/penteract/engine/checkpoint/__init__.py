@@ -5,10 +5,24 @@ rectangles, and `manifest.json`: where every tensor's rectangles are, each with 
 pickled.
 """
 
-from penteract.engine.checkpoint.folder import latest
-from penteract.engine.checkpoint.reading import extra, load, verify
+from penteract.engine.checkpoint.durable import failing, room
+from penteract.engine.checkpoint.folder import (
+    Committed,
+    check,
+    committed,
+    intact,
+    latest,
+    prove,
+    prune,
+    set_aside,
+    take,
+)
+from penteract.engine.checkpoint.reading import extra, load, verify, verify_file
 from penteract.engine.checkpoint.rectangles import rectangles
 from penteract.engine.checkpoint.slices import Slice
-from penteract.engine.checkpoint.writing import save, save_alone
+from penteract.engine.checkpoint.writing import file_of, save, save_alone
 
-__all__ = ["Slice", "extra", "latest", "load", "rectangles", "save", "save_alone", "verify"]
+__all__ = [
+    "Committed", "Slice", "check", "committed", "extra", "failing", "file_of", "intact", "latest", "load", "prove",
+    "prune", "rectangles", "room", "save", "save_alone", "set_aside", "take", "verify", "verify_file",
+]  # fmt: skip

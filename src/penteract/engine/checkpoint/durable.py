@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from penteract.errors import DiskFailure
 
@@ -23,11 +26,14 @@ def failing(path: Path, doing: str) -> Iterator[None]:
         ) from e  # fmt: skip
 
 
-def write(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
-    """Write a new file and sync it to the disk; returns its size."""
+def write(path: Path, chunks: Iterable[bytes | memoryview], *, reserve: int = 0) -> int:
+    """Write a new file and sync it to the disk; returns its size. `reserve`: bytes of the disk that are taken before
+    anything is written: free space says nothing of quotas, nor of what others write meanwhile."""
     size = 0
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     try:
+        if reserve:
+            _reserve(fd, reserve)
         for chunk in chunks:
             left = memoryview(chunk)
             size += left.nbytes
@@ -37,6 +43,16 @@ def write(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
     finally:
         os.close(fd)
     return size
+
+
+def _reserve(fd: int, size: int) -> None:
+    """Take `size` bytes of the disk. A file system that cannot reserve is left to fail when it is written."""
+    with contextlib.suppress(AttributeError):  # macOS has none
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as e:
+            if e.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
 
 
 def replace(path: Path, text: str) -> None:
@@ -70,6 +86,16 @@ def remove(folder: Path) -> None:
         os.unlink(folder)
 
 
-def free_bytes(folder: Path) -> int:
-    """Free bytes of the disk that holds the folder."""
-    return shutil.disk_usage(folder).free
+class Room(NamedTuple):
+    """What is free on the file system of a folder. `files`: None if it does not limit them."""
+
+    bytes: int
+    files: int | None
+
+
+def room(folder: Path) -> Room:
+    """The room on the file system that holds the folder, or the nearest existing one above it."""
+    while not folder.exists():
+        folder = folder.parent
+    found = os.statvfs(folder)
+    return Room(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)

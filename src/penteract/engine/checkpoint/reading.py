@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,11 +65,20 @@ def verify(at: Path) -> None:
         if problem := manifest.untiled(entry):
             raise _damaged(at, f"{name}: {problem}")
     for file in stored.files:
-        with opened(at / file, "its header") as handle:
-            for entry in stored.tensors.values():
-                for part in entry.parts:
-                    if part.file == file:
-                        checked(at / file, handle, part, entry.dtype)
+        verify_file(at, file, stored)
+
+
+def verify_file(at: Path, file: str, stored: Manifest | None = None, *, stop: Callable[[], bool] = bool) -> None:
+    """Read and verify the tensors of one file, until `stop` says so. `stored`: the manifest of the checkpoint `at`, if
+    it is read already. Raises CorruptData."""
+    stored = stored or manifest.read(at)
+    if file not in stored.files:  # a rank that owns nothing
+        return
+    with opened(at / file, "its header") as handle:
+        for entry in stored.tensors.values():
+            for part in entry.parts:
+                if part.file == file and not stop():
+                    checked(at / file, handle, part, entry.dtype)
 
 
 def _refuse_another_model(at: Path, stored: Manifest, slices: list[Slice]) -> None:

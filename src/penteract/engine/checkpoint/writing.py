@@ -4,51 +4,55 @@ by a rename."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from penteract.engine.checkpoint import durable as disk
 from penteract.engine.checkpoint import manifest
-from penteract.engine.checkpoint.folder import clear, commit, prune, step_folder, unfinished
+from penteract.engine.checkpoint.folder import clear, commit, step_folder, unfinished
 from penteract.engine.checkpoint.manifest import Manifest, ManifestEntry, StoredBox
 from penteract.engine.checkpoint.slices import NAMES, Slice, digest, inside, raw, volume
-from penteract.errors import BadInput, Bug, DiskFailure
-from penteract.units import gib
+from penteract.errors import BadInput, BadNumerics, Bug, DiskFailure
+from penteract.units import show_bytes
+
+_ATTEMPTS = 3  # at writing a file, if the error may pass
+_PASSING = (errno.EIO, errno.ESTALE)  # of a network's file system
 
 
-def save(  # noqa: PLR0913 -- the last four describe the calling rank
+def save(  # noqa: PLR0913 -- the last five describe the run and the calling rank
     folder: Path, step: int, slices: Iterable[Slice], extra: dict[str, Any],
-    *, rank: int, world: int, barrier: Callable[[], None], keep: int,
+    *, rank: int, world: int, barrier: Callable[[], None], epoch: int = 0, finite: bool = False,
 ) -> Path:  # fmt: skip
-    """Commit a checkpoint of `step` below `folder`, and remove those beyond the newest `keep` (0: none).
+    """Commit a checkpoint of `step` below `folder`.
 
     Called by every rank with its own slices; all other arguments but `rank` are the same. `extra` is JSON that `load`
-    returns. Files are written to a temporary folder, which is renamed when all are on the disk, so two saves never mix.
-    An existing checkpoint of the same step is replaced as a whole. `barrier` waits for all ranks; a rank that fails
-    does not reach it.
-    Raises DiskFailure; Bug when the owned rectangles do not tile each tensor.
+    returns. Files are written to a folder of the run's `epoch`, which is renamed when all are on the disk, so two saves
+    never mix. An existing checkpoint of the same step is replaced as a whole. `barrier` waits for all ranks; a rank
+    that fails does not reach it. `finite`: refuse to commit values that are not finite.
+    Raises DiskFailure; BadNumerics; Bug when the owned rectangles do not tile each tensor.
     """
-    at = step_folder(folder, step)
-    fresh = unfinished(at)
+    fresh = unfinished(folder, step, epoch)
     if rank == 0:
         with disk.failing(folder, "prepare a checkpoint's folder"):
-            clear(folder)
+            clear(folder, epoch)
             fresh.mkdir()
     barrier()
     with disk.failing(fresh, "write a checkpoint"):
-        _write_share(fresh, slices, rank)
+        _write_share(fresh, slices, rank, finite=finite)
     barrier()
     if rank == 0:
         with disk.failing(fresh, "commit a checkpoint"):
             _finish_manifest(fresh, step, extra, world)
-            commit(folder, step)
-        with disk.failing(folder, "remove older checkpoints"):
-            prune(folder, step, keep)
+            commit(folder, step, epoch)
     barrier()
-    return at
+    return step_folder(folder, step)
 
 
 def save_alone(folder: Path, step: int, shares: Iterable[Iterable[Slice]], extra: dict[str, Any]) -> Path:
@@ -56,16 +60,16 @@ def save_alone(folder: Path, step: int, shares: Iterable[Iterable[Slice]], extra
 
     Each share is released before the next is taken, so that a model larger than memory can be written.
     """
-    fresh = unfinished(step_folder(folder, step))
+    fresh = unfinished(folder, step, 0)
     count = 0
     with disk.failing(fresh, "write a checkpoint"):
-        clear(folder)
+        clear(folder, 0)
         fresh.mkdir()
         for share in shares:
             _write_share(fresh, share, count)
             count += 1
         _finish_manifest(fresh, step, extra, count)
-        return commit(folder, step)
+        return commit(folder, step, 0)
 
 
 def file_of(rank: int) -> str:
@@ -77,7 +81,7 @@ def _share_of(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
 
-def _write_share(fresh: Path, slices: Iterable[Slice], rank: int) -> None:
+def _write_share(fresh: Path, slices: Iterable[Slice], rank: int, *, finite: bool = False) -> None:
     """Write this rank's file, if it owns any slices, and its part of the manifest."""
     held = list(slices)
     for s in held:
@@ -87,19 +91,25 @@ def _write_share(fresh: Path, slices: Iterable[Slice], rank: int) -> None:
     # Wide elements first: then each tensor begins at a multiple of its element's size.
     solid = sorted((s for s in held if s.owner and s.tensor.numel()), key=lambda s: -s.tensor.element_size())
     need = sum(s.tensor.nbytes for s in solid)
-    if need > (free := disk.free_bytes(fresh)):
-        raise DiskFailure("DISK", "no room for a checkpoint", where=str(fresh), found=f"{gib(free):.3f} GiB free",
-                          allowed=f"{gib(need):.3f} GiB for rank {rank}", fix="free some space")  # fmt: skip
-    digests: dict[str, str] = {}
-    path = fresh / file_of(rank)
-    try:
-        size = disk.write(path, _stream(solid, digests)) if solid else 0
-        share: dict[str, Any] = {"size": size, "tensors": manifest.tensors_json(_table(held, digests, path.name))}
-        disk.write(fresh / _share_of(rank), [json.dumps(share).encode()])
-    except OSError:
-        with contextlib.suppress(OSError):  # an incomplete file only takes space
-            os.unlink(path)
-        raise
+    if need > (free := disk.room(fresh).bytes):
+        raise DiskFailure("DISK", "no room for a checkpoint", where=str(fresh), found=f"{show_bytes(free)} free",
+                          allowed=f"{show_bytes(need)} for rank {rank}", fix="free some space")  # fmt: skip
+    for attempt in reversed(range(_ATTEMPTS)):
+        try:
+            return _write_files(fresh, rank, held, solid, need, finite=finite)
+        except OSError as e:
+            with contextlib.suppress(OSError):  # an incomplete file only takes space; the next attempt makes a new one
+                os.unlink(fresh / file_of(rank))
+            if not attempt or e.errno not in _PASSING:
+                raise
+
+
+def _write_files(fresh: Path, rank: int, held: list[Slice], solid: list[Slice], need: int, *, finite: bool) -> None:
+    digests, size = dict[str, str](), 0
+    if solid:
+        size = disk.write(fresh / file_of(rank), _stream(solid, digests, finite=finite), reserve=need)
+    share: dict[str, Any] = {"size": size, "tensors": manifest.tensors_json(_table(held, digests, file_of(rank)))}
+    disk.write(fresh / _share_of(rank), [json.dumps(share).encode()])
 
 
 def _key(s: Slice) -> str:
@@ -108,8 +118,9 @@ def _key(s: Slice) -> str:
     return s.name if s.box[1] == tuple(s.shape) else f"{s.name}@{','.join(map(str, s.offset))}"
 
 
-def _stream(slices: list[Slice], digests: dict[str, str]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, one tensor at a time; fills `digests`, key -> digest."""
+def _stream(slices: list[Slice], digests: dict[str, str], *, finite: bool) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file, one tensor at a time; fills `digests`, key -> digest. `finite`: raise
+    BadNumerics at a value that is not."""
     header: dict[str, Any] = {}
     end = 0
     for s in slices:
@@ -123,9 +134,21 @@ def _stream(slices: list[Slice], digests: dict[str, str]) -> Iterator[bytes | me
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for s in slices:
-        data = raw(s.tensor.cpu())
+        values = s.tensor.cpu()
+        if finite and not _is_finite(values):
+            raise BadNumerics("NUMERICS", "a value that is not finite: nothing of this step is saved", where=s.name,
+                              fix="a smaller --optimizer.learning_rate; --resume continues from the last checkpoint, "
+                              "if there is one")  # fmt: skip
+        data = raw(values)
         digests[_key(s)] = digest(data)
         yield data
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    """Whether all values are finite; in one pass without a temporary. Whole numbers are."""
+    if not values.is_floating_point() or not values.numel():
+        return True
+    return all(map(math.isfinite, (x.item() for x in values.aminmax())))
 
 
 def _table(held: list[Slice], digests: dict[str, str], file: str) -> dict[str, ManifestEntry]:

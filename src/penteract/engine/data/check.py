@@ -55,8 +55,8 @@ def check_vocabulary(tokenizer: TextTokenizer, vocab_size: int) -> None:
                        fix=f"--model.vocab_size {-(-tokenizer.vocab_size // 64) * 64}")  # fmt: skip
 
 
-def _read(path: Path, parts: int | None) -> None:
-    for _ in islice(TextCorpus("", (path,)).pieces(), parts):
+def _read(path: Path, most: int | None) -> None:
+    for _ in islice(TextCorpus("", (path,)).parts(), most):
         pass
 
 

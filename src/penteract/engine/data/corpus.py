@@ -22,7 +22,7 @@ from penteract.errors import BadInput, CorruptData
 from penteract.units import MIB
 
 BUILTIN_LIMIT = 4 * MIB
-PIECE = MIB // 2  # characters; a longer document is tokenised in parts
+MAX_PART = MIB // 2  # characters; a longer document is tokenised in parts
 
 _BUILTIN_SKIP = frozenset({
     "__pycache__", "dist-packages", "encodings", "ensurepip", "idle_test", "idlelib", "lib2to3", "lib-dynload",
@@ -36,10 +36,10 @@ _ALLOWED = "builtin, a .txt, .jsonl or .bin file, a folder of them, or hf:NAME"
 
 
 class TextPart(NamedTuple):
-    """Part of a document, in order; `ends` marks its last part."""
+    """Part of a document, in order; `ends_document` marks its last part."""
 
     text: str
-    ends: bool
+    ends_document: bool
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TextCorpus:
     files: tuple[Path, ...]
     tag: str = ""  # anything else on which the text depends
 
-    def pieces(self) -> Iterator[TextPart]:
+    def parts(self) -> Iterator[TextPart]:
         """Parts of all documents, file after file in order."""
         for path in self.files:
             yield from _read_jsonl(path) if path.suffix == ".jsonl" else _read_text(path)
@@ -121,8 +121,10 @@ def _local(source: str) -> list[Path]:
             return files
     elif path.suffix in _SUFFIXES and path.is_file():
         return [path]
-    what = "not a kind of data file" if path.is_file() else "a pipe, a socket or a device"
-    raise BadInput("SOURCE", "no data files in this folder" if path.is_dir() else what, found=source, allowed=_ALLOWED, fix="rename files of plain text to .txt")  # fmt: skip
+    what = "no data files in this folder" if path.is_dir() else "not a kind of data file"
+    if not path.is_dir() and not path.is_file():
+        what = "a pipe, a socket or a device"
+    raise BadInput("SOURCE", what, found=source, allowed=_ALLOWED, fix="rename files of plain text to .txt")
 
 
 def _in_fair_order(root: Path, files: list[Path]) -> list[Path]:
@@ -148,10 +150,10 @@ def _builtin() -> list[Path]:
 
 
 def _read_text(path: Path) -> Iterator[TextPart]:
-    """One document; if it is longer than PIECE characters, in parts, cut after a newline if possible."""
+    """One document; if it is longer than MAX_PART characters, in parts, cut after a newline if possible."""
     decoder, rest, at = codecs.getincrementaldecoder("utf-8")(), "", 0
     with path.open("rb") as file:
-        while chunk := file.read(PIECE):
+        while chunk := file.read(MAX_PART):
             pending = len(decoder.getstate()[0])
             try:
                 text = rest + decoder.decode(chunk)
@@ -159,17 +161,17 @@ def _read_text(path: Path) -> Iterator[TextPart]:
                 raise _not_utf8(path, f"byte {at - pending + e.start}", e) from e
             at += len(chunk)
             cut = 0
-            if len(text) > PIECE:
-                # Never at the very end: the last piece must not be empty.
+            if len(text) > MAX_PART:
+                # Never at the very end: the last part must not be empty.
                 cut = text.rfind("\n", 0, len(text) - 1) + 1 or len(text) - 1
-                yield TextPart(text[:cut], ends=False)
+                yield TextPart(text[:cut], ends_document=False)
             rest = text[cut:]
     try:
         rest += decoder.decode(b"", final=True)
     except UnicodeDecodeError as e:
         raise _not_utf8(path, f"byte {at - len(e.object)}", e) from e
     if rest:
-        yield TextPart(rest, ends=True)
+        yield TextPart(rest, ends_document=True)
 
 
 def _read_jsonl(path: Path) -> Iterator[TextPart]:
@@ -194,7 +196,7 @@ def _read_jsonl(path: Path) -> Iterator[TextPart]:
                 raise CorruptData("TEXT", "half of a surrogate pair in the text", where=where, allowed="Unicode text",
                                   fix="repair or delete this line")  # fmt: skip
             if text:
-                yield TextPart(text, ends=True)
+                yield TextPart(text, ends_document=True)
 
 
 def _is_unicode(text: str) -> bool:

@@ -11,7 +11,7 @@ from penteract.engine.data.corpus import StreamedCorpus, TextCorpus, TokenCorpus
 from penteract.engine.data.pack import DocumentPacking, Samples, WindowSamples, split
 from penteract.engine.data.stream import hugging_face_texts, split_stream
 from penteract.engine.data.tokenizer import TextTokenizer
-from penteract.engine.data.tokens import Tokens, have_tokens, read_tokens, tokenize, write_tokens
+from penteract.engine.data.tokens import TokenStream, is_complete, read_tokens, tokenize, write_tokens
 from penteract.errors import BadInput
 from penteract.units import MIB
 
@@ -72,16 +72,16 @@ def open_samples(
     return train, validation
 
 
-def _tokens_of(corpus: TextCorpus | TokenCorpus, tokenizer: TextTokenizer, cache: Path | None) -> Tokens:
+def _tokens_of(corpus: TextCorpus | TokenCorpus, tokenizer: TextTokenizer, cache: Path | None) -> TokenStream:
     if isinstance(corpus, TokenCorpus):
-        return Tokens(tuple(read_tokens(p, tokenizer) for p in corpus.files), tokenizer.vocab_size)
+        return TokenStream(tuple(read_tokens(p, tokenizer) for p in corpus.files), tokenizer.vocab_size)
     if cache is None or corpus.size() < LARGE:
-        arrays = list(tokenize(corpus.pieces(), tokenizer))
-        return Tokens((np.concatenate(arrays),) if arrays else (), tokenizer.vocab_size)
+        arrays = list(tokenize(corpus.parts(), tokenizer))
+        return TokenStream((np.concatenate(arrays),) if arrays else (), tokenizer.vocab_size)
     path = cache / f"{corpus.name}-{corpus.digest()[:16]}-{tokenizer.digest[:16]}.bin"
-    if not have_tokens(path):
-        write_tokens(path, tokenize(corpus.pieces(), tokenizer), tokenizer)
-    return Tokens((read_tokens(path, tokenizer),), tokenizer.vocab_size)
+    if not is_complete(path):
+        write_tokens(path, tokenize(corpus.parts(), tokenizer), tokenizer)
+    return TokenStream((read_tokens(path, tokenizer),), tokenizer.vocab_size)
 
 
 def _names(data: DataChoice) -> str:

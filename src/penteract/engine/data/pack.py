@@ -12,8 +12,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penteract.engine.data import fingerprint
+from penteract.engine.data.fingerprint import Fingerprint
 from penteract.engine.data.order import permute
-from penteract.engine.data.tokens import Tokens
+from penteract.engine.data.tokens import TokenStream
 from penteract.errors import BadInput
 
 Array = npt.NDArray[np.int64]
@@ -48,6 +50,14 @@ class Samples(Protocol):
         """The sample of a global index."""
         ...
 
+    def fingerprint(self) -> Fingerprint:
+        """Of the content; of a stream, up to what was read."""
+        ...
+
+    def expect(self, then: Fingerprint) -> None:
+        """Raise BadInput unless the content is that of a fingerprint; of a stream, once it has been read so far."""
+        ...
+
 
 @dataclass(frozen=True)
 class DocumentPacking:
@@ -79,12 +89,21 @@ class WindowSamples:
     the same order; validation uses this.
     """
 
-    def __init__(self, tokens: Tokens, packing: DocumentPacking, seed: int, *, one_order: bool = False) -> None:
+    def __init__(self, tokens: TokenStream, packing: DocumentPacking, seed: int, *, one_order: bool = False) -> None:
         self._tokens, self._packing, self._seed, self._one_order = tokens, packing, seed, one_order
         self._windows = packing.windows(len(tokens))
+        self._fingerprint: Fingerprint | None = None
 
     def __len__(self) -> int:
         return self._windows
+
+    def fingerprint(self) -> Fingerprint:
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint.of_tokens(self._tokens.arrays)
+        return self._fingerprint
+
+    def expect(self, then: Fingerprint) -> None:
+        fingerprint.compare(then, self.fingerprint())
 
     def sample(self, index: int) -> Sample:
         if index < 0 or not self._windows:
@@ -95,7 +114,7 @@ class WindowSamples:
         return self._packing.sample(self._tokens.read(first, first + self._packing.sequence_length + 1))
 
 
-def split(tokens: Tokens, fraction: float, end_of_document: int) -> tuple[Tokens, Tokens]:
+def split(tokens: TokenStream, fraction: float, end_of_document: int) -> tuple[TokenStream, TokenStream]:
     """(train, validation): validation is the last `fraction` of the stream.
 
     The cut moves to the nearest end of a document within half the size of validation, at most SEARCH tokens away, so
@@ -111,4 +130,4 @@ def split(tokens: Tokens, fraction: float, end_of_document: int) -> tuple[Tokens
     borders = low + 1 + np.flatnonzero(tokens.read(low, high) == end_of_document)
     if len(borders):
         at = int(borders[np.abs(borders - at).argmin()])
-    return tokens.cut(at)
+    return tokens.split_at(at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -10,10 +11,11 @@ from typing import cast
 import numpy as np
 
 from penteract.engine.data.corpus import StreamedCorpus, TextPart
+from penteract.engine.data.fingerprint import Fingerprint, compare
 from penteract.engine.data.order import permute
 from penteract.engine.data.pack import Array, DocumentPacking, Sample, WindowSamples
 from penteract.engine.data.tokenizer import TextTokenizer
-from penteract.engine.data.tokens import Tokens, tokenize
+from penteract.engine.data.tokens import TokenStream, tokenize
 from penteract.errors import BadInput, CorruptData
 
 BLOCK = 256  # windows that are in memory at once and shuffled together
@@ -34,6 +36,8 @@ class StreamSamples:
         self._reader: Iterator[Array] = iter(())
         self._block: list[Array] = []
         self._number = -1
+        self._digests = [""]  # of the stream up to each block
+        self._expected: Fingerprint | None = None
 
     def __len__(self) -> int:
         return sys.maxsize
@@ -47,14 +51,39 @@ class StreamSamples:
         while self._number < number:
             self._block = list(itertools.islice(self._reader, BLOCK))
             self._number += 1
+            self._note_block()
         return self._packing.sample(self._block[permute(at, BLOCK, self._seed, number)])
+
+    def fingerprint(self) -> Fingerprint:
+        return {"blocks": len(self._digests) - 1, "digest": self._digests[-1]}
+
+    def expect(self, then: Fingerprint) -> None:
+        self._expected = then
+        if len(self._digests) > then.get("blocks", 0):
+            self._compare()
+
+    def _note_block(self) -> None:
+        """Digest the present block, unless it was read before."""
+        if self._number + 1 == len(self._digests):
+            found = hashlib.blake2b(self._digests[-1].encode(), digest_size=16)
+            for window in self._block:
+                found.update(window.tobytes())
+            self._digests.append(found.hexdigest())
+            if self._expected is not None and self._expected.get("blocks") == len(self._digests) - 1:
+                self._compare()
+
+    def _compare(self) -> None:
+        assert self._expected is not None
+        then, self._expected = self._expected, None
+        blocks = then.get("blocks", 0)
+        compare(then, {"blocks": blocks, "digest": self._digests[blocks]})
 
     def _windows(self) -> Iterator[Array]:
         """Every window [S + 1] of the stream repeated without end."""
         length, pending, size = self._packing.sequence_length, list[Array](), 0
         while True:
             empty = True
-            for ids in tokenize(as_pieces(self._texts()), self._tokenizer):
+            for ids in tokenize(as_parts(self._texts()), self._tokenizer):
                 pending.append(ids.astype(np.int64))
                 size, empty = size + len(ids), False
                 if size > length:
@@ -67,9 +96,9 @@ class StreamSamples:
                 raise _no_text()
 
 
-def as_pieces(texts: Iterable[str]) -> Iterator[TextPart]:
+def as_parts(texts: Iterable[str]) -> Iterator[TextPart]:
     """Whole documents, without empty ones."""
-    return (TextPart(text, ends=True) for text in texts if text)
+    return (TextPart(text, ends_document=True) for text in texts if text)
 
 
 def split_stream(
@@ -77,8 +106,8 @@ def split_stream(
 ) -> tuple[StreamSamples, WindowSamples]:
     """(train, validation): validation is the first `fraction` of COUNTED documents, held in memory."""
     held = round(COUNTED * fraction)
-    arrays = tuple(tokenize(as_pieces(itertools.islice(texts(), held)), tokenizer))
-    tokens = Tokens((np.concatenate(arrays),) if arrays else (), tokenizer.vocab_size)
+    arrays = tuple(tokenize(as_parts(itertools.islice(texts(), held)), tokenizer))
+    tokens = TokenStream((np.concatenate(arrays),) if arrays else (), tokenizer.vocab_size)
     train = StreamSamples(lambda: itertools.islice(texts(), held, None), tokenizer, packing, seed)
     return train, WindowSamples(tokens, packing, 0, one_order=True)
 

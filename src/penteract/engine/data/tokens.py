@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,63 +27,62 @@ import numpy.typing as npt
 from penteract.engine.data.corpus import TextPart
 from penteract.engine.data.tokenizer import Ids, TextTokenizer, id_type
 from penteract.errors import BadInput, CorruptData, DiskFailure
-from penteract.units import MIB
 
-SCANNED = 256 * MIB
-_BATCH = 2 * MIB  # characters tokenised together: enough for the library to use every core
+_SCANNED = 256 * 2**20  # bytes
+_BATCH_CHARACTERS = 2 * 2**20  # tokenised together: enough for the library to use every core
 _DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """A read-only stream of ids, in memory or memory-mapped, made of one part or several."""
+class TokenStream:
+    """A read-only stream of ids, in memory or memory-mapped, made of one array or several."""
 
-    parts: tuple[Ids, ...]
+    arrays: tuple[Ids, ...]
     vocab_size: int
 
     def __len__(self) -> int:
-        return sum(len(p) for p in self.parts)
+        return sum(len(array) for array in self.arrays)
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Ids [stop - start]. Raises CorruptData at an id outside the vocabulary."""
+        """Token ids start … stop - 1: int64 [stop - start]. Raises CorruptData at an id outside the vocabulary."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"tokens {start}..{stop} of {len(self)}")
         out, at = np.empty(stop - start, np.int64), 0
-        for part in self.parts:
-            lo, hi = max(start - at, 0), min(stop - at, len(part))
+        for array in self.arrays:
+            lo, hi = max(start - at, 0), min(stop - at, len(array))
             if lo < hi:
-                out[at + lo - start : at + hi - start] = part[lo:hi]
-            at += len(part)
+                out[at + lo - start : at + hi - start] = array[lo:hi]
+            at += len(array)
         if out.size and out.max() >= self.vocab_size:
-            raise _outside(int(out.max()), self.vocab_size, f"tokens {start}..{stop - 1}")
+            raise _id_out_of_vocabulary(int(out.max()), self.vocab_size, f"tokens {start}..{stop - 1}")
         return out
 
-    def cut(self, at: int) -> tuple[Tokens, Tokens]:
+    def split_at(self, at: int) -> tuple[TokenStream, TokenStream]:
         """The ids before `at`, and those from `at` on, without a copy."""
         head, tail = list[Ids](), list[Ids]()
-        for part in self.parts:
-            inside = min(max(at, 0), len(part))
-            head.append(part[:inside])
-            tail.append(part[inside:])
-            at -= len(part)
-        kept = [tuple(p for p in parts if len(p)) for parts in (head, tail)]
-        return Tokens(kept[0], self.vocab_size), Tokens(kept[1], self.vocab_size)
+        for array in self.arrays:
+            inside = min(max(at, 0), len(array))
+            head.append(array[:inside])
+            tail.append(array[inside:])
+            at -= len(array)
+        before, after = (tuple(array for array in arrays if len(array)) for arrays in (head, tail))
+        return TokenStream(before, self.vocab_size), TokenStream(after, self.vocab_size)
 
 
-def tokenize(pieces: Iterable[TextPart], tokenizer: TextTokenizer) -> Iterator[Ids]:
-    """Ids of each piece, in order, with `end_of_document` after the last piece of a document."""
+def tokenize(parts: Iterable[TextPart], tokenizer: TextTokenizer) -> Iterator[Ids]:
+    """Ids of each part, in order, with `end_of_document` after the last part of a document."""
     end = np.array([tokenizer.end_of_document], id_type(tokenizer.vocab_size))
-    for batch in _batches(pieces):
-        for piece, ids in zip(batch, tokenizer.encode_many([p.text for p in batch]), strict=True):
-            yield np.concatenate([ids, end]) if piece.ends else ids
+    for batch in _batches(parts):
+        for part, ids in zip(batch, tokenizer.encode_many([p.text for p in batch]), strict=True):
+            yield np.concatenate([ids, end]) if part.ends_document else ids
 
 
-def _batches(pieces: Iterable[TextPart]) -> Iterator[list[TextPart]]:
+def _batches(parts: Iterable[TextPart]) -> Iterator[list[TextPart]]:
     batch, size = list[TextPart](), 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece.text)
-        if size >= _BATCH:
+    for part in parts:
+        batch.append(part)
+        size += len(part.text)
+        if size >= _BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:
@@ -92,8 +92,8 @@ def _batches(pieces: Iterable[TextPart]) -> Iterator[list[TextPart]]:
 def write_tokens(path: Path, ids: Iterable[Ids], tokenizer: TextTokenizer) -> None:
     """Write `path` (a `.bin`), then its `.bin.json`, each by atomic rename.
 
-    Several processes may write the same file at once: each writes a temporary file, and the last rename wins.  If the
-    `.bin.json` exists, the `.bin` is complete.  Raises DiskFailure.
+    Several processes may write the same file at once: each writes a temporary file, and the last rename wins.
+    `.bin.json` is written last: if it exists, the `.bin` is complete. Raises DiskFailure.
     """
     dtype, count, largest = id_type(tokenizer.vocab_size), 0, 0
 
@@ -137,27 +137,27 @@ def read_tokens(path: Path, tokenizer: TextTokenizer) -> Ids:
                        fix="use the tokenizer that made them")  # fmt: skip
     largest = description.get("largest", 0)
     if isinstance(largest, int) and largest >= tokenizer.vocab_size:
-        raise _outside(largest, tokenizer.vocab_size, where)
+        raise _id_out_of_vocabulary(largest, tokenizer.vocab_size, where)
     return np.memmap(path, dtype, mode="r") if size else np.empty(0, dtype)
 
 
 def check_ids(paths: Sequence[Path], tokenizer: TextTokenizer) -> None:
     """Raise CorruptData for an id outside the vocabulary, in files whose `.bin.json` does not give the largest.
 
-    All ids are read up to SCANNED bytes of files: a fraction of a second.
+    All ids are read in the first _SCANNED bytes of files: a fraction of a second.
     """
-    left = SCANNED
+    left = _SCANNED
     for path in paths:
-        ids, described = read_tokens(path, tokenizer), "largest" in _read_description(path)
-        if described or left <= 0 or not len(ids):
+        ids = read_tokens(path, tokenizer)
+        if left <= 0 or not len(ids) or "largest" in _read_description(path):
             continue
         largest = int(ids[: max(1, left // ids.dtype.itemsize)].max())
         left -= ids.nbytes
         if largest >= tokenizer.vocab_size:
-            raise _outside(largest, tokenizer.vocab_size, str(path))
+            raise _id_out_of_vocabulary(largest, tokenizer.vocab_size, str(path))
 
 
-def have_tokens(path: Path) -> bool:
+def is_complete(path: Path) -> bool:
     """Whether a token file exists and is complete."""
     return path.is_file() and _description_path(path).is_file()
 
@@ -170,7 +170,7 @@ def _read_description(path: Path) -> dict[str, object]:
     file = _description_path(path)
     if not file.is_file():
         raise BadInput("TOKENS", "a .bin file needs a .bin.json that says how to read it", where=str(path),
-                       fix=f"""echo '{{"dtype": "uint16"}}' > {file.name}""")  # fmt: skip
+                       fix=f"""echo '{{"dtype": "uint16"}}' > {shlex.quote(str(file))}""")  # fmt: skip
     try:
         description: object = json.loads(file.read_bytes())
     except ValueError as e:
@@ -200,6 +200,6 @@ def _write_atomically(path: Path, write: Callable[[BinaryIO], None]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _outside(found: int, vocab_size: int, where: str) -> CorruptData:
+def _id_out_of_vocabulary(found: int, vocab_size: int, where: str) -> CorruptData:
     return CorruptData("TOKEN_ID", "a token id is outside the vocabulary", where=where, found=found,
                        allowed=f"0..{vocab_size - 1}", fix="use the tokenizer that made these ids")  # fmt: skip

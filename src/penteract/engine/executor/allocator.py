@@ -26,6 +26,10 @@ class Allocator(Protocol):
         """Storage for a register; its content is not defined."""
         ...
 
+    def routed(self, spec: Spec) -> torch.Tensor:
+        """The same for a register whose size routing decided: it comes from torch's allocator."""
+        ...
+
     def resident(self) -> list[torch.Tensor]:
         """Storage that is kept between steps."""
         ...
@@ -45,6 +49,9 @@ class Fresh:
 
     def new(self, spec: Spec) -> torch.Tensor:
         return torch.empty(spec.shape, dtype=dtype_of(spec.role, self.precision), device=self.device)  # type: ignore[arg-type]
+
+    def routed(self, spec: Spec) -> torch.Tensor:
+        return self.new(spec)
 
 
 @dataclass(slots=True)
@@ -73,8 +80,11 @@ class Arena:
 
     def new(self, spec: Spec) -> torch.Tensor:
         at, dtype = self.plan.offsets[self.next], dtype_of(spec.role, self.precision)
+        assert at is not None, "a register of routed size has no place in the arena"
         self.next += 1
-        if at is None:
-            return torch.empty(spec.shape, dtype=dtype, device=self.device)  # type: ignore[arg-type]
         n = spec.numel() * dtype.itemsize
         return self.block[at : at + n].view(dtype).view(spec.shape)  # type: ignore[arg-type]
+
+    def routed(self, spec: Spec) -> torch.Tensor:
+        self.next += 1
+        return torch.empty(spec.shape, dtype=dtype_of(spec.role, self.precision), device=self.device)  # type: ignore[arg-type]

@@ -16,76 +16,80 @@ import torch
 from penteract.engine.data import Sample, Samples
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.device import device_of
-from penteract.engine.executor.feed import Batch, constants, micro_batch, samples_of, target_counts
+from penteract.engine.executor.feed import MicroBatch, constants, micro_batch, samples_of, target_counts
 from penteract.engine.kernels.checks import check_documents
 from penteract.step.program import Program
 
 
+def allocate_micro_batches(program: Program, device: torch.device) -> list[MicroBatch]:
+    """The input tensors of each micro-batch of a step. Micro-batches share the tensors that never change."""
+    fixed = constants(program, device)
+    specs = {name: c.tape.specs[v] for c in program.chunks for name, v in c.tape.inputs.items() if name not in fixed}
+    return [
+        fixed
+        | {n: torch.zeros(s.shape, dtype=dtype_of(s.role, program.precision), device=device) for n, s in specs.items()}  # type: ignore[arg-type]
+        for _ in range(program.layout.gradient_accumulation_steps)
+    ]
+
+
 class HostBatch(NamedTuple):
-    """This rank's micro-batches of the global batch that begins at sample `first`, on the host, and its targets."""
+    """This rank's part of the global batch that begins at sample `first_sample`, on the host: the samples of each
+    micro-batch, and its targets that are not ignored, one count for each loss term."""
 
     samples: Samples
-    first: int
-    micros: list[list[Sample]]
-    counts: list[int]
+    first_sample: int
+    samples_by_micro_batch: list[list[Sample]]
+    target_counts: list[int]
 
 
 @dataclass(slots=True)
 class BatchLoader:
-    """Fills `batches`: for each micro-batch, the tensors that a program reads, by name."""
+    """Fills `micro_batches`: for each, the tensors that a program reads, by name."""
 
-    p: Program
-    batches: Sequence[Batch]
+    program: Program
+    micro_batches: Sequence[MicroBatch]
     prefetched: HostBatch | None = None  # the next batch; the sum of its targets over all ranks is known
     failed: Exception | None = None  # why the next batch could not be prefetched
 
-    def load(self, samples: Samples, first: int) -> list[int] | None:
-        """Fill the tensors with the batch that begins at sample `first`. Returns this rank's target counts; None if the
-        batch was prefetched, as the sums over all ranks are then known. If the batch could not be prefetched, all ranks
-        stop after the step before, and what they began meanwhile changes nothing."""
+    def load(self, samples: Samples, first_sample: int) -> list[int] | None:
+        """Copy the batch into the device tensors. Returns this rank's unmasked-label counts, one per loss term (to be
+        summed over ranks), or None if they were summed already with the previous step. After a failed prefetch it
+        copies nothing; the step that follows is discarded and the error raised."""
         if self.failed is not None:
             return None
         prefetched, self.prefetched = self.prefetched, None
-        hit = prefetched is not None and prefetched.samples is samples and prefetched.first == first
-        loaded = prefetched if prefetched is not None and hit else self._read(samples, first)
-        for batch, micro in zip(self.batches, loaded.micros, strict=True):
-            for name, x in micro_batch(self.p, micro, torch.device("cpu")).items():
-                out = batch[name]
+        hit = prefetched is not None and prefetched.samples is samples and prefetched.first_sample == first_sample
+        loaded = prefetched if prefetched is not None and hit else self._read(samples, first_sample)
+        for tensors, own_samples in zip(self.micro_batches, loaded.samples_by_micro_batch, strict=True):
+            for name, x in micro_batch(self.program, own_samples, torch.device("cpu")).items():
+                out = tensors[name]
+                # Asynchronous from a temporary tensor: torch's pinned allocator reuses its memory only after the copy.
                 out.copy_(device_of(out.device).pin(x), non_blocking=True)
-        return None if hit else loaded.counts
+        return None if hit else loaded.target_counts
 
-    def check(self, samples: Samples, first: int) -> None:
+    def check_readable(self, samples: Samples, first_sample: int) -> None:
         """Read a batch only to see that it can be read."""
-        self._read(samples, first)
+        self._read(samples, first_sample)
 
-    def prefetcher(self, samples: Samples, first: int) -> Callable[[], list[int] | None]:
-        """A function that prefetches the batch that begins at sample `first`, and returns this rank's target counts.
+    def prefetch_task(self, samples: Samples, first_sample: int) -> Callable[[], list[int] | None]:
+        """A function that prefetches the batch that begins at sample `first_sample`, and returns this rank's target
+        counts.
 
         It returns None on an error, and keeps it in `failed`. The caller raises it after the step, because the other
         ranks are in the middle of theirs.
         """
-        return partial(self._prefetch, samples, first)
+        return partial(self._prefetch, samples, first_sample)
 
-    def _prefetch(self, samples: Samples, first: int) -> list[int] | None:
+    def _prefetch(self, samples: Samples, first_sample: int) -> list[int] | None:
         try:
-            self.prefetched = self._read(samples, first)
+            self.prefetched = self._read(samples, first_sample)
         except Exception as error:
             self.failed = error
             return None
-        return self.prefetched.counts
+        return self.prefetched.target_counts
 
-    def _read(self, samples: Samples, first: int) -> HostBatch:
-        micros = [[samples.sample(i) for i in ids] for ids in samples_of(self.p, first)]
-        for micro in micros:
-            check_documents(self.p, micro)
-        return HostBatch(samples, first, micros, target_counts(self.p, micros))
-
-
-def allocate_batches(p: Program, device: torch.device) -> list[Batch]:
-    """The input tensors of each micro-batch of a step. Micro-batches share the tensors that never change."""
-    fixed = constants(p, device)
-    specs = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items() if name not in fixed}
-    return [
-        fixed | {n: torch.zeros(s.shape, dtype=dtype_of(s.role, p.precision), device=device) for n, s in specs.items()}  # type: ignore[arg-type]
-        for _ in range(p.layout.gradient_accumulation_steps)
-    ]
+    def _read(self, samples: Samples, first_sample: int) -> HostBatch:
+        by_micro_batch = [[samples.sample(i) for i in ids] for ids in samples_of(self.program, first_sample)]
+        for own_samples in by_micro_batch:
+            check_documents(self.program, own_samples)
+        return HostBatch(samples, first_sample, by_micro_batch, target_counts(self.program, by_micro_batch))

@@ -12,8 +12,8 @@ from penteract.step.walk import walk
 
 @dataclass(slots=True)
 class CapturedStep:
-    """`replay()` does `walk(run.p, run)` without Python. Before it, copy the batch into `run.batches`, and the target
-    counts of all ranks into `run.counts`: a captured step does not prefetch.
+    """`replay()` does `walk(run.p, run)` without Python. Before it, copy the batch into `run.micro_batches`, and
+    the target counts of all ranks into `run.counts`: a captured step does not prefetch.
 
     Capture after one or two eager steps, in which libraries allocate what they need. A graph cannot use host values:
     raises Bug for a program with routed sizes, which the host reads.

@@ -23,11 +23,14 @@ _T = TypeVar("_T")
 
 class Device(Protocol):
     """`pinned`: whether host memory for copies is page-locked. `backend`: of torch.distributed. `behind`: whether it
-    computes while the host goes on."""
+    computes while the host goes on. `name`: what kind of device it is."""
 
     pinned: ClassVar[bool]
     behind: ClassVar[bool]
     backend: ClassVar[str]
+
+    @property
+    def name(self) -> str: ...
 
     def share(self, ranks: int) -> None:
         """Limit this process to one rank's part of the host's cores, where `ranks` share the host."""
@@ -76,6 +79,10 @@ class Cpu:
     pinned: ClassVar[bool] = False
     behind: ClassVar[bool] = False
     backend: ClassVar[str] = "gloo"
+
+    @property
+    def name(self) -> str:
+        return "cpu"
 
     def share(self, ranks: int) -> None:
         torch.set_num_threads(threads_of(ranks))
@@ -128,6 +135,10 @@ class Cuda:
     pinned: ClassVar[bool] = True
     behind: ClassVar[bool] = True
     backend: ClassVar[str] = "cpu:gloo,cuda:nccl"
+
+    @property
+    def name(self) -> str:
+        return torch.cuda.get_device_name(self.at)
 
     def share(self, ranks: int) -> None: ...
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -15,14 +14,16 @@ from penteract.engine.comm.wire_dtype import narrowed, widened
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.allocator import Allocator, Arena
 from penteract.engine.executor.device import Device, device_of
-from penteract.engine.executor.feed import Batch
+from penteract.engine.executor.feed import MicroBatch
+from penteract.engine.executor.registers import Registers, kernel_call, weight_gradient_call
 from penteract.engine.executor.state import TrainingState
+from penteract.engine.executor.state_check import StateCheck
 from penteract.engine.executor.totals import Totals
 from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.optim.gradient_norm import SumOfSquares, one_pass_squares
 from penteract.engine.optim.optimizer import AdamW, Factors
 from penteract.engine.optim.streamed import StreamedState
 from penteract.ops.offload import OFFLOAD_OPS
-from penteract.ops.spec import Received, Spec
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
 from penteract.step.agreements import Agreement, Name
@@ -32,10 +33,7 @@ from penteract.step.program import BufferKey, Program
 
 @dataclass(slots=True)
 class Run:
-    """One rank's executor. A step is `walk(program, run)` once its batches are in place.
-
-    `received[(layer, micro)]`: the rows that this rank's experts got.
-    """
+    """One rank's executor. A step is `walk(program, run)` once its micro-batches are in place."""
 
     p: Program
     state: TrainingState
@@ -47,16 +45,15 @@ class Run:
     fake: Device | None = None  # used in place of the memory's device
     device: Device = field(init=False)
     env: Env = field(init=False)
-    batches: Sequence[Batch] = field(default_factory=list[Batch])
+    micro_batches: Sequence[MicroBatch] = field(default_factory=list[MicroBatch])
     counts: torch.Tensor = field(init=False)  # targets of the step, for each loss term that is a mean over them
-    registers: dict[tuple[BufferKey, int], Any] = field(default_factory=dict[tuple[BufferKey, int], Any])
+    registers: Registers = field(init=False)
     works: dict[tuple[BufferKey, int], Work | None] = field(default_factory=dict[tuple[BufferKey, int], Work | None])
     sends: list[Work] = field(default_factory=list[Work])  # to other stages, not yet waited for
     reducing: dict[int, Work | None] = field(default_factory=dict[int, "Work | None"])
     gathering: dict[int, Work] = field(default_factory=dict[int, Work])
     added: set[int] = field(default_factory=set[int])  # buckets whose shard already has gradients of this step
     written: set[str] = field(default_factory=set[str])  # parameters whose gradient buffer has been written
-    received: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     totals: torch.Tensor = field(init=False)  # squared gradient norm, the loss terms, ranks that were asked to stop
     summed: Totals = field(init=False)  # the whole vector that is all-reduced: `totals`, and the next step's targets
     stop: torch.Tensor = field(init=False)  # nonzero: this rank was asked to stop
@@ -64,11 +61,16 @@ class Run:
     host: Arena | None = None  # for offloaded activations
     common: Factors | None = None  # of this step's updates, the same for all buckets
     streamed: StreamedState | None = None  # moves optimizer state to the device and back, where it is on the host
+    squares: SumOfSquares | None = None  # of gradients, in one pass
     latch: torch.Tensor = field(init=False)  # 0; NaN after a step that was not finite or that ends the run
+    check: StateCheck = field(init=False)
+    done: torch.Tensor = field(init=False)  # [], fp64: the last step whose update is in the state
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
-        self.device = self.fake or device_of(device)
+        self.device, self.registers = self.fake or device_of(device), Registers(self.p)
+        if self.squares is None:
+            self.squares = one_pass_squares(self.p)
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases,
         tokens_per_expert=self.state.tokens_per_expert,
                        agree=partial(_largest, self.comm, self.p))  # fmt: skip
@@ -81,9 +83,11 @@ class Run:
         self.summed = Totals(self.p, device)
         self.totals = self.summed.numbers
         self.stop, self.latch = (torch.zeros((), dtype=stat, device=device) for _ in range(2))
+        self.check = StateCheck(self.p, self.state, self.comm)
+        self.done = torch.zeros((), dtype=torch.float64, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
         self.agreed = {"target tokens": self.counts, "routed counts": self.state.routed}
-        self.agreed["norm and losses"] = self.summed.vector
+        self.agreed["gradient norm and losses"] = self.summed.vector
         if history is not None:
             self.agreed["largest values"] = history.amax
         if self.state.quantised_weights is not None:
@@ -100,10 +104,10 @@ class Run:
     # ---- the walk --------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self.memory.begin()
-        if self.host is not None:
-            self.host.begin()
+        self.registers.begin(self.memory, self.host, self.micro_batches)
         self.summed.begin(self.stop)
+        if self.optimizer is not None:
+            self.totals[0].add_(self.optimizer.nonfinite)  # so every rank learns of it
         if self.state.scaling is not None:
             self.state.scaling.begin()
         if self.state.history is not None:
@@ -116,8 +120,12 @@ class Run:
 
     def agree(self, agreement: Agreement) -> None:
         x = self.agreed[agreement.name]
-        if agreement.name == "norm and losses":
+        if agreement.name == "gradient norm and losses":
+            self.registers.complete()
+            if self.squares is not None:
+                self.squares.total(self.totals[0])
             self.summed.add_next_targets()
+            self.totals[0].add_(self.check.compare())  # so every rank learns of it
         ranks, largest = self._ranks(agreement.axis), agreement.kind == "max"
         self.comm.finish(self.comm.largest(ranks, x) if largest else self.comm.sum(ranks, x))
 
@@ -134,29 +142,31 @@ class Run:
             self.env.scale["balance"].fill_(self.p.model.moe.balance_coefficient / self.p.layout.global_batch_size)
 
     def call(self, buffer: BufferKey, call: Call) -> None:
-        site, phase = call.site, call.phase
-        if phase == "start":
+        bound = self.registers.bound.get((buffer, call))
+        if bound is not None:
+            bound()
+        elif call.phase == "start":
             self._start(buffer, call)
-        elif phase == "finish":
+        elif call.phase == "finish":
             self.comm.finish(self.works.pop((buffer, call.ins[-1])))
-        elif phase == "weight_gradient":
-            kernel = self.kernels[site.op_name].weight_gradient
-            assert kernel is not None
-            add = site.params[0] in self.written
-            kernel(self.env, site, self._read(buffer, call.ins), [self.state.gradients[n] for n in site.params], add)
-            self.written.update(site.params)
         else:
-            kernel = self.kernels[site.op_name]
-            f = kernel.forward if phase == "forward" else kernel.input_gradient
-            assert f is not None
-            ins, outs = self._read(buffer, call.ins), self._make(buffer, call.outs)
-            f(self.env, site, ins, [self.state.parameters[n] for n in site.params], outs)
-            for r, y in zip(call.outs, outs, strict=True):
-                self.registers[buffer, r] = y
+            self._compute(buffer, call)
+
+    def _compute(self, buffer: BufferKey, call: Call) -> None:
+        """Run a kernel, and bind the call for later steps."""
+        kernel, site = self.kernels[call.site.op_name], call.site
+        ins, outs = self.registers.read(buffer, call.ins), self.registers.make(buffer, call.outs)
+        if call.phase == "weight_gradient":
+            run = weight_gradient_call(kernel, self.env, call, ins, self.state.gradients, self.written)
+        else:
+            run = kernel_call(kernel, self.env, call, ins, [self.state.parameters[n] for n in site.params], outs)
+        run()
+        for r, y in zip(call.outs, outs, strict=True):
+            self.registers[buffer, r] = y
+        self.registers.bind(buffer, call, outs, run)
 
     def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
-        for r in registers:
-            del self.registers[buffer, r]
+        self.registers.free(buffer, registers)
 
     def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         ranks, own = self._ranks("pp"), dict[tuple[str, int], torch.Tensor]()
@@ -165,13 +175,13 @@ class Run:
             if peer == self.p.rank and t.kind == "Send":
                 own[t.what, t.micro] = self.registers[buffer, r]
             elif peer == self.p.rank:
-                (self.registers[buffer, r],) = self._make(buffer, (r,))
+                (self.registers[buffer, r],) = self.registers.make(buffer, (r,))
                 self.registers[buffer, r].copy_(own[t.what, t.micro])
                 self.works[buffer, r] = None
             elif t.kind == "Send":
                 self.sends.append(self.comm.send(self.registers[buffer, r], peer, ranks, t.what))
             else:
-                (self.registers[buffer, r],) = self._make(buffer, (r,))
+                (self.registers[buffer, r],) = self.registers.make(buffer, (r,))
                 self.works[buffer, r] = self.comm.receive(self.registers[buffer, r], peer, ranks, t.what)
 
     def arrive(self, buffer: BufferKey, register: int) -> None:
@@ -233,7 +243,11 @@ class Run:
             widened(flat.cut_gradient, self.wire, range(len(flat.shard)))
 
     def measure(self, bucket: int) -> None:
-        self.totals[0].add_(_squares(self.state.flats[bucket].own_gradient, self.totals.dtype))
+        gradient = self.state.flats[bucket].own_gradient
+        if self.squares is None:
+            self.totals[0].add_(_squares(gradient, self.totals.dtype))
+        else:
+            self.squares.add(gradient)
 
     def factors(self) -> None:
         self.totals[0].add_(self.totals[1:-1].mul(0).sum())  # a loss that is not finite skips the update too
@@ -244,8 +258,15 @@ class Run:
             self.state.history.end(self.totals[0])
         if self.optimizer is not None:
             self.common = self.optimizer.factors(self.totals[0])
+            self._note_step(self.optimizer.step)
         self._latch()
         self.summed.read_next_targets(self.counts)
+
+    def _note_step(self, number: torch.Tensor) -> None:
+        """Step `number` is done, unless the latch or its own norm keeps it from changing the state. A step that loss
+        scaling skips is done."""
+        hindered = self.latch if self.state.scaling is not None else self.totals[0]
+        self.done.copy_(number.where(hindered.isfinite(), self.done))
 
     def _latch(self) -> None:
         """After a step that was not finite, or the last before a stop, no later step changes anything: the host reads a
@@ -293,35 +314,16 @@ class Run:
     def _ranks(self, axis: str) -> tuple[int, ...]:
         return self.p.mesh.group(axis, self.p.rank)
 
-    def _read(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
-        names = self.p.chunks[buffer[0]].inputs
-        return [self.batches[buffer[1]][names[r]] if r in names else self.registers[buffer, r] for r in registers]
-
-    def _make(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
-        specs = self.p.chunks[buffer[0]].specs
-        return [self._new(self._with_routed_sizes(specs[r], buffer)) for r in registers]
-
-    def _new(self, spec: Spec) -> torch.Tensor | None:
-        if spec.role == "host":
-            return None
-        if spec.pinned:
-            assert self.host is not None
-            return self.host.new(spec)
-        return self.memory.new(spec)
-
-    def _with_routed_sizes(self, spec: Spec, buffer: BufferKey) -> Spec:
-        """The spec with numbers for the sizes that routing decided."""
-        if all(isinstance(d, int) for d in spec.shape):
-            return spec
-        return Spec(
-            tuple(self.received[d.layer, buffer[1]] if isinstance(d, Received) else d for d in spec.shape), spec.role
-        )
+    @property
+    def received(self) -> dict[tuple[int, int], int]:
+        """[(layer, micro)]: the rows that this rank's experts got."""
+        return self.registers.received
 
     def _start(self, buffer: BufferKey, call: Call) -> None:
         site = call.site
-        x, *others = self._read(buffer, call.ins)
+        x, *others = self.registers.read(buffer, call.ins)
         if site.op_name in OFFLOAD_OPS:
-            (y,) = self._make(buffer, call.outs)
+            (y,) = self.registers.make(buffer, call.outs)
             self.registers[buffer, call.outs[0]], self.works[buffer, call.outs[0]] = y, self.device.copy(x, y)
             return
         ranks = self._ranks(str(site.attrs["axis"]))
@@ -331,10 +333,10 @@ class Run:
             if site.attrs["direction"] == "back":
                 send, receive = receive, send
             self.received[site.layer, buffer[1]] = sum(splits.received)
-            (y,) = self._make(buffer, call.outs)
+            (y,) = self.registers.make(buffer, call.outs)
             work = self.comm.start_uneven(ranks, x, y, send, receive)
         else:
-            (y,) = self._make(buffer, call.outs)
+            (y,) = self.registers.make(buffer, call.outs)
             work = self.comm.start(site.op_name, ranks, x, y, site.attrs)
         self.registers[buffer, call.outs[0]] = y
         self.works[buffer, call.outs[0]] = work

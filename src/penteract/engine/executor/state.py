@@ -9,13 +9,13 @@ from typing import Literal
 import torch
 
 from penteract.config.optimizers import ADAMW, Moment, OptimizerKind
-from penteract.config.precision.policy import BLOCK, Policy
+from penteract.config.precision.policy import MOMENT_BLOCK, Policy
 from penteract.engine.dtypes import FORMATS, dtype_of
 from penteract.engine.executor.delayed_scales import AmaxHistory
 from penteract.engine.executor.device import device_of
 from penteract.engine.executor.quantised_weights import QuantisedWeights, ShardValues
 from penteract.engine.kernels.quantised.quantise import quantiser
-from penteract.engine.optim import moments
+from penteract.engine.optim import moments, split_master
 from penteract.engine.optim.loss_scaling import LossScale
 from penteract.engine.optim.stochastic_rounding import ParameterSlice
 from penteract.ops.params import Param
@@ -43,8 +43,8 @@ class Flat:
     shard.
 
     If parameters or gradients are sharded (cut), the whole bucket's buffer is part of a ring buffer that buckets share,
-    and the shard has a buffer of its own. `master`: the weights that the optimizer updates; without master weights, the
-    shard of the parameters itself.
+    and the shard has a buffer of its own. `master`: the weights that the optimizer updates; if they are split, the 16
+    bits of them that the shard of the parameters lacks; without master weights, the shard of the parameters itself.
     """
 
     bucket: Bucket
@@ -100,31 +100,41 @@ class Flat:
     def _shard_of(self, whole: torch.Tensor) -> torch.Tensor:
         return whole[self.shard.start : self.shard.stop]
 
+    @property
+    def splits_master(self) -> bool:
+        """Whether the upper half of the master weights is the shard of the parameters."""
+        return self.master.dtype == torch.int16
+
     def kept(self, kind: StateKind) -> torch.Tensor | None:
         """The whole optimizer state of one kind; None if the optimizer has no such state."""
         return self.master if kind == "master" else self.moments.get(kind)
 
     def read(self, kind: StateKind, part: slice, dtype: torch.dtype) -> torch.Tensor:
         """Elements of the optimizer state as `dtype`: views if they already have this dtype."""
+        if kind == "master" and self.splits_master:
+            return split_master.join(self.own_parameter[part], self.master[part]).to(dtype)
         kept, scales = self._part(kind, part)
-        return moments.read(kept, scales, dtype, signed=kind != "square")
+        return moments.dequantize(kept, scales, dtype, signed=kind != "square")
 
     def write(self, kind: StateKind, part: slice, values: torch.Tensor) -> None:
-        """Write elements of the optimizer state, rounded to its dtype; `values` may be overwritten."""
+        """Write elements of the optimizer state, rounded to its dtype; `values` may be overwritten. With split master
+        weights, this writes the parameters too."""
+        if kind == "master" and self.splits_master:
+            return split_master.split(values.float(), self.own_parameter[part], self.master[part])
         kept, scales = self._part(kind, part)
-        moments.write(kept, scales, values, signed=kind != "square")
+        moments.quantize(kept, scales, values, signed=kind != "square")
 
     def _part(self, kind: StateKind, part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Elements in the dtype of the state, and the scales of their blocks."""
         if kind == "master":
             return self.master[part], None
         scales = self.scales.get(kind)
-        blocks = slice(part.start // BLOCK, part.stop // BLOCK)
+        blocks = slice(part.start // MOMENT_BLOCK, part.stop // MOMENT_BLOCK)
         return self.moments[kind][part], None if scales is None else scales[blocks]
 
     def copy_from_master(self) -> None:
         """Set the shard's parameters to its master weights, rounded."""
-        if self.master.dtype != self.own_parameter.dtype:
+        if not self.splits_master and self.master.dtype != self.own_parameter.dtype:
             self.own_parameter.copy_(self.master)
 
 
@@ -254,8 +264,9 @@ def _optimizer(
         return torch.zeros(count, dtype=dtype, device=where, pin_memory=pinned)
 
     moment, scaled = dtype_of("moment", p), scaled or p.moments == "int8"
-    master = {"master": zeros(n, dtype_of("master", p))} if p.master else {}
-    scales = {f"{kind}/scales": zeros(n // BLOCK, torch.float32) for kind in optimizer_kind.moments if scaled}
+    master_dtype = torch.int16 if p.splits_master else dtype_of("master", p)
+    master = {"master": zeros(n, master_dtype)} if p.master else {}
+    scales = {f"{kind}/scales": zeros(n // MOMENT_BLOCK, torch.float32) for kind in optimizer_kind.moments if scaled}
     return {**master, **{kind: zeros(n, moment) for kind in optimizer_kind.moments}, **scales}
 
 
@@ -301,8 +312,19 @@ def fill(state: TrainingState, whole: Iterable[tuple[Param, torch.Tensor]]) -> N
     kinds = ("master", "parameter")
     master_weights, own = ({piece.param.name: piece for piece in state.pieces(kind)} for kind in kinds)
     cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}
+    splits = {q.name for flat in state.flats if flat.splits_master for q in flat.bucket.params}
     for q, value in whole:
-        if q.name not in cut:
+        if q.name not in cut and q.name in splits:
+            split_master.rounded(value.float(), state.parameters[q.name])
+        elif q.name not in cut:
             state.parameters[q.name].copy_(value)
-        for part in (parts[q.name] for parts in (own, master_weights) if q.name in parts):
-            part.values.copy_(value.reshape(-1)[part.begin : part.begin + len(part.values)])
+        if (part := own.get(q.name)) is None:
+            continue
+        mine, low = value.reshape(-1)[part.begin : part.begin + len(part.values)], master_weights[q.name].values
+        if q.name not in splits:
+            part.values.copy_(mine)
+            low.copy_(mine)
+        else:
+            upper = part.values.to(low.device)  # if optimizer state is offloaded, `low` is on the host
+            split_master.split(mine.to(low.device, torch.float32, copy=True), upper, low)
+            part.values.copy_(upper)

@@ -1,4 +1,4 @@
-"""Read rectangles of our tensors from slices of Hugging Face's: only the needed bytes, and without a cache."""
+"""Read any box of a penteract tensor from Hugging Face files, converting layout; only the bytes needed are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penteract.engine.hf.folder import HfFolder
 from penteract.errors import CorruptData
 from penteract.model.hf_names import HfPart
 
-_AVERAGED = 2**24  # elements of a table that are averaged at once
+_MEAN_CHUNK = 2**24  # elements of a table that are averaged at once
 
 
 class HfWeights:
@@ -29,6 +29,7 @@ class HfWeights:
         for part in tensor.parts:
             if inner := meet((part.start, part.size), box):
                 view(out, inner, box[0]).copy_(self._part(part, inner))
+        # Rows that pad the vocabulary are the last ones of the tensor, so also of the box.
         if tensor.padded and (rows := box[0][0] + box[1][0] - tensor.parts[0].size[0]) > 0:
             out[-rows:] = self._mean(tensor.parts[0], box)
         return out
@@ -40,7 +41,8 @@ class HfWeights:
         if part.stacked:
             del start[0], size[0]
         at, rows = start[0], size[0]
-        if part.rotary is not None:  # whole groups, because their rows are in another order
+        # Whole heads: files store RoPE pairs adjacent, ours half a head apart (`Rotary`); so rows of a head move.
+        if part.rotary is not None:
             group = part.rotary.group
             start[0] = at // group * group
             size[0] = -(-(at + rows) // group) * group - start[0]
@@ -53,10 +55,10 @@ class HfWeights:
     def _slice(self, part: HfPart, start: list[int], size: list[int]) -> torch.Tensor:
         """Rows and columns of the file's tensor, transposed if ours is."""
         cut = [slice(at, at + n) for at, n in zip(start, size, strict=True)]
-        found = self._of_file(part.theirs)[tuple(reversed(cut)) if part.transposed else tuple(cut)]
+        found = self._lazy_slice(part.theirs)[tuple(reversed(cut)) if part.transposed else tuple(cut)]
         return found.T if part.transposed else found
 
-    def _of_file(self, theirs: str) -> Any:
+    def _lazy_slice(self, theirs: str) -> Any:
         held = self.folder.held[theirs]
         path = str(held.file)
         try:
@@ -68,13 +70,15 @@ class HfWeights:
                               fix="download it again") from e  # fmt: skip
 
     def _mean(self, part: HfPart, box: Box) -> torch.Tensor:
-        """The value of padding rows: the mean of all rows, so that a padding row's logit is the mean logit.
+        """Rows that pad the vocabulary have no counterpart in the files.
+
+        They get the mean of all rows, so that a padding row's logit is the mean logit.
 
         By Jensen's inequality an id that never occurs then gets at most the mean probability. A row of zeros would get
         a logit of zero, which in models whose logits are all far below zero is the largest of all.
         """
         rows, width = part.shape
-        step = max(1, _AVERAGED // width)
+        step = max(1, _MEAN_CHUNK // width)
         total = torch.zeros(width, dtype=torch.float64)
         for at in range(0, rows, step):
             total += self._slice(part, [at, 0], [min(step, rows - at), width]).double().sum(0)

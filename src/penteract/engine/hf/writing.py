@@ -109,7 +109,7 @@ def _shards(theirs: Mapping[str, Theirs], sizes: Mapping[str, int], most: int) -
 
 
 def _check_room(folder: Path, need: int) -> None:
-    if need > (free := disk.free_bytes(folder)):
+    if need > (free := disk.room(folder).bytes):
         raise DiskFailure("DISK", "no room for the weights", where=str(folder), found=f"{gib(free):.3f} GiB free",
                           allowed=f"{gib(need):.3f} GiB", fix="free some space")  # fmt: skip
 

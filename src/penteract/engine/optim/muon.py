@@ -98,7 +98,7 @@ class Muon(AdamW):
     def _apply(self, flat: Flat, part: slice, direction: torch.Tensor, factors: Factors) -> None:
         """Apply weight decay, and one step along `direction`."""
         dtype = factors.good.dtype
-        wide, master = direction.to(dtype), flat.master[part].to(dtype)
+        wide, master = direction.to(dtype), flat.read("master", part, dtype)
         if flat.bucket.decay:
             master.mul_(factors.decay)
         master.sub_(wide.mul_(factors.good * self.rate.to(dtype)))

@@ -41,7 +41,8 @@ class Factors(NamedTuple):
     rate: torch.Tensor
 
 
-UpdateShard = Callable[[Flat, Factors, torch.Tensor], None]  # a shard, and the step, from 1: [], on the device
+# A shard; the step, from 1: [], on the device; and `AdamW.nonfinite`.
+UpdateShard = Callable[[Flat, Factors, torch.Tensor, torch.Tensor], None]
 
 
 @dataclass(slots=True)
@@ -59,16 +60,18 @@ class AdamW:
     kernel: UpdateShard | None = None
     rate: torch.Tensor = field(init=False)
     step: torch.Tensor = field(init=False)
+    nonfinite: torch.Tensor = field(init=False)  # []: 0, or NaN once a new master weight was not finite
 
     def __post_init__(self) -> None:
         self.rate = torch.zeros((), dtype=torch.float64, device=self.device)
         self.step = torch.ones((), dtype=torch.float64, device=self.device)  # the current one, from 1
+        self.nonfinite = torch.zeros((), dtype=torch.float32, device=self.device)
 
     def update(self, flat: Flat, factors: Factors) -> None:
         """Update a shard's parameters in place, with one temporary of the shard's size; state narrower than the update
         is widened slice by slice. The fused kernel needs neither."""
         if self.kernel is not None:
-            return self.kernel(flat, factors, self.step)
+            return self.kernel(flat, factors, self.step, self.nonfinite)
         whole = len(flat.master)
         size = SLICE if flat.sliced else max(1, whole)
         for at in range(0, whole, size):
@@ -101,7 +104,7 @@ class AdamW:
         flat.write("mean", part, mean)
         flat.write("square", part, square)
         del mean, square
-        master = flat.master[part].to(dtype)
+        master = flat.read("master", part, dtype)
         if flat.bucket.decay:
             master.mul_(factors.decay)
         master.sub_(quotient.mul_(factors.rate))
@@ -109,8 +112,13 @@ class AdamW:
         self._put(flat, part, master)
 
     def _put(self, flat: Flat, part: slice, updated: torch.Tensor) -> None:
-        """Write the updated master weights of a slice, rounded. If dtypes are equal, they were updated in place."""
+        """Write the updated master weights of a slice, split or rounded. If dtypes are equal, they were updated in
+        place. A moment that is not finite shows in them, too."""
+        self.nonfinite.add_(updated.sum(), alpha=0)  # 0 times what is not finite is NaN
         kept = flat.master[part]
+        if flat.splits_master:
+            flat.write("master", part, updated)
+            return
         if kept.dtype == updated.dtype:
             return
         if flat.parameter_slices:

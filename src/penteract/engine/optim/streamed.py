@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from penteract.config.precision.policy import BLOCK
+from penteract.config.precision.policy import MOMENT_BLOCK
 from penteract.engine.comm.comm import Comm, Work
 from penteract.engine.executor.device import Device
 from penteract.engine.executor.state import Buffers, Flat
@@ -95,4 +95,4 @@ class StreamedState:
 
 def _part(name: str, x: torch.Tensor, part: slice) -> torch.Tensor:
     """The given elements of a buffer; for scales, those of the elements' blocks."""
-    return x[part.start // BLOCK : part.stop // BLOCK] if name.endswith("/scales") else x[part]
+    return x[part.start // MOMENT_BLOCK : part.stop // MOMENT_BLOCK] if name.endswith("/scales") else x[part]

@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -19,34 +18,44 @@ from typing import IO, Any
 from penteract.engine.doctor.probe import cgroup
 from penteract.engine.runtime.cpu_affinity import threads_of
 from penteract.engine.runtime.deaths import death
+from penteract.engine.runtime.stopping import Phase, Stopping
 from penteract.engine.session import rundir
 from penteract.errors import Bug, PeerLost, Preempted
 
 GRACE_S = 15.0  # after one rank has failed, for the others to end: their watchers need at most ten
-SAVE_S = 600.0  # after the first Ctrl-C or SIGTERM, for a checkpoint
+SAVE_S = 600.0  # after the first request to stop, for a checkpoint
 KILL_S = 3.0  # from SIGTERM to SIGKILL
 POLL_S = 0.05
+_TO_KILL = 3  # the request at which ranks are killed
+_RESUME = "--resume continues from the last checkpoint, if there is one"
 
 
 def launch(world: int, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:
     """Run `python WORDS` as `world` ranks; returns the exit code of the first rank that failed, or 0.
 
-    Rank 0 prints to this terminal; the others write to folder/logs. The first Ctrl-C or SIGTERM is passed on, so that
-    ranks save and stop; the second kills them. After a rank fails, the others have GRACE_S to end by themselves. The
-    error of the rank that failed first is printed on stderr, here alone: ranks write theirs to errors.jsonl. No rank
-    outlives this process.
+    Rank 0 prints to this terminal; the others write to folder/logs. Requests to stop are passed on: ranks save and
+    stop at the first, and end at once at the second; the third kills them. After a rank fails, the others have GRACE_S
+    to end by themselves. The error of the rank that failed first is printed on stderr, here alone: ranks write theirs
+    to errors.jsonl. No rank outlives this process.
     """
     earlier = rundir.errors_size(folder)
-    port = _free_port()
     ranks = _Ranks(folder, killed_before=cgroup.memory_kills())
-    with ranks.signals():
+    with Stopping.of_process() as stopping:
+        stopping.enter(Phase.LAUNCHING)
         try:
-            for r in range(world):
-                ranks.start(r, [sys.executable, *words], rank_environment(environment, r, world, port))
-            ranks.wait()
+            with _store_socket() as store:
+                place = rank_environment(environment, 0, world, store.getsockname()[1])
+                ranks.start(0, [sys.executable, *words, f"--store-fd={store.fileno()}"], place, store.fileno())
+            for r in range(1, world):
+                ranks.start(r, [sys.executable, *words], place | {"RANK": str(r), "LOCAL_RANK": str(r)})
+            ranks.wait(stopping)
         finally:
             ranks.end()
+        silent = ranks.stopped_by_signals()
     code, line = _outcome(ranks, rundir.errors(folder, earlier))
+    if ranks.signals_sent and (code > 128 or (code == Preempted.exit_code and 0 in silent)):
+        line = line or f"{Preempted('STOPPED', 'stopped before it could save', where=str(folder), fix=_RESUME)}"
+        code = Preempted.exit_code
     if line:
         print(line, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
@@ -60,15 +69,17 @@ def rank_environment(given: Mapping[str, str], rank: int, world: int, port: int)
     # thread gains; with more, the ranks of a crowded host take each other's cores.
     defaults = {"OMP_NUM_THREADS": str(threads_of(world)), "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "30000"}
     defaults |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if sys.platform == "linux":  # ranks of one host need no other interface, and nobody else reaches this one
+        defaults |= {"GLOO_SOCKET_IFNAME": "lo"}
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
     return defaults | dict(given) | {name: str(value) for name, value in place.items()}
 
 
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+def _store_socket() -> socket.socket:
+    """The socket of the ranks' store. Only this host reaches it: whoever reaches a store can write to it. Rank 0
+    inherits it, so that nobody can take its port meanwhile."""
+    return socket.create_server(("127.0.0.1", 0), backlog=1024)
 
 
 def _bound_to_parent() -> Callable[[], None]:
@@ -97,16 +108,17 @@ class _Ranks:
     ended: dict[int, int] = field(default_factory=dict[int, int])  # rank -> exit code, in the order in which they ended
     killed: set[int] = field(default_factory=set[int])  # ranks that did not end by themselves
     signal: int = 0  # the first signal received
-    signals_sent: int = 0
+    signals_sent: int = 0  # requests to stop that were passed on
 
-    def start(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
+    def start(self, rank: int, command: list[str], environment: dict[str, str], *inherited: int) -> None:
+        """Start a rank. `inherited`: open files that it gets."""
         out: Any = None
         if rank:
             self.log(rank).parent.mkdir(parents=True, exist_ok=True)
             out = self.log(rank).open("ab")
             self.logs.append(out)
         process = subprocess.Popen(
-            command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+            command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, pass_fds=inherited,
             process_group=0, preexec_fn=_bound_to_parent(),  # own group: only this process passes Ctrl-C on
         )  # fmt: skip
         self.processes.append(process)
@@ -114,29 +126,14 @@ class _Ranks:
     def log(self, rank: int) -> Path:
         return self.folder / rundir.LOGS / f"rank-{rank:05d}.log"
 
-    @contextmanager
-    def signals(self) -> Iterator[None]:
-        """Pass signals on to the ranks: the first as SIGTERM, later ones as SIGKILL."""
-
-        def handle(number: int, frame: object) -> None:
-            self.signal = self.signal or number
-            self.signals_sent += 1
-            for p in self.processes:
-                if p.poll() is None:
-                    p.send_signal(signal.SIGTERM if self.signals_sent == 1 else signal.SIGKILL)
-
-        before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for s, handler in before.items():
-                signal.signal(s, handler)
-
-    def wait(self) -> None:
-        """Wait for all ranks. After a failure or a signal the rest have GRACE_S or SAVE_S to end by themselves."""
+    def wait(self, stopping: Stopping) -> None:
+        """Wait for all ranks, and pass requests to stop on. After a failure or a request the rest have GRACE_S or
+        SAVE_S to end by themselves."""
         deadline: float | None = None
         failed = False
         while self._alive():
+            while self.signals_sent < stopping.requests:
+                self._pass_on(stopping.signal)
             if not failed and (any(self.ended.values())):
                 failed, deadline = True, time.monotonic() + GRACE_S
             elif deadline is None and self.signals_sent:
@@ -144,6 +141,21 @@ class _Ranks:
             if deadline is not None and time.monotonic() > deadline:
                 return
             time.sleep(POLL_S)
+
+    def _pass_on(self, number: int) -> None:
+        """Ask the ranks to stop. They save at the first request and end at once at the second, unless they hang."""
+        self.signal = self.signal or number
+        self.signals_sent += 1
+        for p in self.processes:
+            if p.poll() is None:
+                p.send_signal(signal.SIGTERM if self.signals_sent < _TO_KILL else signal.SIGKILL)
+
+    def stopped_by_signals(self) -> set[int]:
+        """Ranks that a request ended before they could answer it: their interpreter had hardly begun. From now on they
+        count as stopped."""
+        silent = {r for r, code in self.ended.items() if code == -signal.SIGTERM} if self.signals_sent else set[int]()
+        self.ended |= dict.fromkeys(silent, Preempted.exit_code)
+        return silent
 
     def end(self) -> None:
         """End the ranks that still run: SIGTERM, then SIGKILL."""

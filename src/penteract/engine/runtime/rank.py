@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import platform
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Timer
 
 import torch
 import torch.distributed as dist
 
+from penteract._version import __version__
 from penteract.engine.executor.device import device_of, pick_device
+from penteract.engine.runtime.roll_call import TELL_S, RollCall
+from penteract.engine.runtime.store import open_store
 from penteract.errors import PeerLost, PenteractError
+
+log = logging.getLogger("penteract")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +33,34 @@ class Rank:
     store: dist.distributed_c10d.Store | None
 
     def barrier(self) -> None:
-        """Wait for all ranks; does nothing with one rank."""
+        """Wait for all ranks; does nothing with one rank. On the host: NCCL would ask the store for a communicator of
+        its own, which fails once torchrun has ended."""
         if self.world > 1:
-            dist.barrier()
+            dist.all_reduce(torch.zeros(1))
 
-    def first(self, task: Callable[[], None]) -> None:
+    def first(self, task: Callable[[], None], limit: float) -> None:
         """Run a task on rank 0, and then on the others. They wait at the store, not in a collective that would time
-        out."""
-        if self.number == 0 or self.store is None:
-            task()
-        if self.store is not None:
-            key = "penteract/first"
-            if self.number == 0:
-                self.store.set(key, "done")
-            else:
-                self.store.wait([key], timedelta(days=1))
+        out. Raises PeerLost on them after `limit` seconds (`limits.data`)."""
+        if self.store is None:
+            return task()
+        key = "penteract/first"
+        if self.number == 0:
+            line = f"rank 0 prepares the data · the others wait up to {limit:.0f} s (limits.data)"
+            late = Timer(TELL_S, lambda: log.warning("%s", line))
+            late.daemon = True
+            late.start()
+            try:
                 task()
+            finally:
+                late.cancel()
+            self.store.set(key, "done")
+            return None
+        try:
+            self.store.wait([key], timedelta(seconds=limit))
+        except dist.DistStoreError as e:
+            raise PeerLost("DATA", f"rank 0 has not prepared the data in {limit:.0f} s", where="limits.data",
+                           fix=f"--limits.data {4 * limit:.0f}, or tokenise the text beforehand") from e  # fmt: skip
+        return task()
 
     def largest(self, x: torch.Tensor) -> None:
         """Element-wise maximum of the host tensor x over all ranks, in place."""
@@ -65,20 +87,47 @@ class Rank:
         return next((e for e in errors if e is not None), None)
 
 
-def join(environment: Mapping[str, str], device: str) -> Rank:
-    """Join the process group that a launcher set up in `environment`; without one, the only rank."""
+def join(
+    environment: Mapping[str, str],
+    device: str,
+    facts: Mapping[str, str] | None = None,
+    limit: float = 600.0,
+    listener: int | None = None,
+) -> Rank:
+    """Join the ranks that a launcher set up in `environment`; without one, the only rank.
+
+    `facts`: what must be equal on all ranks, beside their software and devices. `listener`: see `open_store`, which
+    owns it. Raises PeerLost if some are missing after `limit` seconds, BadInput if they differ: on all ranks.
+    """
     world, number = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
     local = int(environment.get("LOCAL_RANK", "0"))
     chosen = pick_device(device, local)
     kind = device_of(chosen)
+    per_host = int(environment.get("LOCAL_WORLD_SIZE", "0"))  # 0: not told
     if "OMP_NUM_THREADS" not in environment:
-        kind.share(int(environment.get("LOCAL_WORLD_SIZE", world)))
+        kind.share(per_host or world)
     if world == 1:
+        if listener is not None:
+            os.close(listener)
         return Rank(0, 1, chosen, None)
+    store = open_store(environment, limit, listener)
+    own = {"python": platform.python_version(), "torch": torch.__version__, "penteract": __version__}
+    own |= {"device": kind.name, **(facts or {})}
+    RollCall(
+        dist.distributed_c10d.PrefixStore("roll", store),
+        number,
+        world,
+        socket.gethostname(),
+        own,
+        limit,
+        per_host=per_host,
+    ).hold()
     try:
-        dist.init_process_group(kind.backend, rank=number, world_size=world, timeout=timedelta(minutes=10))
+        dist.init_process_group(
+            kind.backend, store=store, rank=number, world_size=world, timeout=timedelta(minutes=10)
+        )  # fmt: skip
     except (ValueError, RuntimeError) as e:
         where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
-        raise PeerLost("JOIN", f"the ranks did not meet: {' '.join(str(e).split())[:160]}", where=where,
-                       fix="the same MASTER_ADDR and MASTER_PORT on every rank, and a free port") from e  # fmt: skip
+        raise PeerLost("JOIN", f"the ranks could not connect: {' '.join(str(e).split())[:160]}", where=where,
+                       fix="see what the other ranks print, and whether hosts reach each other") from e  # fmt: skip
     return Rank(number, world, chosen, dist.distributed_c10d._get_default_store())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -11,8 +13,9 @@ from penteract.config.files.write import to_toml
 from penteract.config.rules.resolve import Resolved
 from penteract.engine.hf.folder import remember
 from penteract.engine.runtime.cpu_affinity import usable_here
+from penteract.engine.runtime.generation import Generation
 from penteract.engine.runtime.launch import launch
-from penteract.engine.session import rundir
+from penteract.engine.session import lease, rundir
 from penteract.errors import BadInput
 from penteract.units import KIB, show_bytes
 
@@ -25,30 +28,36 @@ def train(  # noqa: PLR0913 (options of the command line)
     compare: Path | None = None,
     resume: Path | None = None,
     init: Path | None = None,
+    grace: float = 30.0,
     json: bool = False,
     debug: bool = False,
 ) -> int:
     """Train; returns the exit code. `predicted()`: bytes that rank 0 will allocate; called once ranks can start.
+    `grace`: seconds that a scheduler gives the run to stop.
 
     `launched`: this process is a rank that a launcher started. Otherwise it starts all ranks of the layout as child
     processes, even if there is one, because OpenMP settings must be in the environment before torch is loaded.
     """
+    generation = Generation.of(os.environ, resolved.run.out) if launched else None
+    if generation is not None and (error := generation.ended()) is not None:
+        raise error
     if not launched:
         _check_ranks(resolved)
     rank_bytes = predicted()
-    words = [f"--predicted={rank_bytes}", *["--json"] * json, *["--debug"] * debug]
+    words = [f"--predicted={rank_bytes}", f"--grace={grace}", *["--json"] * json, *["--debug"] * debug]
     paths = (("compare", compare), ("resume", resume), ("init", init))
     words += [f"--{name}={path}" for name, path in paths if path is not None]
     if launched:
         worker = import_module("penteract.engine.runtime.worker")
-        return worker.joined(lambda: _folder(resolved, resume, init), resolved.run, words)
+        return worker.joined(lambda: _folder(resolved, resume, init), resolved.run, words, generation)
     _check_memory(resolved, rank_bytes)
-    folder = _folder(resolved, resume, init)
-    command = ["-m", "penteract.engine.runtime.worker", str(folder), *words]
+    folder, taken = _folder(resolved, resume, init)
+    command = ["-m", "penteract.engine.runtime.worker", str(folder), f"--epoch={taken.epoch}", *words]
     try:
         return launch(resolved.run.layout.world, command, folder, os.environ)
     finally:
         rundir.cancel_resume(folder)
+        taken.end()
 
 
 def _check_ranks(resolved: Resolved) -> None:
@@ -83,20 +92,28 @@ def _available() -> int:
     return next((int(line.split()[1]) * KIB for line in lines if line.startswith("MemAvailable:")), 0)
 
 
-def _folder(resolved: Resolved, resume: Path | None, init: Path | None) -> Path:
-    """The run's folder: a new one, or the one that is resumed.
+def _folder(resolved: Resolved, resume: Path | None, init: Path | None) -> tuple[Path, lease.Lease]:
+    """The run's folder: a new one, or the one that is resumed; and the lease of it. If another process takes it over,
+    this one stops as if by SIGTERM.
 
     A resumed run keeps its run.toml until its checkpoint is read, so a refused resume changes nothing. Nor is anything
     made where the data are wrong.
     """
     if resume is not None:
+        lease.refuse_held(resume, say=_say)
         import_module("penteract.engine.session.resume").check_resume(resume, resolved.run)
     run = resolved.run
     import_module("penteract.engine.data").check_data(
         run.data, run.tokenizer, run.sequence_length, run.model.vocab_size
     )
     folder = resume or rundir.create(resolved.run.out, resolved.run.model.name)
+    taken = lease.take(folder, say=_say)
+    taken.ousted = lambda: os.kill(os.getpid(), signal.SIGTERM)
     (folder / (rundir.NEXT if resume else rundir.RUN)).write_text(to_toml(resolved))
     if init is not None:
         remember(folder, init)
-    return folder
+    return folder, taken.begin()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

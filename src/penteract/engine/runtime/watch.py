@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from penteract.engine.runtime.rank import Rank
+from penteract.engine.runtime.stopping import Stopping
 from penteract.engine.session import rundir
 from penteract.errors import Bug, DiskFailure, OutOfMemory, PeerLost, PenteractError, Preempted
 
@@ -45,14 +46,18 @@ class Watcher:
     `told`: a launcher prints what errors.jsonl says, so this rank need not.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the last two are for tests)
         self, store: dist.distributed_c10d.Store, rank: int, world: int, run_dir: Path, abort: Callable[[], None],
-        *, interval: float = 0.5, timeout: float = 30.0,
+        stopping: Stopping | None = None, *, interval: float = 0.5, timeout: float = 30.0,
     ) -> None:  # fmt: skip
         # A separate connection: a blocking wait of the main thread may hold the other.
         self.store = dist.distributed_c10d.PrefixStore("watch", store.clone())  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
         self.rank, self.world, self.run_dir, self.abort = rank, world, run_dir, abort
         self.interval, self.timeout, self.told = interval, timeout, False
+        self.stopping = stopping or Stopping()
+        self._patient = False
+        self._stopped = False  # whether a signal had asked this rank to stop when it noticed another's failure
+        self.final: Callable[[int], None] = lambda code: None  # called with the exit code of the rank that failed first
         self._turns = 0
         self._silence = 0.0  # seconds without a heartbeat of the watched rank, counted in this thread's turns
         self._last_beat: tuple[int, bytes] = (rank, b"")  # the watched rank and its last heartbeat
@@ -101,14 +106,22 @@ class Watcher:
         if isinstance(exception, KeyboardInterrupt):
             exception = Preempted("STOPPED", "interrupted before a step was saved", where=str(self.run_dir))
         _exit_later(from_exception(exception).exit_code)
+        self._stopped = self.stopping.signalled_before
         if isinstance(exception, Preempted):  # all ranks stop together, so there is nothing to report
             if self.rank == 0:
                 rundir.append_error(self.run_dir, rundir.error_row(exception, 0))
             self.finish(limit=PARTING_S)
             return exception
         error = self.report(exception)
+        if error.code == "CONNECTION" and self._stopped:
+            error = self._stopped_too(error.what)
         self._part(error)
         return error
+
+    def stopped(self) -> None:
+        """Tell the others that a request ends this rank at once. Any thread may call it."""
+        error = Preempted("STOPPED", "stopped at once", where=str(self.run_dir))
+        self._set_abort(rundir.error_row(error, self.rank))
 
     # ---- watching, in the threads ----------------------------------------------------------------------------
 
@@ -123,11 +136,20 @@ class Watcher:
                 last = now
                 row = json.loads(self.store.get(_ABORT)) if self.store.check([_ABORT]) else None
             except RuntimeError as e:
-                row = None if self._over.wait(GRACE_S) else self._store_is_gone(str(e))
+                if self._over.wait(GRACE_S) or (self.stopping.watches_parent and self._saved_without_store()):
+                    return None
+                row = self._store_is_gone(str(e))
             if row is not None:
                 return self._leave(row)
             self._turns += 1
             self._over.wait(self.interval)
+
+    def _saved_without_store(self) -> bool:
+        """torchrun holds the store, and has ended. Ranks are still connected: they save and stop, as when a signal asks
+        them to. Whether this rank did in time."""
+        self._patient = True
+        self.stopping.ask(0)
+        return self._over.wait(self.stopping.patience)
 
     def _watch_next(self, passed: float) -> None:
         """Check the heartbeat of the next rank that has not finished. Set the abort key if there was none for `timeout`
@@ -147,7 +169,7 @@ class Watcher:
         """The watching thread can block for ever in a store whose host has stopped. This thread watches it without
         using the store."""
         last_turn, silence = -1, 0.0
-        while not self._over.wait(self.interval):
+        while not self._over.wait(self.interval) and not self._patient:
             silence = silence + self.interval if last_turn == self._turns else 0.0
             last_turn = self._turns
             if silence > self.timeout:
@@ -162,6 +184,7 @@ class Watcher:
         if self._over.wait(GRACE_S) or not self._leaving.acquire(blocking=False):
             return
         _exit_later(PeerLost.exit_code)
+        self._stopped = self.stopping.signalled_before
         error = self._peer(row)
         self._part(error)
         if not (self.told and rundir.errors(self.run_dir, self._earlier)):
@@ -228,13 +251,23 @@ class Watcher:
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
-    def _peer(self, row: dict[str, Any]) -> PeerLost:
-        return PeerLost("PEER", f"rank {row['rank']} failed with {row['code']}: {row['what']}",
-                        where=f"rank {self.rank}", fix=f"see {self.run_dir / rundir.ERRORS}")  # fmt: skip
+    def _peer(self, row: dict[str, Any]) -> PenteractError:
+        """The error with which this rank ends because of another's row. Where a signal had asked this rank to stop, a
+        lost rank was killed for it: the run can go on later."""
+        if row["exit_code"] != Preempted.exit_code:  # that rank leaves it, if anything was trained
+            self.final(int(row["exit_code"]))
+        what = f"rank {row['rank']} failed with {row['code']}: {row['what']}"
+        if row["exit_code"] == Preempted.exit_code or (row["exit_code"] == PeerLost.exit_code and self._stopped):
+            return self._stopped_too(what)
+        return PeerLost("PEER", what, where=f"rank {self.rank}", fix=f"see {self.run_dir / rundir.ERRORS}")
+
+    def _stopped_too(self, found: str) -> Preempted:
+        return Preempted("STOPPED", "stopped before this step was saved", where=str(self.run_dir), found=found,
+                         fix="--resume continues from the last checkpoint, if there is one")  # fmt: skip
 
     def _part(self, error: PenteractError) -> None:
         """Tear down process groups, and give the others time to read the abort key."""
-        if isinstance(error, PeerLost):  # if this works, blocked collectives end and GPUs come free
+        if isinstance(error, PeerLost | Preempted):  # if this works, blocked collectives end and GPUs come free
             thread = threading.Thread(target=self.abort, daemon=True)
             thread.start()
             thread.join(TEARDOWN_S)
@@ -245,20 +278,29 @@ class Watcher:
 
 
 @contextmanager
-def watched(rank: Rank, run_dir: Path, *, told: bool = False) -> Iterator[None]:
+def watched(
+    rank: Rank, run_dir: Path, stopping: Stopping | None = None, final: Callable[[int], None] = lambda code: None,
+    *, told: bool = False,
+) -> Iterator[None]:  # fmt: skip
     """Train inside this context. This rank's failure is reported to the others and raised as a PenteractError; a
-    failure of theirs ends this process.
+    failure of theirs ends this process. `final` is called with the exit code of the rank that failed first.
 
     Writes `status.json` and `errors.jsonl`. `told`: a launcher prints what `errors.jsonl` says.
     """
+    stopping = stopping or Stopping()
     watcher = None
     if rank.store is not None:
-        watcher = Watcher(rank.store, rank.number, rank.world, run_dir, abort_groups)
+        watcher = Watcher(rank.store, rank.number, rank.world, run_dir, abort_groups, stopping)
+        watcher.final = final
         watcher.told = told
         watcher.start()
     code = Bug.exit_code
     if rank.number == 0:
+        stopped = rundir.ended(Preempted.exit_code), Preempted.exit_code
+        stopping.before_leaving.append(lambda: rundir.write_status(run_dir, stopped[0], exit_code=stopped[1]))
         rundir.write_status(run_dir, "running", world=rank.world)
+    if watcher is not None:
+        stopping.before_leaving.append(watcher.stopped)  # the last: it asks the store, which may be gone
     try:
         yield
         if watcher is not None:
@@ -267,6 +309,7 @@ def watched(rank: Rank, run_dir: Path, *, told: bool = False) -> Iterator[None]:
     except BaseException as e:
         error = watcher.end(e) if watcher is not None else _alone(e, run_dir)
         code = error.exit_code
+        final(code)
         if watcher is not None:  # the interpreter's normal exit would wait for lost peers in the groups' destructors
             atexit.register(_exit_now, code)
         raise error from e

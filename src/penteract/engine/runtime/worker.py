@@ -9,20 +9,34 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from penteract.config.files.write import run_values
 from penteract.config.rules.resolve import resolve
 from penteract.config.run import RunSpec
+from penteract.engine.data.description import describe
+from penteract.engine.runtime.generation import Generation
+from penteract.engine.runtime.printing import never_fails
 from penteract.engine.runtime.rank import Rank, join
+from penteract.engine.runtime.stopping import Phase, Stopping
 from penteract.engine.runtime.watch import from_exception, watched
+from penteract.engine.session.lease import Lease
 from penteract.engine.session.session import Session, SessionOptions, closing_line, rundir, set_up
-from penteract.errors import PeerLost, PenteractError
+from penteract.errors import PeerLost, PenteractError, Preempted
+
+# Keys that decide no results: where files are, which are described by themselves, and how long to wait.
+_OWN = ("output.", "limits.", "training.log_level", "data.source", "tokenizer.source")
 
 
-def work(spec: RunSpec, rank: Rank, options: SessionOptions, *, told: bool = False) -> int:
-    """Train on this rank. An error is reported to the other ranks before this one ends. `told`: by a launcher."""
-    set_up(spec)
-    with watched(rank, options.folder, told=told):
-        session = Session(spec, rank, options)
+def work(
+    spec: RunSpec, rank: Rank, options: SessionOptions, stopping: Stopping,
+    final: Callable[[int], None] = lambda code: None, *, told: bool = False,
+) -> int:  # fmt: skip
+    """Train on this rank. An error is reported to the other ranks before this one ends. `final` is called with the
+    exit code of a run that fails. `told`: a launcher prints the error of the run."""
+    stopping.patience = max(stopping.patience, 2 * options.grace)
+    with watched(rank, options.folder, stopping, final, told=told):
+        session = Session(spec, rank, options, stopping)
         session.open()
+        stopping.enter(Phase.WORKING, str(options.folder))
         result = session.go()
         if options.as_json and rank.number == 0:
             print(closing_line(result), flush=True)
@@ -30,24 +44,56 @@ def work(spec: RunSpec, rank: Rank, options: SessionOptions, *, told: bool = Fal
     return 0
 
 
-def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str]) -> int:
-    """Train as a rank that a launcher started. Rank 0 creates the run's folder, and all ranks use it."""
-    rank = join(os.environ, spec.precision.device)
-    path = ""
+def joined(
+    take: Callable[[], tuple[Path, Lease]], spec: RunSpec, words: list[str], generation: Generation | None
+) -> int:
+    """Train as a rank that a launcher started. Rank 0 creates the run's folder or takes it, and all ranks use it.
+
+    `generation`: None where the launcher is not torchrun."""
+    stopping = Stopping.of_process()
+    if generation is not None:
+        stopping.watch_parent()  # torchrun does not handle each signal that schedulers send: SIGUSR1 ends it
+    rank = _join(spec)
+    path, lease = "", None
     try:
-        path = str(folder()) if rank.number == 0 else ""
+        if rank.number == 0:
+            folder, lease = take()
+            path = f"{lease.epoch}:{folder}"
     except PenteractError as e:
         rank.agree(f"!{e}")
         raise
     agreed = rank.agree(path)
     if agreed.startswith("!"):
         raise PeerLost("PEER", "rank 0 could not make the run's folder", found=agreed[1:])
-    options = _options([agreed, *words])[0]
+    epoch, _, name = agreed.partition(":")
+    options = _options([name, f"--epoch={epoch}", *words])[0]
+
+    def final(code: int) -> None:
+        if generation is not None:
+            generation.leave(code, options.folder)
+
+    def stopped() -> None:
+        # Not while it starts: torchrun also sends SIGTERM to ranks when another has failed, and nothing is lost yet.
+        if stopping.phase is Phase.WORKING:
+            final(Preempted.exit_code)
+
+    stopping.before_leaving.append(stopped)
+    if lease is not None:
+        stopping.before_leaving += [lambda: rundir.cancel_resume(options.folder), lease.end]
     try:
-        return work(spec, rank, options)
+        return work(spec, rank, options, stopping, final)
     finally:
-        if rank.number == 0:
+        if lease is not None:
             rundir.cancel_resume(options.folder)
+            lease.end()
+
+
+def _join(spec: RunSpec, listener: int | None = None) -> Rank:
+    """Join the other ranks, which must have the same run and data as this one."""
+    set_up(spec)
+    facts = {name: value for name, value in run_values(spec).items() if not name.startswith(_OWN)}
+    facts |= describe(spec.data.source, spec.tokenizer)
+    return join(os.environ, spec.precision.device, facts, spec.limits.join, listener)
 
 
 def main(argv: list[str]) -> int:
@@ -56,33 +102,42 @@ def main(argv: list[str]) -> int:
     Rank 0 shares the terminal with the launcher, which prints the error that ended the run. So it prints its own only
     where it could not write it to errors.jsonl; other ranks print into their logs.
     """
-    options, debug = _options(argv)
+    options, listener, debug = _options(argv)
     number, earlier = int(os.environ.get("RANK", "0")), rundir.errors_size(options.folder)
-    try:
-        spec = resolve(options.folder / (rundir.NEXT if options.resume else rundir.RUN), "").run
-        return work(spec, join(os.environ, spec.precision.device), options, told=number == 0)
-    except Exception as e:
-        error = from_exception(e)
-        if debug:
-            traceback.print_exc()
-        if not rundir.errors(options.folder, earlier):  # it failed before it was watched
-            rundir.append_error(options.folder, rundir.error_row(error, number, e))
-        if number or not rundir.errors(options.folder, earlier):
-            print(error, file=sys.stderr, flush=True)
-        return error.exit_code
+    with Stopping.of_process() as stopping, never_fails():
+        try:
+            spec = resolve(options.folder / (rundir.NEXT if options.resume else rundir.RUN), "").run
+            return work(spec, _join(spec, listener), options, stopping, told=number == 0)
+        except Exception as e:
+            error = from_exception(e)
+            if debug:
+                traceback.print_exc()
+            if not rundir.errors(options.folder, earlier):  # it failed before it was watched
+                rundir.append_error(options.folder, rundir.error_row(error, number, e))
+            if number or not rundir.errors(options.folder, earlier):
+                print(error, file=sys.stderr, flush=True)
+            return error.exit_code
 
 
-def _options(argv: list[str]) -> tuple[SessionOptions, bool]:
+def _options(argv: list[str]) -> tuple[SessionOptions, int | None, bool]:
+    """The session's options, the socket of the store, and whether to show tracebacks."""
     parser = argparse.ArgumentParser(prog="penteract.engine.runtime.worker")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--compare", type=Path)
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--init", type=Path)
+    parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--predicted", type=int, default=0)
+    parser.add_argument("--grace", type=float, default=30.0)
+    parser.add_argument("--store-fd", type=int)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--debug", action="store_true")
     args = parser.parse_args(argv)
-    return SessionOptions(args.folder, args.compare, args.resume, args.init, args.json, args.predicted), args.debug
+    options = SessionOptions(
+        args.folder, args.compare, args.resume, args.init, args.json, args.predicted, args.epoch,
+        args.grace,
+    )  # fmt: skip
+    return options, args.store_fd, args.debug
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def save_gradients(trainer: Trainer, folder: Path, rank: Rank) -> bool:
         return False
     checkpoint.save(
         folder / _WHERE, 1, slices(trainer.program, _unclipped(trainer)), {"step": 1},
-        rank=rank.number, world=rank.world, barrier=rank.barrier, keep=1,
+        rank=rank.number, world=rank.world, barrier=rank.barrier,
     )  # fmt: skip
     return True
 

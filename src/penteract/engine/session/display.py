@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Self
@@ -58,10 +59,10 @@ class LiveTable:
         if self._live is not None:
             self._live.stop()
 
-    def finish(self, loss_first: float, loss_last: float, seconds: float) -> None:
-        """Close, and print the last line: first and last loss, and the seconds spent training."""
+    def finish(self, loss_first: float, loss_last: float, seconds: float, folder: Path) -> None:
+        """Close, and print the last line: first and last loss, the seconds spent training, and the run's folder."""
         self.close()
-        self._print(f"loss {loss_first:.3f} -> {loss_last:.3f} in {seconds:.1f} s of training")
+        self._print(f"loss {loss_first:.3f} -> {loss_last:.3f} in {seconds:.1f} s of training · {folder}")
 
     def __enter__(self) -> Self:
         return self
@@ -107,11 +108,13 @@ class LiveTable:
 
     def _line(self, cells: dict[str, str], *, headed: bool) -> str:
         validation = f" (validation {cells['val loss']})" if cells["val loss"] else ""
+        later = cells["measured"] == _UNKNOWN and headed and int(cells["step"]) < self._total
+        measured = f"measured from step {int(cells['step']) + 1} on" if later else f"{cells['measured']} measured"
         head = f"{self._layout}\n" if headed and self._layout else ""
         return head + (
             f"step {cells['step']:>{len(str(self._total))}}/{self._total}  loss {cells['loss']}{validation}"
             f"  learning rate {cells['learning rate']}  {cells['tokens/s']} tokens/s"
-            f"  memory {cells['predicted']} predicted, {cells['measured']} measured  {cells['time left']} left"
+            f"  memory {cells['predicted']} predicted, {measured}  {cells['time left']} left"
         )
 
 

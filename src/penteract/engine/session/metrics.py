@@ -3,6 +3,7 @@
 | field | unit | when |
 |---|---|---|
 | `step` | steps done, from 1 | always |
+| `epoch` | counts the processes that have had the run, one after the other, from 1 | in a run |
 | `tokens` | tokens seen by the model since the run began | always |
 | `train/loss` | nats a token, mean over the global batch | always |
 | `train/mtp_loss` | nats a token, mean of all depths, times its coefficient | with `mtp_layers` |
@@ -29,6 +30,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,18 +49,20 @@ class MetricsWriter:
     """Append rows to `path`, one system call each, so that a crash leaves at most the last line incomplete.
 
     `resume_at` is the last step to keep (0: none); later rows and an incomplete last line are cut off, and bad lines
-    before them are set aside.
+    before them are set aside. `epoch` of the run, for each row; 0: none.
     """
 
-    def __init__(self, path: Path, *, resume_at: int = 0) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, resume_at: int = 0, epoch: int = 0) -> None:
+        self._path, self._epoch = path, epoch
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             kept = _Lines.of(path.read_bytes() if resume_at and path.exists() else b"", resume_at)
             self._step = kept.step
             if kept.bad:
                 _set_aside(path, kept)
-            self._file = path.open("ab", buffering=0)
+            # A link may lead anywhere.
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            self._file = os.fdopen(fd, "ab", buffering=0)
             if path.stat().st_size > kept.size:
                 self._file.truncate(kept.size)
         except OSError as e:
@@ -69,13 +73,19 @@ class MetricsWriter:
         step = row.get("step")
         if not isinstance(step, int) or step <= self._step:
             raise Bug("METRICS", "steps must increase", where=str(self._path), found=step, allowed=f"> {self._step}")
-        left = json.dumps({k: _finite(v) for k, v in row.items()}, allow_nan=False).encode() + b"\n"
+        left = json.dumps({k: _finite(v) for k, v in self._with_epoch(row).items()}, allow_nan=False).encode() + b"\n"
         try:
+            if not os.fstat(self._file.fileno()).st_nlink:
+                raise DiskFailure("GONE", "the run's folder is gone: nothing more is written", where=str(self._path),
+                                  fix="start a new run, or bring the folder back and resume")  # fmt: skip
             while left:
                 left = left[self._file.write(left) or 0 :]
         except OSError as e:
             raise self._failure(e) from e
         self._step = step
+
+    def _with_epoch(self, row: Mapping[str, Number]) -> Mapping[str, Number]:
+        return {"step": row["step"], "epoch": self._epoch, **row} if self._epoch else row
 
     def close(self) -> None:
         """Close the file; rows written so far stay."""
@@ -94,11 +104,22 @@ class MetricsWriter:
 
 def read_metrics(path: Path) -> list[Row]:
     """All complete rows; a last line that is incomplete or still being written is left out, and a bad line before it
-    too, with a warning. Raises FileNotFoundError when there is no file."""
+    too, with a warning. So is what a later epoch has trained again. Raises FileNotFoundError when there is no file."""
     found = _Lines.of(path.read_bytes())
     if found.bad:
         log.warning("%s: %s; left out", path, found.about)
-    return found.rows
+    first = dict[int, int]()  # of each epoch: its first step
+    for row in found.rows:
+        first[_number(row, "epoch")] = min(_number(row, "step"), first.get(_number(row, "epoch"), _number(row, "step")))
+    return [
+        row for row in found.rows
+        if not any(e > _number(row, "epoch") and step <= _number(row, "step") for e, step in first.items())
+    ]  # fmt: skip
+
+
+def _number(row: Row, field: str) -> int:
+    found = row.get(field, 0)
+    return found if isinstance(found, int) else 0
 
 
 @dataclass(slots=True)

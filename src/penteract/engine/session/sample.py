@@ -35,7 +35,7 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
     generator = torch.Generator().manual_seed(seed)
     text = list(prompt)
     for _ in range(tokens):
-        run.batches = [fixed | micro_batch(p, [_window(text, spec.sequence_length)], rank.device)]
+        run.micro_batches = [fixed | micro_batch(p, [_window(text, spec.sequence_length)], rank.device)]
         capture.begin(min(len(text), spec.sequence_length) - 1)
         walk_forward(p, run)
         logits = capture.logits(run).double().cpu() / temperature

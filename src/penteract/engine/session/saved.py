@@ -37,10 +37,36 @@ KINDS: Mapping[str, StateKind] = MappingProxyType(
 )
 
 
+class Recipe:
+    """The state that only one precision recipe keeps, as it was before a checkpoint was loaded: one of another recipe
+    does not have it."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._kept = [x.clone() for x in _of_recipe(state)]
+
+    def restore(self, state: TrainingState) -> None:
+        """Undo what a load changed of it."""
+        for x, kept in zip(_of_recipe(state), self._kept, strict=True):
+            x.copy_(kept)
+
+
+def _of_recipe(state: TrainingState) -> list[torch.Tensor]:
+    scaling = [] if state.scaling is None else [state.scaling.values]
+    return scaling if state.history is None else [*scaling, state.history.steps]
+
+
 def state_slices(p: Program, state: TrainingState) -> Iterator[Slice]:
     """Parameters, moments and routers' biases as rectangles of global tensors: views where the state is kept in the
     saved dtype, otherwise copies on the CPU."""
     yield from _slices(p, state, _widened(p, state))
+
+
+def saved_bytes(p: Program) -> int:
+    """Bytes of a checkpoint, of all ranks together: master weights and moments of all parameters."""
+    moments = {q.name: len(b.optimizer_kind.moments) for b in p.buckets for q in b.params}
+    most = max(moments.values())
+    elements = sum(prod(q.shape) * (1 + moments.get(q.name, most)) for q in p.everything)
+    return elements * dtype_of("stat", p.precision).itemsize
 
 
 def load_state(at: Path, p: Program, state: TrainingState) -> dict[str, Any]:

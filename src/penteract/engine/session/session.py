@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,22 +17,26 @@ from typing import Any, NamedTuple
 import torch
 
 from penteract.config.run import RunSpec
-from penteract.engine import checkpoint
 from penteract.engine.data import Samples, check_vocabulary, open_samples, open_tokenizer
 from penteract.engine.runtime.rank import Rank
+from penteract.engine.runtime.stopping import Stopping
 from penteract.engine.runtime.watch import from_exception
 from penteract.engine.session import rundir
+from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.compare import Comparison, load_gradients, save_gradients
 from penteract.engine.session.display import LiveTable
+from penteract.engine.session.grace import Grace
 from penteract.engine.session.metrics import MetricsWriter
 from penteract.engine.session.resume import other_precision, resume_settings
 from penteract.engine.session.sample import write
-from penteract.engine.session.saved import after_load, load_state, state_slices
+from penteract.engine.session.saved import Recipe, after_load, load_state, saved_bytes, state_slices
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.errors import BadNumerics, Preempted
 from penteract.units import gib, show_count
 
 log = logging.getLogger("penteract")
+
+_PROMPT = "def "  # of the text that the model writes at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +49,15 @@ class SessionOptions:
     init: Path | None = None  # the weights to start from
     as_json: bool = False
     predicted: int = 0  # bytes that rank 0 will allocate
+    epoch: int = 0  # of the run: one more each time that a process group goes on with it
+    grace: float = 30.0  # seconds from a request to stop to the kill
 
 
 class Begun(NamedTuple):
-    """A step that the device was asked for: when, the samples seen with it, and what waits for its outcome."""
+    """A step that the device was asked for: when, and what waits for its outcome."""
 
     number: int
     at: float  # by `time.perf_counter`
-    samples: int
     outcome: Callable[[], Outcome]
 
 
@@ -64,17 +68,20 @@ class Session:
     spec: RunSpec
     rank: Rank
     options: SessionOptions
+    stopping: Stopping = field(default_factory=Stopping)
     trainer: Trainer = field(init=False)
+    checkpoints: Checkpoints = field(init=False)
     train: Samples = field(init=False)
     validation: Samples = field(init=False)
     tokenizer: Any = field(init=False)
     first: int = 1
-    samples: int = 0  # trained on before the next step
+    samples_before: int = 0  # trained on before step `first`
     losses: list[float] = field(default_factory=list[float])
     times: list[float] = field(default_factory=list[float])
     measured: int = 0  # bytes at the peak of one step; 0: not measured yet
     ended: float = 0.0  # when the last outcome was read
-    asked_to_stop: bool = False
+    checked: int = 0  # the last step after which replicas were compared
+    grace: Grace = field(init=False)
 
     # ---- opening ---------------------------------------------------------------------------------------------
 
@@ -85,11 +92,19 @@ class Session:
         self.tokenizer = open_tokenizer(spec.tokenizer)
         check_vocabulary(self.tokenizer, spec.model.vocab_size)
         self._open_data()
+        self.checkpoints = Checkpoints(
+            self.options.folder / "checkpoints", self.rank, self.spec.checkpoint.keep, self.options.epoch
+        )
+        self.checkpoints.begin()
         self.trainer = Trainer.build(spec, self.rank, self.options.init)
+        self.grace = Grace(self.options.grace, saved_bytes(self.trainer.program) / self.rank.world)
         if spec.train.validation_every and len(self.validation):
             self.trainer.check_validation(self.validation)
         if self.options.resume is not None:
             self._load(self.options.resume)
+        every, steps = self.spec.checkpoint.every, self.spec.train.steps
+        saves = (steps // every - (self.first - 1) // every if every else 0) + bool(not every or steps % every)
+        self.checkpoints.check_room(saved_bytes(self.trainer.program), saves)
 
     def _open_data(self) -> None:
         """Open the data on rank 0 first: it may have to tokenise a large text into the cache that the others read."""
@@ -100,15 +115,23 @@ class Session:
                 spec.data, self.tokenizer, spec.sequence_length, spec.train.seed, cache
             )
 
-        self.rank.first(open_them)
+        self.rank.first(open_them, spec.limits.data)
 
     def _load(self, folder: Path) -> None:
         """Resume from the newest checkpoint, after its last sample; on any layout, with any batch size."""
-        at = checkpoint.latest(folder / "checkpoints")
-        extra = load_state(at, self.trainer.program, self.trainer.state)
-        after_load(self.trainer.run)
+        trainer = self.trainer
+        recipe = Recipe(trainer.state)
+
+        def load(at: Path) -> dict[str, Any]:
+            recipe.restore(trainer.state)  # of a checkpoint that could not be read, nothing stays
+            return load_state(at, trainer.program, trainer.state)
+
+        extra = self.checkpoints.load(load)
+        after_load(trainer.run)
         step = int(extra["step"])
-        self.first, self.samples = step + 1, int(extra["samples"])
+        trainer.run.done.fill_(step)
+        self.first, self.samples_before = step + 1, int(extra["samples"])
+        self._expect_data(extra.get("data"))
         self.rank.barrier()
         if self.rank.number == 0:
             rundir.mark_resumed(folder, world=self.rank.world)
@@ -116,13 +139,20 @@ class Session:
             log.warning("%s", line)
         log.info("resumed from step %d of %s", step, folder)
 
+    def _expect_data(self, then: dict[str, Any] | None) -> None:
+        """Refuse other data than that of the checkpoint, unless the run file allows it."""
+        if then is None:
+            log.warning("the checkpoint does not say what data the run was trained on: not compared")
+        elif not self.spec.data.allow_change:
+            self.train.expect(then)
+
     # ---- the loop --------------------------------------------------------------------------------------------
 
     def go(self) -> dict[str, Any]:
         """Train to the end; returns the closing line of `--json`."""
         compare = Comparison(self.options.compare) if self.options.compare else None
         under_way: Begun | None = None
-        with self._showing() as shown, self._stopping():
+        with self._showing() as shown:
             for number in range(self.first, self.spec.train.steps + 1):
                 begun = self._begin(number)
                 if under_way is not None:
@@ -131,6 +161,7 @@ class Session:
                 if self._at_once(number):
                     self._end(begun, shown, compare)
                     under_way = None
+            self.checkpoints.close()
             return self._finish(shown[0] if self.rank.number == 0 else None, compare)
 
     def _at_once(self, number: int) -> bool:
@@ -138,17 +169,17 @@ class Session:
         after this very step is looked at, or where its memory is."""
         train = self.spec.train
         looked_at = _every(self.spec.checkpoint.every, number) or _every(train.validation_every, number)
+        looked_at = looked_at or _every(train.replica_check_every, number)
         return not self.trainer.run.device.behind or number <= self.first + 1 or looked_at or number == train.steps
 
     def _begin(self, number: int) -> Begun:
         """Ask the device for a step."""
-        self.trainer.run.stop.fill_(float(self.asked_to_stop))
-        at, first = time.perf_counter(), self.samples
-        self.samples += self.spec.layout.global_batch_size
+        self.trainer.run.stop.fill_(float(self.stopping.asked))
+        at, first = time.perf_counter(), self._samples_after(number - 1)
         if number == min(self.first + 1, self.spec.train.steps):  # the second: everything is in place, nothing is new
             outcome, self.measured = self.trainer.measured_step(number, self.train, first)
-            return Begun(number, at, self.samples, lambda: outcome)
-        return Begun(number, at, self.samples, self.trainer.start(number, self.train, first))
+            return Begun(number, at, lambda: outcome)
+        return Begun(number, at, self.trainer.start(number, self.train, first))
 
     def _end(self, begun: Begun, shown: tuple[Any, Any], compare: Comparison | None = None) -> None:
         """Read a step's outcome, show it, and save where it is time to."""
@@ -157,14 +188,18 @@ class Session:
         if told and save_gradients(self.trainer, self.options.folder, self.rank) and compare:
             compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)
         last = outcome.stop or number == self.spec.train.steps
+        if _every(self.spec.train.replica_check_every, number):
+            self._check_state(number)
         row = self._row(begun, outcome, last)
         if self.rank.number == 0:
             table, metrics = shown
             metrics.write(row)
             table.step(row)
         if last or _every(self.spec.checkpoint.every, number):
-            self._save(number, begun.samples)
+            self._save()
+        self._say_grace()
         if outcome.stop and number < self.spec.train.steps:
+            self.checkpoints.close()
             self._check_prefetch(number)
             raise Preempted("STOPPED", f"stopped after step {number}, which is saved",
                             where=str(self.options.folder),
@@ -172,16 +207,17 @@ class Session:
 
     def _outcome(self, begun: Begun) -> Outcome:
         """Wait for a step's outcome; BadNumerics where it is not finite."""
-        outcome, size = begun.outcome(), self.spec.layout.global_batch_size
+        outcome = begun.outcome()
         now = time.perf_counter()
         self.times.append(now - max(begun.at, self.ended))
         self.ended = now
         self.losses.append(outcome.loss)
         if not (math.isfinite(outcome.loss) and math.isfinite(outcome.norm)) and not outcome.skipped:
+            self.trainer.check_unreplicated(begun.number)
             # The device skipped the update on every rank, so this saves the state before this step.
-            if begun.number > self.first:
-                self._save(begun.number - 1, begun.samples - size)
-            raise BadNumerics("NUMERICS", "the loss or its gradient is not finite; the step before it is saved",
+            self._save(prune=False)
+            saved = f"step {self.checkpoints.last} is saved" if self.checkpoints.last else "nothing is saved yet"
+            raise BadNumerics("NUMERICS", f"the loss or its gradient is not finite; {saved}",
                               where=f"step {begun.number}", found=f"loss {outcome.loss}, gradient norm {outcome.norm}",
                               fix="a smaller --optimizer.learning_rate, or more warm-up")  # fmt: skip
         return outcome
@@ -197,7 +233,7 @@ class Session:
         """The step's row of metrics.jsonl; runs the validation if it is due."""
         spec, number = self.spec, begun.number
         row: dict[str, Any] = {
-            "step": number, "tokens": begun.samples * spec.sequence_length, "train/loss": outcome.loss,
+            "step": number, "tokens": self._samples_after(number) * spec.sequence_length, "train/loss": outcome.loss,
             "train/grad_norm": outcome.norm, "train/lr": self.trainer.rate(number),
             "perf/tokens_per_sec": spec.tokens_per_step / self.times[-1], "perf/step_time_s": self.times[-1],
             "mem/predicted_gib": gib(self.options.predicted),
@@ -212,13 +248,59 @@ class Session:
             row["val/loss"] = self.trainer.validate(self.validation)
         return row
 
-    def _save(self, number: int, samples: int) -> None:
+    def _check_state(self, step: int) -> None:
+        """Compare what ranks hold alike. Raises BadNumerics on all ranks where it differs: nothing is saved then."""
+        if self.checked == step:
+            return
         self.trainer.run.settle_parameters()
-        extra = {"step": number, "samples": samples, "layout": asdict(self.spec.layout), **resume_settings(self.spec)}
-        checkpoint.save(
-            self.options.folder / "checkpoints", number, state_slices(self.trainer.program, self.trainer.state), extra,
-            rank=self.rank.number, world=self.rank.world, barrier=self.rank.barrier, keep=self.spec.checkpoint.keep,
-        )  # fmt: skip
+        differing = self.trainer.run.check.differing()
+        found = torch.tensor(len(differing))
+        self.rank.largest(found)
+        if found:
+            error = None
+            if differing:
+                name, ranks = next(iter(differing.items()))
+                some = ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
+                error = BadNumerics("REPLICAS", f"replicas of the state differ after step {step}: nothing is saved",
+                                    where=name, found=f"other bytes on rank {some}",
+                                    fix="look at the memory of these devices; --resume continues from the last "
+                                    "checkpoint")  # fmt: skip
+            error = self.rank.one_of(error)
+            assert error is not None
+            raise error
+        self.trainer.run.check.remember()
+        self.checked = step
+
+    def _samples_after(self, step: int) -> int:
+        """The samples that were trained on when `step` is done."""
+        return self.samples_before + (step - self.first + 1) * self.spec.layout.global_batch_size
+
+    def _save(self, *, prune: bool = True) -> None:
+        """Save the state, unless it is saved already. Its step comes from the device, which may have been told of later
+        steps that did not change it."""
+        trainer, spec = self.trainer, self.spec
+        trainer.run.settle_parameters()
+        step = int(trainer.run.done)
+        if step == self.checkpoints.last:
+            return
+        self._check_state(step)
+        if not trainer.weights_are_finite():
+            raise BadNumerics("NUMERICS", f"an update made weights that are not finite: step {step} is not saved",
+                              where=f"rank {self.rank.number}",
+                              fix="a smaller --optimizer.learning_rate; --resume continues from the last checkpoint, "
+                              "if there is one")  # fmt: skip
+        extra = {"step": step, "samples": self._samples_after(step), "layout": asdict(spec.layout)}
+        extra["data"] = dict(self.train.fingerprint())
+        extra |= resume_settings(spec)
+        at = time.perf_counter()
+        with self.stopping.held():
+            self.checkpoints.save(step, state_slices(trainer.program, trainer.state), extra, prune=prune)
+        self.grace.saved = time.perf_counter() - at
+
+    def _say_grace(self) -> None:
+        """Say once if a stop may take too long. The first two steps of a run are slower than the others."""
+        if self.rank.number == 0 and self.times[2:] and (line := self.grace.line(median(self.times[-20:]))):
+            log.warning("%s", line)
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
@@ -233,17 +315,17 @@ class Session:
         table.close()
         out = sys.stderr if self.options.as_json else sys.stdout
         if text:
-            print(f"\nThe model writes: {text}\n", file=out)
+            print(f'\nThe model continues "{_PROMPT}": {_printable(text.removeprefix(_PROMPT))}\n', file=out)
         if compare is not None:
             print(compare.line(result), file=out)
         if self.losses:
-            table.finish(self.losses[0], self.losses[-1], sum(self.times))
+            table.finish(self.losses[0], self.losses[-1], sum(self.times), self.options.folder)
         return result
 
     def _text(self) -> str:
         if not self.spec.train.sample_tokens or not self.losses:
             return ""
-        prompt = [int(i) for i in self.tokenizer.encode("def ")] or [self.tokenizer.end_of_document]
+        prompt = [int(i) for i in self.tokenizer.encode(_PROMPT)] or [self.tokenizer.end_of_document]
         ids = write(self.trainer, prompt, self.spec.train.sample_tokens, seed=self.spec.train.seed)
         return self.tokenizer.decode([i for i in ids if i < self.tokenizer.vocab_size])
 
@@ -264,7 +346,7 @@ class Session:
             "memory": memory,
         }
 
-    # ---- output and signals ----------------------------------------------------------------------------------
+    # ---- output ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def _showing(self) -> Iterator[tuple[Any, Any]]:
@@ -276,32 +358,22 @@ class Session:
         degrees = " ".join(f"{a}={getattr(lay, a)}" for a in ("dp", "tp", "pp", "cp", "ep"))
         n = sum(math.prod(q.shape) for q in self.trainer.program.everything)
         title = f"{self.spec.model.name}, {show_count(n)} parameters · {degrees} · {self.rank.device}"
+        metrics_file = self.options.folder / "metrics.jsonl"
         with (
             LiveTable(steps, title, json=self.options.as_json) as table,
-            MetricsWriter(self.options.folder / "metrics.jsonl", resume_at=self.first - 1) as metrics,
+            MetricsWriter(metrics_file, resume_at=self.first - 1, epoch=self.options.epoch) as metrics,
         ):
             yield table, metrics
-
-    @contextmanager
-    def _stopping(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM makes all ranks save and stop after the step; the second ends this one at
-        once."""
-
-        def ask(number: int, frame: object) -> None:
-            self.asked_to_stop = True
-            signal.signal(number, signal.SIG_DFL)
-
-        before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for s, handler in before.items():
-                signal.signal(s, handler)
 
 
 def _every(n: int, number: int) -> bool:
     """Whether step `number` is one of every n; never when n is 0."""
     return n > 0 and number % n == 0
+
+
+def _printable(text: str) -> str:
+    """Text of a model without what would move the cursor or change the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
 
 
 def closing_line(result: dict[str, Any]) -> str:

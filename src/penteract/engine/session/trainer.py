@@ -13,7 +13,7 @@ from penteract.config.run import RunSpec
 from penteract.engine.comm.comm import Comm
 from penteract.engine.data import Samples
 from penteract.engine.executor.allocator import Arena
-from penteract.engine.executor.batch_loader import BatchLoader, allocate_batches
+from penteract.engine.executor.batch_loader import BatchLoader, allocate_micro_batches
 from penteract.engine.executor.device import device_of
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.initial_weights import initialise
@@ -24,6 +24,7 @@ from penteract.engine.optim.muon import Muon
 from penteract.engine.optim.optimizer import AdamW, UpdateShard
 from penteract.engine.runtime.rank import Rank
 from penteract.engine.session.weights import open_weights, start_from
+from penteract.errors import BadNumerics
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
 from penteract.step.rate import rate
@@ -86,7 +87,7 @@ class Trainer:
         # Training and validation never run at once, so their arenas share one block.
         validation_memory = Arena(plan_arena(forward, training=False), precision, rank.device, memory.block)
         validation_run = Run(forward, state, comm, kernels(forward, rank.device), validation_memory)
-        run.batches = validation_run.batches = allocate_batches(program, rank.device)
+        run.micro_batches = validation_run.micro_batches = allocate_micro_batches(program, rank.device)
         return Trainer(
             spec,
             rank,
@@ -94,8 +95,8 @@ class Trainer:
             state,
             run,
             validation_run,
-            BatchLoader(program, run.batches),
-            BatchLoader(forward, run.batches),
+            BatchLoader(program, run.micro_batches),
+            BatchLoader(forward, run.micro_batches),
         )
 
     def step(self, number: int, samples: Samples, first: int) -> Outcome:
@@ -112,10 +113,25 @@ class Trainer:
             self.run.counts.copy_(torch.tensor(counts))
         last = number == self.spec.train.steps
         self.run.summed.next_targets = (
-            None if last else self.loader.prefetcher(samples, first + self.spec.layout.global_batch_size)
+            None if last else self.loader.prefetch_task(samples, first + self.spec.layout.global_batch_size)
         )
         walk(self.program, self.run, counted=counts is None)
         return self._outcome(self.run)
+
+    def weights_are_finite(self) -> bool:
+        """Whether all updates have made finite weights of this rank's shards."""
+        assert self.run.optimizer is not None
+        return math.isfinite(self.run.optimizer.nonfinite.item())
+
+    def check_unreplicated(self, number: int) -> None:
+        """Raise BadNumerics if state that only this rank holds changed by itself before the update of a step."""
+        if math.isnan(self.run.check.bad.item()):
+            raise BadNumerics(
+                "REPLICAS",
+                f"state changed by itself before the update of step {number}: nothing is saved",
+                where=f"rank {self.rank.number}",
+                fix="look at the memory of this device; --resume continues from the last checkpoint",
+            )
 
     def rate(self, number: int) -> float:
         """The learning rate of a step."""
@@ -136,7 +152,7 @@ class Trainer:
         """Check the validation samples before the first step, because an error later would lose training. Raises what
         loading them raises."""
         for first in self._validation_samples(samples):
-            self.validation_loader.check(samples, first)
+            self.validation_loader.check_readable(samples, first)
 
     def _validation_samples(self, samples: Samples) -> range:
         """The first sample of each validation batch."""
@@ -148,7 +164,7 @@ class Trainer:
 
         def resident() -> Iterator[torch.Tensor]:
             yield from (*self.state.resident(), *self.run.memory.resident())
-            yield from (t for batch in self.run.batches for t in batch.values())
+            yield from (t for batch in self.run.micro_batches for t in batch.values())
 
         return self.run.device.peak(lambda: self.step(number, samples, first), resident)
 
@@ -177,7 +193,7 @@ def _kernel(spec: RunSpec) -> UpdateShard | None:
     for layouts that use it."""
     if spec.layout.elementwise == "reference":
         return None
-    from penteract.engine.kernels.triton.update import Update
+    from penteract.engine.kernels.triton.optimizer.shard_update import Update
 
     return Update(spec.optimizer, spec.train.seed)
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from penteract.config.layout import Layout
+from penteract.config.precision.policy import Policy
 from penteract.model.count import parameters
 from penteract.planner.ask import Ask, as_axes
 from penteract.planner.plan import Plan
@@ -89,8 +91,7 @@ def entry(plan: Plan, timed: Timed) -> dict[str, Any]:
     """One layout of the list."""
     used = utilisation(plan, timed)
     return {
-        "layout": as_axes(timed.layout),
-        "precision": timed.estimate.precision.name,
+        **_layout(timed.layout, timed.estimate.precision),
         "memory": memory(timed.estimate.memory, timed.estimate.allocated)
         | {"by_stage_gib": [gib(size) for size in timed.estimate.by_stage]},
         "time": {"step_s": timed.time.seconds, "at_least_s": timed.estimate.at_least}
@@ -103,6 +104,15 @@ def entry(plan: Plan, timed: Timed) -> dict[str, Any]:
     }
 
 
+def _layout(layout: Layout, precision: Policy) -> dict[str, Any]:
+    """`layout` has the keys of `--layout`; the accumulation steps follow from the batch."""
+    return {
+        "layout": as_axes(layout),
+        "gradient_accumulation_steps": layout.gradient_accumulation_steps,
+        "precision": precision.name,
+    }
+
+
 def memory(kinds: Mapping[str, int], allocated: int) -> dict[str, Any]:
     """GiB by kind, and their sum."""
     return {f"{kind}_gib": gib(kinds.get(kind, 0)) for kind in MEMORY} | {"allocated_gib": gib(allocated)}
@@ -110,7 +120,7 @@ def memory(kinds: Mapping[str, int], allocated: int) -> dict[str, Any]:
 
 def _miss(plan: Plan, estimate: Any) -> dict[str, Any]:
     over = gib(estimate.allocated - plan.ask.usable)
-    named = {"layout": as_axes(estimate.layout), "precision": estimate.precision.name}
+    named = _layout(estimate.layout, estimate.precision)
     return named | {"memory": memory(estimate.memory, estimate.allocated), "over_gib": over}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from penteract.model.count import parameters
@@ -11,11 +13,18 @@ from penteract.planner.plan import NOT_REACHED, Plan
 from penteract.planner.report.as_json import MEMORY, TrainingCost, utilisation
 from penteract.planner.search.best import Timed
 from penteract.planner.search.rows import NEEDLESS, TOO_LARGE
-from penteract.units import show_bytes, show_count, show_seconds
+from penteract.readings.ideal import PART_NAMES
+from penteract.units import show_bytes, show_count, show_seconds, show_step
 
 _BAR = 32  # columns of the widest bar
 _ALL = 9  # columns, with the precision
 _REASONS = 5  # most frequent reasons of refusal that are shown
+_LAYOUT = 1  # the column of the layout
+_BASIS: Mapping[str, str] = {
+    "product": "matmul", "attention": "attention", "moved": "memory bandwidth", "collective": "collectives",
+    "send": "P2P", "update": "optimizer", "copy": "host-device copies", "launch": "kernel launch",
+    "beside": "matmul slowdown during collectives",
+}  # fmt: skip
 
 
 def headline(plan: Plan) -> str:
@@ -24,9 +33,11 @@ def headline(plan: Plan) -> str:
     size = f"{show_count(counted.total)} parameters"
     if counted.active != counted.total:
         size += f" ({show_count(counted.active)} active)"
+    if ask.model.mtp_layers:
+        size += " with MTP"
     step = f"{_spaced(ask.tokens)} tokens a step ({ask.global_batch_size} sequences)"
     how = [" or ".join(one.precision.name for one in ask.each)] + [ask.optimizer] * (ask.optimizer != "adamw")
-    return " · ".join([ask.model.name, size, ask.cluster.name, f"S = {ask.sequence_length}", step, *how])
+    return " · ".join([ask.model.name, size, ask.cluster.name, f"sequence length {ask.sequence_length}", step, *how])
 
 
 def counted(plan: Plan, seconds: float) -> str:
@@ -34,7 +45,7 @@ def counted(plan: Plan, seconds: float) -> str:
     counts, ask = plan.counts, plan.ask
     what = "layout" if counts.enumerated == 1 else "layouts"
     lines = [f"Note: {note}" for note in plan.notes]
-    lines += [f"{_spaced(counts.enumerated)} {what} in {seconds:.2g} s: {_spaced(counts.priced)} priced, "
+    lines += [f"{_spaced(counts.enumerated)} {what} in {_searched(seconds)}: {_spaced(counts.priced)} priced, "
             f"{_spaced(counts.fit)} fit, {_spaced(counts.simulated)} simulated"]  # fmt: skip
     refused = [f"  {_spaced(n):>9}  {why}" for why, n in list(counts.refused.items())[:_REASONS]]
     if rest := list(counts.refused.values())[_REASONS:]:
@@ -43,31 +54,37 @@ def counted(plan: Plan, seconds: float) -> str:
         lines += ["Left out:", *refused]
     if counts.refused.get(NEEDLESS) or counts.fit > counts.priced - counts.refused.get(TOO_LARGE, 0):
         lines.append(
-            "Not listed, fast as they may be: layouts that recompute or shard more than they need to fit (see --layout)"
+            "Not listed, though some may be fast: layouts that recompute or shard more than they must to fit; "
+            "--layout shows one."
         )
     if counts.between.looked_at:
         b = counts.between
-        lines.append(f"Recomputing in part: {_spaced(b.looked_at)} layouts that fit with all of it might rank; "
-                    f"{_spaced(b.tried)} with less were tried, {_spaced(b.fit)} fit (counted above)")  # fmt: skip
+        lines.append(f"Selective recomputation: for {_spaced(b.looked_at)} layouts that fit with full recomputation, "
+                    f"{_spaced(b.tried)} selective variants were tried; {_spaced(b.fit)} fit.")  # fmt: skip
     if ask.usable:
         lines.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
                     f"({ask.headroom:.0%} is left to CUDA, communicators and libraries)")  # fmt: skip
     return "\n".join(lines)
 
 
-def table(plan: Plan) -> str:
-    """The best layouts, one per row."""
+def table(plan: Plan, width: int | None = None) -> str:
+    """The best layouts, one per row. In a table wider than `width`, a layout has a line of its own below its row."""
     head = ("#", "layout", "precision", "memory", "tok/s/GPU", "step", "MFU", "bubble", "limited by")
     rows = [head, *(_row(plan, n, timed) for n, timed in enumerate(plan.layouts, start=1))]
     if not plan.ask.also:
         rows = [(*row[:2], *row[3:]) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(_padded(row, widths)).rstrip() for row in rows)
+    lines = ["  ".join(_padded(row, widths)).rstrip() for row in rows]
+    if width and max(map(len, lines)) > width:
+        without = [[cell for i, cell in enumerate(_padded(row, widths)) if i != _LAYOUT] for row in rows]
+        below = [" " * (widths[0] + 2) + row[_LAYOUT] for row in rows]
+        lines = [line for row, own in zip(without, below, strict=True) for line in ("  ".join(row).rstrip(), own)]
+    return "\n".join(lines)
 
 
 def not_tried(plan: Plan) -> str:
     """What the search did not try: the line below the table."""
-    return f"Not tried, and some may be faster: {'; '.join(plan.not_tried)}. --fix holds an axis at other values."
+    return f"Not tried, and some may be faster: {'; '.join(plan.not_tried)}. Set them with --fix."
 
 
 def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
@@ -85,7 +102,7 @@ def _row(plan: Plan, number: int, timed: Timed) -> tuple[str, ...]:
         timed.estimate.precision.name,
         show_bytes(timed.estimate.allocated),
         _spaced(round(plan.rate(timed))),
-        f"{timed.time.seconds:.3g} s",
+        show_step(timed.time.seconds),
         "-" if used is None else f"{used:.1%}",
         f"{bubble:.1%}" if timed.layout.pp > 1 else "-",
         timed.time.limited_by,
@@ -101,6 +118,7 @@ def details(plan: Plan, timed: Timed) -> str:
         stages = f"\n  by pipeline rank: {each}"
     precision = f" in {timed.estimate.precision.name}" if plan.ask.also else ""
     used = utilisation(plan, timed)
+    parts = sorted(timed.time.parts.items(), key=lambda item: -item[1])
     peak = "of the peak in bf16 " if timed.estimate.precision.fp8 else ""
     rates = "" if used.mfu is None else (
         f"\n  MFU {used.mfu:.1%} {peak}(full attention), {used.mfu_causal:.1%} (causal half), HFU {used.hfu:.1%}"
@@ -110,8 +128,8 @@ def details(plan: Plan, timed: Timed) -> str:
             f"Memory of {plan.ask.text(timed.layout)}{precision}: {show_bytes(timed.estimate.allocated)}",
             _bars(kinds, show_bytes) + stages,
             *_edited(timed),
-            f"Step: {timed.time.seconds:.3g} s; {timed.time.limited_by}",
-            _bars(dict(sorted(timed.time.parts.items(), key=lambda item: -item[1])), lambda s: f"{s:.3g} s") + rates,
+            f"Step: {show_step(timed.time.seconds)}; limited by {timed.time.limited_by}",
+            _bars({PART_NAMES[part]: seconds for part, seconds in parts}, show_step) + rates,
         ]
     )
 
@@ -151,37 +169,61 @@ def spent(b: TrainingCost, gpus: int) -> str:
 
 
 def basis(plan: Plan) -> str:
-    """Where the rates come from, in each precision."""
+    """Where the rates come from, in each precision: their usual source once, then what each adds to it or has instead
+    of it."""
     lines: list[str] = []
+    width = max(map(len, _BASIS.values())) + 2
     for precision, estimator in plan.search.estimators.items():
-        lines.append(f"Rates in {precision.name}:" if plan.ask.also else "Rates:")
-        lines += [f"  {what}: {source}" for what, source in estimator.basis.items()]
+        split = {what: text.partition("; ")[::2] for what, text in estimator.basis.items()}
+        usual = Counter(source for source, _ in split.values()).most_common(1)[0][0]
+        lines.append(f"Rates{f' in {precision.name}' if plan.ask.also else ''}, {usual}")
+        for what, (source, detail) in split.items():
+            own = "; ".join(part for part in (source if source != usual else "", detail) if part)
+            lines.append(f"  {_BASIS.get(what, what):<{width}}{own}".rstrip())
     return "\n".join(lines)
 
 
-def as_text_whole(plan: Plan, chosen: Timed | None, seconds: float, explanation: Sequence[str]) -> str:
+def wrapped(text: str, width: int | None) -> str:
+    """`text` with lines of at most `width` columns. Words, so layouts too, stay whole."""
+    if width is None:
+        return text
+    lines = list[str]()
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        short = len(line) <= width
+        lines += [line] if short else wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+        )  # fmt: skip
+    return "\n".join(lines)
+
+
+def as_text_whole(
+    plan: Plan, chosen: Timed | None, seconds: float, explanation: Sequence[str], width: int | None = None
+) -> str:
     """The whole answer: the question, the counts, the best, `chosen` in detail, and the `explanation` of it."""
     parts = [headline(plan) + "\n" + counted(plan, seconds)]
     if not plan.counts.fit:
         parts.append(nothing_fits(plan))
     elif plan.counts.enumerated > 1:
-        parts.append(table(plan) + "\n" + not_tried(plan))
+        parts.append(table(plan, width) + "\n" + not_tried(plan))
     if chosen:
         parts.append(details(plan, chosen))
     if explanation and plan.counts.enumerated > 1:
         parts.append("\n".join(explanation))
     rates = plan.estimator.basis.get("collective", "unknown")
     parts.append(f"Rates {rates}\nTimes are modelled, to rank layouts; how far recorded steps are: docs/benchmarks.md")
-    return "\n\n".join(part for part in parts if part)
+    return wrapped("\n\n".join(part for part in parts if part), width)
 
 
-def stopped(plan: Plan, seconds: float) -> str:
+def stopped(plan: Plan, seconds: float, width: int | None = None) -> str:
     """The result of a search that was stopped, marked as incomplete."""
     left = _spaced(plan.counts.refused.get(NOT_REACHED, 0))
     mark = f"INCOMPLETE: the search was stopped. {left} layouts were not looked at; better ones may be among them."
     parts = [headline(plan) + "\n" + counted(plan, seconds)]
-    parts.append(f"The best so far:\n{table(plan)}\n{not_tried(plan)}" if plan.layouts else "No layout was timed yet.")
-    return "\n\n".join([mark, *parts, mark])
+    parts.append(
+        f"The best so far:\n{table(plan, width)}\n{not_tried(plan)}" if plan.layouts else "No layout was timed yet."
+    )
+    return wrapped("\n\n".join([mark, *parts, mark]), width)
 
 
 def _bars(values: Mapping[str, float], show: Callable[[Any], str]) -> str:
@@ -193,6 +235,10 @@ def _bars(values: Mapping[str, float], show: Callable[[Any], str]) -> str:
         f"  {name:<{names}}  {text:>{numbers}} {'▇' * max(1, round(_BAR * value / most))}"
         for name, (value, text) in shown.items()
     )
+
+
+def _searched(seconds: float) -> str:
+    return show_step(seconds) if seconds < 60 else show_seconds(seconds)
 
 
 def _spaced(n: int) -> str:

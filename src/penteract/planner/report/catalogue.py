@@ -18,8 +18,8 @@ def catalogue_rows() -> list[dict[str, Any]]:
 
 
 def catalogue() -> str:
-    """A line for each model: name, parameters, positions, and where its shape was published."""
-    head = ("model", "parameters", "positions", "source")
+    """A line for each model: name, parameters, most positions, and where its shape was published."""
+    head = ("model", "parameters", "max positions", "source")
     found = catalogue_rows()
     rows = [head, *((r["name"], show_count(r["parameters"]), str(r["max_positions"]), r["source"]) for r in found)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]

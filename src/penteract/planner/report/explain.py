@@ -13,7 +13,8 @@ from penteract.planner.search.best import Timed
 from penteract.planner.space.effort import effort
 from penteract.planner.space.legality import Legality
 from penteract.readings.estimator import LayoutEstimate
-from penteract.units import Seconds, show_bytes
+from penteract.readings.ideal import PART_NAMES
+from penteract.units import Seconds, show_bytes, show_step
 
 _SIMPLER = 3  # simpler layouts that do not fit: how many are shown
 _LESS = 0.8  # a leaner layout needs at most this fraction of the chosen one's memory
@@ -35,7 +36,8 @@ class Move:
         grown = self.after.estimate.allocated - self.before.estimate.allocated
         memory = f"{show_bytes(abs(grown))} {'more' if grown > 0 else 'less'}" if grown else "the same memory"
         return (
-            f"{self.what}: {_faster(was, now)} ({was:.3g} -> {now:.3g} s{_mostly(self.before, self.after)}), {memory}"
+            f"{self.what}: {_faster(was, now)} "
+            f"({show_step(was)} -> {show_step(now)}{_mostly(self.before, self.after)}), {memory}"
         )
 
 
@@ -124,7 +126,7 @@ def _moves(plan: Plan, simplest: Timed, chosen: Timed) -> Iterator[Move]:
     while now.layout != goal:
         tried = [(what, plan.search.find(lay, how)) for what, lay in _steps(plan, now.layout, goal)]
         timed = [(what, plan.search.timed(q)) for what, q in tried if q]
-        what, after = min(timed, key=lambda t: t[1].order, default=("all of the rest at once", chosen))
+        what, after = min(timed, key=lambda t: t[1].order, default=(f"{_changes(now.layout, goal)} together", chosen))
         yield Move(what, now, after)
         now = after
 
@@ -166,7 +168,7 @@ def _rival(plan: Plan, chosen: Timed) -> str:
         return ""
     first, second = two
     slower = second.time.seconds / first.time.seconds - 1
-    parts = ", ".join(f"{part} {s:+.3g} s" for part, s in difference(first, second)[:4])
+    parts = ", ".join(f"{PART_NAMES[part]} {show_step(s, '+')}" for part, s in difference(first, second)[:4])
     other = "The fastest with other degrees (dp, tp, pp, cp, ep)"
     who = f"{other}: {named(plan, second)} is" if first is chosen else f"The best is {named(plan, first)}; this is"
     sentence = f"{who} {slower:.1%} slower" + (f": {parts}" if parts else "")
@@ -210,4 +212,4 @@ def _faster(was: Seconds, now: Seconds) -> str:
 def _mostly(before: Timed, after: Timed) -> str:
     """The part of the step that changed most."""
     parts = difference(before, after)
-    return f"; {parts[0][0]} {parts[0][1]:+.3g} s" if parts else ""
+    return f"; {PART_NAMES[parts[0][0]]} {show_step(parts[0][1], '+')}" if parts else ""

@@ -17,17 +17,19 @@ from penteract.errors import BadInput
 from penteract.planner.ask import Ask
 
 
-def run_file(ask: Ask, layout: Layout) -> str:
-    """The run file: the model in full, the layout and batch of the plan, and learning rates if a preset has them."""
-    return to_toml(as_run(ask, layout))
+def run_file(ask: Ask, layout: Layout, name: str = "run.toml") -> str:
+    """The run file called `name`: the model in full, the layout and batch of the plan, and learning rates if a preset
+    has them."""
+    return to_toml(as_run(ask, layout), name, planned=True)
 
 
 def left_open(path: object, ask: Ask, layout: Layout) -> str:
-    """A line about what a plan does not decide: data, tokenizer and the number of steps have their defaults."""
+    """A line about what a plan does not decide: data, tokenizer and the number of steps are placeholders."""
     run = as_run(ask, layout).run
+    text = " (Python's library)" if run.data.source == "builtin" else ""
     return (
-        f"{path} trains {run.train.steps} steps on data.source {run.data.source}, tokenizer.source {run.tokenizer}: "
-        "a plan decides none of these; set them there"
+        f"Before training, edit {path}: training.steps = {run.train.steps}, "
+        f'data.source = "{run.data.source}"{text} and tokenizer.source = "{run.tokenizer}" are placeholders.'
     )
 
 

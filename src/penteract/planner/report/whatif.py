@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import log, sqrt
 
@@ -18,20 +18,29 @@ from penteract.schedule.registry import schedule_of
 _REACH = 8.0  # the largest factor tried, up or down
 _BISECTIONS = 4
 _DOUBLINGS = (2, 4, 8)
+_LONGER = (2, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """With `factor` times `what`, the runner-up wins; None if it does not within a factor of eight either way."""
+    """With `factor` times `what`, the runner-up wins; None if it does not at any factor up to `tried`."""
 
     what: str
     factor: float | None
+    tried: float = _REACH
 
-    def text(self) -> str:
-        """The change as one line: the factor at which the runner-up wins, or that there is none in reach."""
-        if self.factor is None:
-            return f"{self.what}: at no factor up to {_REACH:g}"
-        return f"{self.what} × {self.factor:.2g}"
+
+def sentence(rival: str, changes: Sequence[Change]) -> str:
+    """What would let `rival` win, and what would not."""
+    wins = " or ".join(f"{c.what} ×{c.factor:.2g}" for c in changes if c.factor is not None)
+    not_up_to = dict[float, list[str]]()
+    for c in changes:
+        if c.factor is None:
+            not_up_to.setdefault(c.tried, []).append(c.what)
+    fails = ", or ".join(f"{' or '.join(some)} up to ×{tried:g}" for tried, some in not_up_to.items())
+    if not wins:
+        return f"{rival} would not overtake #1 with {fails}."
+    return f"{rival} would overtake #1 with {wins}" + (f", not with {fails}." if fails else ".")
 
 
 def what_if(plan: Plan, first: Timed, rival: Timed, make: Make) -> list[Change]:
@@ -41,14 +50,15 @@ def what_if(plan: Plan, first: Timed, rival: Timed, make: Make) -> list[Change]:
     changes: list[Change] = []
     if ask.cluster.inside is not None:
         changes.append(
-            Change("links inside a node", _bisect(lambda f: _ahead(_links(ask, f, 1.0), first, rival, make)))
+            Change("intra-node bandwidth", _bisect(lambda f: _ahead(_links(ask, f, 1.0), first, rival, make)))
         )
     if ask.cluster.between is not None and ask.cluster.gpus > ask.cluster.gpus_per_node:
         changes.append(
-            Change("links between nodes", _bisect(lambda f: _ahead(_links(ask, 1.0, f), first, rival, make)))
+            Change("inter-node bandwidth", _bisect(lambda f: _ahead(_links(ask, 1.0, f), first, rival, make)))
         )
-    changes.append(Change("the batch", _first(_batches(*_racers(ask, first, rival, make)))))
-    changes.append(Change("the sequence length", _first(_lengths(ask, first, rival, make))))
+    changes.append(Change("batch size", _first(_batches(*_racers(ask, first, rival, make)))))
+    if lengths := [n for n in _LONGER if ask.sequence_length * n <= ask.model.max_positions]:
+        changes.append(Change("sequence length", _first(_lengths(ask, first, rival, make, lengths)), lengths[-1]))
     return changes
 
 
@@ -121,9 +131,7 @@ def _accumulating(racer: Racer, more: int, fewer: int) -> Racer:
     return prices, replace(layout, gradient_accumulation_steps=layout.gradient_accumulation_steps * more // fewer)
 
 
-def _lengths(ask: Ask, first: Timed, rival: Timed, make: Make) -> Iterator[tuple[float, bool]]:
-    """Longer sequences, up to the model's positions."""
-    for n in _DOUBLINGS[:2]:
-        if ask.sequence_length * n <= ask.model.max_positions:
-            longer = replace(ask, sequence_length=ask.sequence_length * n)
-            yield n, _ahead(longer, first, rival, make)
+def _lengths(ask: Ask, first: Timed, rival: Timed, make: Make, factors: Sequence[int]) -> Iterator[tuple[float, bool]]:
+    """Longer sequences."""
+    for n in factors:
+        yield n, _ahead(replace(ask, sequence_length=ask.sequence_length * n), first, rival, make)

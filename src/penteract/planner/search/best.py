@@ -171,6 +171,16 @@ class Search:
             return False
         return four_digits(self.timed(estimate).time.seconds) <= seconds
 
+    def beaten(self, item: Higher, bound: Seconds) -> bool:
+        """Whether a lower stage that fits is known to take no longer than `bound`, a lower bound of this one: then this
+        one is not listed, and need not be simulated."""
+        for low in item.lower:
+            estimate = self._higher.get(low) if isinstance(low, Higher) else low
+            timed = estimate and self._times.get((estimate.layout, estimate.precision))
+            if timed and four_digits(timed.time.seconds) <= four_digits(bound):
+                return True
+        return False
+
     def adopt(self, item: Higher, timed: Timed) -> bool:
         """Whether a higher stage is faster than all lower ones that fit. If so, it is added to the estimates."""
         seconds = four_digits(timed.time.seconds)
@@ -253,6 +263,9 @@ class Ranking:
         estimate = search.estimate(item)
         if estimate is None or not self.among(estimate) or four_digits(estimate.at_least) > self._last:
             return
+        if isinstance(item, Higher) and not self.slower_too:  # noqa: SIM102 -- one line would be too long
+            if search.beaten(item, max(current, estimate.at_least)):
+                return
         if (closer := search.closer(estimate, current)) > current:
             heappush(self._waiting, (closer, serial, bound, item))
             return

@@ -23,7 +23,7 @@ from penteract.units import Bytes, Seconds
 
 TOO_LARGE = "does not fit"
 SMALLER_TOO_LARGE = "a smaller micro-batch does not fit"
-NEEDLESS = "it fits with less of its state sharded"
+NEEDLESS = "a lower ZeRO stage fits too"
 
 
 def plain(recompute: tuple[str, ...]) -> tuple[str, ...]:
@@ -219,7 +219,9 @@ class Row:
 
     def _quickest(self) -> list[Layout]:
         """The layouts with distinct passes."""
-        distinct = {(m.recompute, m.attention, m.loss, m.loss_chunk, m.elementwise, m.fuse): m for m in self.memories}
+        distinct = {
+            (m.recompute, m.attention, m.loss, m.loss_chunk, m.elementwise, m.fuse, m.experts): m for m in self.memories
+        }
         return [self.layout(m) for m in distinct.values()]
 
     def price(self, found: Priced) -> Row | None:

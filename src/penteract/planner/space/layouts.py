@@ -15,6 +15,7 @@ from penteract.config.layout import (
     AttentionKernel,
     CpMethod,
     Elementwise,
+    ExpertKernel,
     Fusion,
     Layout,
     LossKernel,
@@ -42,6 +43,7 @@ class MemoryOptions(NamedTuple):
     loss_chunk: int
     elementwise: Elementwise
     fuse: tuple[Fusion, ...]
+    experts: ExpertKernel
     bucket_bytes: int
     offload_optimizer: bool
 
@@ -92,6 +94,7 @@ class Space:
     loss                   in chunks, the default of runs
     attention              the fastest kernel that the other axes allow on GPUs in bf16
     elementwise, fuse      the fastest kernels on GPUs, and all fusions with them
+    experts                the fastest kernel of torch for the GPU, the precision and the widths on a rank
     micro_batch_size       the divisors of a replica's share of the batch
 
     All GPUs are used. `NOT_TRIED` lists what is left out.
@@ -118,7 +121,7 @@ class Space:
             len(self.methods(cp))
             * len(self.pipelines(pp))
             * len(self.experts(tp, dp * cp))
-            * self._count(dp, self.memories(dp * cp, tp, cp, "all_gather"))
+            * self._count(dp, self.memories(dp * cp, tp, cp, "all_gather", 1))
             for dp, tp, pp, cp in self.meshes
         )
 
@@ -128,9 +131,9 @@ class Space:
         found = [(plain, 1)]
         if pp > 1:
             chunks = self._values("vpp", _chunks(self.ask.model.layers, pp))
-            several = [s for s in SCHEDULES.values() if s.least_vpp > 1]
-            found.extend((s.name, 1) for s in SCHEDULES.values() if s.least_vpp == 1 and s.name != plain)
-            found.extend((s.name, n) for s in several for n in chunks if s.least_vpp <= n <= s.most_vpp)
+            several = [s for s in SCHEDULES.values() if s.min_vpp > 1]
+            found.extend((s.name, 1) for s in SCHEDULES.values() if s.min_vpp == 1 and s.name != plain)
+            found.extend((s.name, n) for s in several for n in chunks if s.min_vpp <= n <= s.max_vpp)
         schedules, chunks = self._values("schedule", tuple(SCHEDULES)), self._values("vpp", tuple(v for _, v in found))
         return [(schedule, vpp) for schedule, vpp in found if schedule in schedules and vpp in chunks]
 
@@ -146,8 +149,9 @@ class Space:
         found = CP_METHODS if cp > 1 else (Layout().cp_method,)
         return tuple(m for m in found if m in allowed)
 
-    def memories(self, rows: int, tp: int, cp: int, method: CpMethod) -> list[MemoryOptions]:
-        """Of layouts where `rows` = dp·cp places of `tp` ranks share parameters and `cp` of them sequences."""
+    def memories(self, rows: int, tp: int, cp: int, method: CpMethod, expert_tp: int) -> list[MemoryOptions]:
+        """Of layouts where `rows` = dp·cp places of `tp` ranks share parameters and `cp` of them sequences. An expert
+        is split over `expert_tp` ranks."""
         stages = self._values("zero", ZERO_STAGES if rows > 1 else ZERO_STAGES[:1])
         sharings = [
             (zero, group, whole, gathered)
@@ -164,6 +168,7 @@ class Space:
             self._values("attention", (self.ask.attention(cp, method),)),
             self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)),
             self._values("elementwise", (self.ask.elementwise,)), self._values("fuse", (self.ask.fuse,)),
+            self._values("experts", (self.ask.experts(expert_tp),)),
             self._values("bucket_bytes", (Layout().bucket_bytes,)), self._values("offload_optimizer", (False,)),
         )  # fmt: skip
         return [
@@ -202,17 +207,17 @@ class Space:
             dp, tp, pp, cp = mesh
             for method in self.methods(cp):
                 pipelines, experts = self.pipelines(pp), self.experts(tp, dp * cp)
-                memories = self.memories(dp * cp, tp, cp, method)
+                memories = {cut: self.memories(dp * cp, tp, cp, method, cut) for _, cut in experts}
                 why = legality.split(tp, cp, method)
                 if not why and not ask.tp_across_nodes and crosses_node(tp, gpus, node):
                     why = CROSSES
                 if why:
-                    refused[why] += len(pipelines) * len(experts) * self._count(dp, memories)
+                    refused[why] += len(pipelines) * sum(self._count(dp, memories[cut]) for _, cut in experts)
                     continue
                 for (schedule, vpp), (ep, expert_tp) in product(pipelines, experts):
                     fixed = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "cp_method": method, "schedule": schedule,
                              "vpp": vpp, "ep": ep, "expert_tp": expert_tp, **self._edits}  # fmt: skip
-                    members = tuple(self._members(legality, fixed, memories, refused))
+                    members = tuple(self._members(legality, fixed, memories[expert_tp], refused))
                     if members:
                         yield LayoutFamily(fixed, members)
 
@@ -234,7 +239,8 @@ class Space:
                 refused.update(bad)
             if not sizes:
                 continue
-            if why := legality.kernel(fixed["cp"], fixed["cp_method"], memory.attention):
+            why = legality.kernel(fixed["cp"], fixed["cp_method"], memory.attention)
+            if why := why or legality.expert_kernel(fixed["expert_tp"], memory.experts):
                 refused[why] += len(sizes)
             else:
                 yield memory, sizes
@@ -281,13 +287,15 @@ class Space:
 
 # Axes of which `Space` tries one or few values, unless the question pins them.
 NOT_TRIED: Mapping[str, str] = {
+    "attention": "attention kernels of packages (fa4)",
+    "experts": "expert kernels of packages (quack)",
     "offload": "offload",
     "offload_optimizer": "offload_optimizer",
-    "shard_group": "shard groups but of all that share parameters or of one node",
-    "recompute": "recomputation but none, full and, where none does not fit, three between",
-    "loss_chunk": "sizes of loss chunks",
-    "bucket_bytes": "sizes of buckets",
-    "vpp": "more chunks of the same length",
+    "shard_group": "other HSDP group sizes",
+    "recompute": "other recomputation choices",
+    "loss_chunk": "loss chunk sizes",
+    "bucket_bytes": "bucket sizes",
+    "vpp": "larger vpp with the same longest chunk",
 }
 _MESH = ("dp", "tp", "pp", "cp")
 # The values of `reduce_scatter_once` and `reshard_after_step` for each ZeRO stage, the faster first.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penteract.config.case import Case
+from penteract.config.expert_kernels import expert_breaches
 from penteract.config.kernel_limits import kernel_breaches
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
@@ -71,6 +72,14 @@ class Legality:
         key = ("kernel", *axes.items())
         if key not in self._seen:
             self._seen[key] = next((what for _, what in kernel_breaches(self.model, Layout(**axes))), "")
+        return self._seen[key]
+
+    def expert_kernel(self, expert_tp: int, experts: Any) -> str:
+        """Why the kernel of experts' products does not support experts over `expert_tp` ranks."""
+        key = ("experts", expert_tp, experts)
+        if key not in self._seen:
+            layout = Layout(expert_tp=expert_tp, experts=experts)
+            self._seen[key] = next(map(reason, expert_breaches(self.model, layout)), "")
         return self._seen[key]
 
     def _first(self, global_batch_size: int | None = None, /, **axes: Any) -> str:

@@ -202,6 +202,6 @@ def _basis(cluster: Cluster, curves: Curves, precision: str) -> dict[str, str]:
         "send": wires,
         "update": f"{source}; fused AdamW",
         "copy": f"{source}; pinned memory, all devices of a node at once",
-        "launch": f"{curves.launch_basis}: an op called in an eager step, {curves.about}",
+        "launch": f"{curves.launch_basis}: {curves.about}; an op called in an eager step",
         "beside": f"{source}; products of 8192³ during all-gathers and reduce-scatters, mean of both",
     }

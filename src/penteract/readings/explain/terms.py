@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import Any, Literal
 
 from penteract.ops.expression import LEGEND
-from penteract.units import Bytes, show_bytes, show_count
+from penteract.units import Bytes, show_bytes, show_flops
 
 TermKind = Literal[
     "parameters",
@@ -31,6 +31,13 @@ KINDS: tuple[TermKind, ...] = (
 # The name under which a plan shows their sum, if it is another one.
 PART_OF: Mapping[TermKind, str] = {
     "kept": "activations", "temporary": "activations", "ring_buffer": "other", "data": "other", "workspace": "other"
+}  # fmt: skip
+# The headings of rows that a plan does not show under the name of their kind.
+_HEADINGS: Mapping[TermKind, str] = {
+    "ring_buffer": "buffers of gathered parameters and of gradients", "data": "inputs",
+    "kept": "activations saved for backward", "temporary": "temporary activations, peak",
+    "workspace": "workspace of kernels, peak", "host": "host memory", "flops": "FLOPs per rank and step",
+    "wires": "communication, bytes per rank and step",
 }  # fmt: skip
 _INDENT = 13
 
@@ -71,7 +78,7 @@ class Term:
         }  # fmt: skip
 
     def lines(self, width: int) -> Iterator[str]:
-        """Two lines, or more if they are long: what it is and its line of code; its formula."""
+        """Two lines, or more if they are long: what it is and its line of code; its formula, unless it is a number."""
         indent = " " * _INDENT
         amount = f"{_show(self.kind, self.value):>{_INDENT - 1}} "
         *above, name = wrap(f"{self.what} {self.detail}", width, initial_indent=amount, subsequent_indent=indent)
@@ -80,6 +87,8 @@ class Term:
             yield name
             name = ""
         yield f"{name}{self.line:>{width - len(name)}}".rstrip()
+        if self.formula == str(self.value):
+            return
         times = f"{self.count} × " * (self.count > 1) + f"{self.flight} in flight × " * (self.flight > 1)
         same = "" if self.formula == self.numbers else f" = {times}{self.numbers}"
         yield from wrap(f"{times}{self.formula}{same}", width, initial_indent=indent, subsequent_indent=indent)
@@ -99,29 +108,31 @@ class Why:
     def whole(self, activations: Bytes, other: Bytes) -> Why:
         """Add the rest of a rank's `activations` and `other`, so that the rows cover all that it allocates.
 
-        temporary  activations that are not kept: those of one action, and unused offsets of the arena
+        temporary  activations that are not saved: those of one action, and unused offsets of the arena
         workspace  the most that one kernel, or the update, allocates in addition to its registers
         """
         temporary, workspace = activations - self.total("kept"), other - self.total("data")
         rest = (
-            _rest("temporary", "of one action, and gaps", temporary), _rest("workspace", "of the largest kernel",
-            workspace)
-        )  # fmt: skip
+            _rest("temporary", "within one forward or backward, with fragmentation", temporary),
+            _rest("workspace", "of the largest kernel", workspace),
+        )
         return replace(self, rows=(*self.rows, *(row for row in rest if row.each)))
 
     def text(self, kinds: Collection[TermKind] | None = None, width: int = 100) -> str:
-        """The rows of `kinds` (all of them), the largest first, each with its formula, its numbers and its line."""
-        out = list[str]()
+        """The names in formulas; then the rows of `kinds` (all of them), the largest first, each with its formula, its
+        numbers and its line."""
+        used = {name for r in self.rows if kinds is None or r.kind in kinds for name in r.names}
+        names = (f"{name} = {self.numbers[name]} {LEGEND[name]}" for name in LEGEND if name in used)
+        whole = "; ".join(name.replace(" ", "\xa0").replace("-", "\u2011") for name in names)  # entries stay whole
+        out = [*(line.replace("\xa0", " ").replace("\u2011", "-") for line in wrap(whole, width)), ""]
         for kind in KINDS if kinds is None else kinds:
             rows = sorted((r for r in self.rows if r.kind == kind), key=lambda r: -r.value)
             if rows:
-                part = f", of {PART_OF[kind]}" if kind in PART_OF else ""
-                out.append(f"{kind}  {_show(kind, self.total(kind))}{part}")
+                part = f" (part of {PART_OF[kind]})" if kind in PART_OF else ""
+                out.append(f"{_HEADINGS.get(kind, kind)}  {_show(kind, self.total(kind))}{part}")
                 out += [line for r in rows for line in r.lines(width)]
                 out.append("")
-        used = {name for r in self.rows if kinds is None or r.kind in kinds for name in r.names}
-        names = (f"{name} = {self.numbers[name]} {LEGEND[name]}" for name in LEGEND if name in used)
-        return "\n".join([*out, *wrap("; ".join(names), width)])
+        return "\n".join(out[:-1])
 
     def as_dict(self) -> dict[str, Any]:
         """The rows as JSON."""
@@ -135,4 +146,4 @@ def _rest(kind: TermKind, detail: str, size: Bytes) -> Term:
 
 
 def _show(kind: TermKind, value: int) -> str:
-    return show_count(value) if kind == "flops" else show_bytes(value)
+    return show_flops(value) if kind == "flops" else show_bytes(value)

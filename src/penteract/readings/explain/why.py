@@ -18,6 +18,7 @@ from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision.policy import Policy, grain, policy
 from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes, reads_quantised_weight
 from penteract.ops.expression import Expression
+from penteract.ops.fuse import STANDS_FOR
 from penteract.ops.spec import Spec
 from penteract.ops.symbols import evaluate, expression_of, values
 from penteract.ops.tape import Call, Site
@@ -145,7 +146,7 @@ class _Rows(Silent):
         pricing, site = self.pricing(), call.site
         pricing.call(buffer, call)
         self.sizes |= {(buffer[0], r): n for (_, r), n in pricing.alive.items()}
-        again = " again" * ((site, call.phase) in self.seen)
+        again = " (recomputed)" * ((site, call.phase) in self.seen)
         self.seen.add((site, call.phase))
         times = self.small.times(buffer[0], site.layer)
         for phase, amount in pricing.price.flops.items():
@@ -246,7 +247,8 @@ class _Rows(Silent):
         for (c, r), flight in sorted(flights.items()):
             chunk = self.p.chunks[c]
             made = next((i.call.site for i in chunk.actions["Fwd"] if r in i.call.outs), None)
-            what = "received" if made is None else self.redistributions.get(made, made.op_name)
+            op_name = "" if made is None else self.redistributions.get(made, made.op_name)
+            what = STANDS_FOR.get(op_name, op_name) or "received"  # as `memory.recompute` names it
             row = _Derived("kept", f"{what} {_shape(chunk.specs[r])}", self._kept_for(c, r),
                          made.line if made else self._touched(c, r), flight=flight)  # fmt: skip
             self.add(row, self.sizes[c, r], self.small.times(c, made.layer) if made else 1)
@@ -262,7 +264,7 @@ class _Rows(Silent):
             yield Term(
                 kind=row.kind, what=row.what, detail=row.detail, formula=expression.show(),
                 numbers=expression.show(self.numbers), each=evaluate(expression, self.numbers), count=count,
-                flight=row.flight, line=row.line, names=frozenset(expression.names()), ranks=row.ranks,
+                flight=row.flight, line=row.line, names=frozenset(expression.symbols()), ranks=row.ranks,
             )  # fmt: skip
 
     def _bucket(self, event: Callable[[Pricing, int], None], bucket: int, of: str, times: int) -> None:
@@ -300,7 +302,7 @@ class _Rows(Silent):
             for call in (i.call for i in instructions if name != "Fwd" and register in i.call.ins):
                 again = call.phase in ("forward", "start", "finish")
                 op_name = self.redistributions.get(call.site, call.site.op_name)
-                readers[f"{op_name} again" if again else f"{op_name}'s {call.phase.replace('_', ' ')}"] = None
+                readers[f"{op_name} (recomputed)" if again else f"{op_name}'s {call.phase.replace('_', ' ')}"] = None
         return "for " + ", ".join(readers) if readers else "to be sent"
 
 

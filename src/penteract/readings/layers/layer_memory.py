@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
@@ -22,6 +23,15 @@ _RUNS: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient")  # o
 Crossings = tuple[tuple[tuple[int, int], tuple[int, int], Bytes], ...]
 
 
+class BorderLives(NamedTuple):
+    """The lives of the registers at a layer's borders; None where it has no such neighbour."""
+
+    input: Life | None
+    output: Life | None
+    output_gradient: Life | None
+    input_gradient: Life | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerMemory:
     """Bytes of one pass of a micro-batch through the embedding, a layer or the head.
@@ -29,8 +39,8 @@ class LayerMemory:
     `inputs`           input data that it reads
     `fp8_state_bytes`  FP8 state that its linear layers keep between steps
     `buffers`          kept bytes, by span; without the registers at its borders
-    `borders`          lives of the registers at its borders: input, output, gradient of the output, of the input
-    `stream`           bytes of a register at a border
+    `borders`          lives of the registers at its borders
+    `border_bytes`      bytes of a register at a border
     `crossing`         temporary activations that live across layers inside of it, by action: (from, to, bytes)
     `temporary`        temporary activations of one layer, by action
     `workspace`        the largest workspace of a kernel
@@ -41,8 +51,8 @@ class LayerMemory:
     inputs: Mapping[str, Spec]
     fp8_state_bytes: Bytes
     buffers: Mapping[Span, Bytes]
-    borders: tuple[Life | None, Life | None, Life | None, Life | None]
-    stream: Bytes
+    borders: BorderLives
+    border_bytes: Bytes
     crossing: Mapping[str, Crossings]
     temporary: Mapping[str, Bytes]
     workspace: Bytes
@@ -95,8 +105,8 @@ class LayerMemoryReading:
             inputs=piece.inputs,
             fp8_state_bytes=sum(map(fp8_state_bytes, piece.shapes.sites)),
             buffers={span: n for span, n in buffers.items() if n},
-            borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
-            stream=next((sizes[r] for r in ends if r is not None), 0),
+            borders=BorderLives(*(None if r is None else alive[r] for r in ends)),
+            border_bytes=next((sizes[r] for r in ends if r is not None), 0),
             crossing={name: tuple(c) for name, c in crossing.items()},
             temporary={name: s.layer for name, s in found.temporary.items()},
             workspace=self._largest(piece, layout, load),

@@ -1,5 +1,9 @@
-"""A stage as a chain of pieces (layer programs). Their memory adds up, but a register at a border is shared by both
-neighbours."""
+"""Memory of a pipeline stage as a sum over its layers. Activations between layers (at borders) belong to two layers and
+are counted once. A layer program (embedding, one layer, head) is called a piece.
+
+A register's *life* is from the instruction that makes it to the one that frees it; its *span* is the pair of actions in
+which these are, such as from `Fwd` to `Bwd` (`step/offsets.py`).
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,12 @@ from penteract.step.offsets import Life, Span
 from penteract.units import Bytes
 
 StageLayers = tuple[tuple[LayerType, int], ...]  # the layer types of a stage in order, and how many in a row
-Run = tuple[LayerMemory, int]  # the memory of a piece, and how many equal ones are in a row
-_Time = tuple[int, int, int]  # index of the piece in the action, its run of one layer, instruction
-_Crossing = tuple[_Time, _Time, Bytes]
+RepeatedLayer = tuple[LayerMemory, int]  # the memory of a piece, and how many equal ones are in a row
+_Instant = tuple[int, int, int]  # index of the piece in the action, its run of one layer, instruction
+_Crossing = tuple[_Instant, _Instant, Bytes]
 
-_ENOUGH = 3  # equal pieces in a row show every kind of border that a longer run has
-_LATER = {"Fwd": 0, "Bwd": 1, "Inp": 1, "Wgt": 2}
+_MAX_REPEATS = 3  # equal pieces in a row have every kind of border that a longer run has
+_ACTION_ORDER = {"Fwd": 0, "Bwd": 1, "Inp": 1, "Wgt": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,13 +51,59 @@ class Borders:
     temporary: Mapping[str, Bytes]
 
 
-def shown(chain: Sequence[Run]) -> tuple[Run, ...]:
-    """A chain with long runs of equal pieces shortened to `_ENOUGH`: it has the same kinds of borders."""
-    return tuple([(piece, min(n, _ENOUGH)) for piece, n in chain])
+def shortened(chain: Sequence[RepeatedLayer]) -> tuple[RepeatedLayer, ...]:
+    """A chain with long runs of equal pieces shortened to `_MAX_REPEATS`: it has the same kinds of borders."""
+    return tuple([(piece, min(n, _MAX_REPEATS)) for piece, n in chain])
 
 
-def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
-    """The sum of a chain of pieces, first to last. `borders`: those of the shortened chain (`shown`)."""
+def borders(chain: Sequence[RepeatedLayer]) -> Borders:
+    """The borders of a chain, from every one of its pieces."""
+    buffers, crossing = Counter[Span](), dict[str, list[_Crossing]]()
+    row = [piece for piece, n in chain for _ in range(n)]
+    first, last = row[0], row[-1]
+    for life, piece in (
+        (first.borders.input, first), (first.borders.input_gradient, first),
+        (last.borders.output, last), (last.borders.output_gradient, last),
+    ):  # fmt: skip
+        if life is not None:
+            buffers[life.span] += piece.border_bytes
+    for at, piece in enumerate(row):
+        for name, registers in piece.crossing.items():
+            place = at if name == "Fwd" else len(row) - 1 - at
+            crossing.setdefault(name, []).extend(((place, *born), (place, *dies), n) for born, dies, n in registers)
+    for at, (a, b) in enumerate(pairwise(row)):
+        for span, begin, end in _border_registers(a, b):
+            if span[0] != span[1]:
+                buffers[span] += a.border_bytes
+            elif span[0] == "Fwd":
+                crossing.setdefault("Fwd", []).append(((at, *begin), (at + 1, *end), a.border_bytes))
+            else:
+                place = len(row) - 2 - at  # of b, which runs first
+                crossing.setdefault(span[0], []).append(((place, *begin), (place + 1, *end), a.border_bytes))
+    return Borders(buffers, {name: first_fit(sorted(registers))[0] for name, registers in crossing.items()})
+
+
+def _border_registers(a: LayerMemory, b: LayerMemory) -> Iterator[tuple[Span, tuple[int, int], tuple[int, int]]]:
+    """The two registers at the border of neighbours: a value from a to b, and its gradient from b to a.
+
+    -> its span, when it is born in its piece, and when it dies in the other if that is in the same action.
+    """
+    value, gradient_used = a.borders.output, a.borders.output_gradient
+    value_used, gradient = b.borders.input, b.borders.input_gradient
+    assert value is not None and value_used is not None and gradient is not None and gradient_used is not None
+    yield _joined(value, value_used)
+    yield _joined(gradient, gradient_used)
+
+
+def _joined(maker: Life, user: Life) -> tuple[Span, tuple[int, int], tuple[int, int]]:
+    born, dies = maker.born[0], user.dies[0]
+    if maker.dies[0] in _ACTION_ORDER and _ACTION_ORDER[maker.dies[0]] > _ACTION_ORDER[dies]:
+        dies = maker.dies[0]
+    return (born, dies), maker.born[1:], user.dies[1:]
+
+
+def add_up(chain: Sequence[RepeatedLayer], borders: Borders) -> StageSum:
+    """The sum of a chain of pieces, first to last. `borders`: those of the shortened chain (`shortened`)."""
     buffers, temporary, routed, host = dict(borders.buffers), dict[str, Bytes](), dict[Span, Bytes](), Counter[Span]()
     in_transit: dict[str, tuple[int, Bytes]] = {}  # by action: pieces that have some, bytes of the largest
     for piece, n in chain:
@@ -68,14 +118,14 @@ def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
             in_transit[name] = count + n, max(most, amount)
         for span, amount in piece.host.items():
             host[span] += n * amount
-        if n > _ENOUGH:
-            for span, _, _ in _shared(piece, piece):
+        if n > _MAX_REPEATS:  # the borders between the repeats that `shortened` left out
+            for span, _, _ in _border_registers(piece, piece):
                 if span[0] != span[1]:
-                    buffers[span] = buffers.get(span, 0) + (n - _ENOUGH) * piece.stream
+                    buffers[span] = buffers.get(span, 0) + (n - _MAX_REPEATS) * piece.border_bytes
     for name, amount in borders.temporary.items():
         temporary[name] = temporary.get(name, 0) + amount
     for name, (count, most) in in_transit.items():
-        temporary[name] += min(2, count) * most
+        temporary[name] += min(2, count) * most  # a ring buffer of two places (`ops/offload.py`)
     return StageSum(
         inputs={name: spec for piece, _ in chain for name, spec in piece.inputs.items()},
         fp8_state_bytes=sum([n * piece.fp8_state_bytes for piece, n in chain]),
@@ -85,47 +135,3 @@ def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
         routed_temporary=max((n for piece, _ in chain for n in piece.routed_temporary.values()), default=0),
         host=host,
     )  # fmt: skip
-
-
-def borders(chain: Sequence[Run]) -> Borders:
-    """The borders of a chain, from every one of its pieces."""
-    buffers, crossing = Counter[Span](), dict[str, list[_Crossing]]()
-    row = [piece for piece, n in chain for _ in range(n)]
-    first, last = row[0], row[-1]
-    for life, piece in zip((first.borders[0], first.borders[3], last.borders[1], last.borders[2]),
-                           (first, first, last, last), strict=True):  # fmt: skip
-        if life is not None:
-            buffers[life.span] += piece.stream
-    for at, piece in enumerate(row):
-        for name, registers in piece.crossing.items():
-            place = at if name == "Fwd" else len(row) - 1 - at
-            crossing.setdefault(name, []).extend(((place, *born), (place, *dies), n) for born, dies, n in registers)
-    for at, (a, b) in enumerate(pairwise(row)):
-        for span, begin, end in _shared(a, b):
-            if span[0] != span[1]:
-                buffers[span] += a.stream
-            elif span[0] == "Fwd":
-                crossing.setdefault("Fwd", []).append(((at, *begin), (at + 1, *end), a.stream))
-            else:
-                place = len(row) - 2 - at  # of b, which runs first
-                crossing.setdefault(span[0], []).append(((place, *begin), (place + 1, *end), a.stream))
-    return Borders(buffers, {name: first_fit(sorted(registers))[0] for name, registers in crossing.items()})
-
-
-def _shared(a: LayerMemory, b: LayerMemory) -> Iterator[tuple[Span, tuple[int, int], tuple[int, int]]]:
-    """The two registers at the border of neighbours: a value from a to b, and its gradient from b to a.
-
-    -> its span, when it is born in its piece, and when it dies in the other if that is in the same action.
-    """
-    _, value, gradient_back, _ = a.borders
-    entry, _, _, gradient = b.borders
-    assert value is not None and entry is not None and gradient is not None and gradient_back is not None
-    yield _joined(value, entry)
-    yield _joined(gradient, gradient_back)
-
-
-def _joined(maker: Life, user: Life) -> tuple[Span, tuple[int, int], tuple[int, int]]:
-    born, dies = maker.born[0], user.dies[0]
-    if maker.dies[0] in _LATER and _LATER[maker.dies[0]] > _LATER[dies]:
-        dies = maker.dies[0]
-    return (born, dies), maker.born[1:], user.dies[1:]

@@ -134,7 +134,7 @@ class Bounds:
         for r in reached[:-1]:
             there, back = there + passes[group[r]].on, back + passes[group[r]].off
         there += self._once_of(layout, bucket_planner.groups(layout))[reached[0]].update
-        return self.steps.alone(layout, reached[-1], there, back)
+        return self.steps.lower_bound(layout, reached[-1], there, back)
 
     # ---- passes ----------------------------------------------------------------------------------------------
 
@@ -156,13 +156,13 @@ class Bounds:
     @tracked
     def _idle(self, layout: Layout, piece: LayerProgram) -> Mapping[str, Idle]:
         ops = self.steps.piece_ops(layout, piece, _SEPARATE)
-        return {name: _from_idle(own, self.steps.launched) for name, own in ops.items()}
+        return {name: _from_idle(own, self.steps.launch_ps) for name, own in ops.items()}
 
     # ---- buckets ---------------------------------------------------------------------------------------------
 
     def _once_of(self, layout: Layout, groups: StageGroups) -> list[Once]:
         """Bucket events of each pipeline rank."""
-        out, unlike = [_NOTHING] * layout.pp, not self.steps.alike(layout)
+        out, unlike = [_NOTHING] * layout.pp, not self.steps.stages_aligned_to_nodes(layout)
         for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
             if unlike or self.steps.composer.bucket_planner.shares(runs):
                 for r in ranks:
@@ -178,7 +178,7 @@ class Bounds:
         """Seconds of all-gathers in a step, on each stream: for one pipeline rank of each group."""
         if not layout.cuts_units:
             return {}
-        stage = 0 if self.steps.alike(layout) else None
+        stage = 0 if self.steps.stages_aligned_to_nodes(layout) else None
         return {
             ranks[0]: self.gathers(layout, runs, ranks[0], ranks[0] if stage is None else stage)
             for runs, ranks in zip(groups.runs, groups.ranks, strict=True)
@@ -308,10 +308,10 @@ class Bounds:
         steps, placement = self.steps, layout.placement
         if layout.pp == 1:
             return []
-        amount = steps.message(layout)
+        amount = steps.message_bytes(layout)
         seconds = [steps.rates.collective("send", GroupSpan(2, 1 + across), amount) for across in (False, True)]
         pairs = [(placement.owning_stages[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
-        return [seconds[steps.across(layout, a, b)] for a, b in pairs]
+        return [seconds[steps.crosses_nodes(layout, a, b)] for a, b in pairs]
 
 
 def _of_group(own: Sequence[tuple[Pass, Seconds, Seconds]]) -> Passes:

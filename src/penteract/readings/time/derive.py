@@ -182,7 +182,7 @@ class _Derivation:
         row, stage, through = list[Step](), self.stage, self.stage.walk(walk)
         for k, unit in enumerate(through.units):
             lent, whole = through.lent.get(k, ()), k in through.whole
-            segment = stage.segment(stage.row[unit], walk[0], inserted.get(k, ()), lent, whole=whole)
+            segment = stage.segment(stage.layer_types[unit], walk[0], inserted.get(k, ()), lent, whole=whole)
             row.append((segment, unit, needs.get(k, ())))
         return row
 

@@ -91,7 +91,7 @@ class Clock:
     launch: Callable[[str], int]
     slower: int
     owner: tuple[int, ...]
-    jumps: bool = True
+    skip_repeats: bool = True
     remembers: bool = True
     log: Log | None = None
     ops: list[tuple[Op, ...]] = field(default_factory=list[tuple[Op, ...]])
@@ -185,7 +185,11 @@ class Clock:
             m.spent.append(spent)
             return
         runs = self.runs[action]
-        plain = self.jumps and self.remembers and not any(step[2] for declaration, _, _ in runs for step in declaration)
+        plain = (
+            self.skip_repeats
+            and self.remembers
+            and not any(step[2] for declaration, _, _ in runs for step in declaration)
+        )
         at, held, first = m.now, m.held, len(m.spent)
         trail: list[Trace] = []
         for declaration, times, step in runs:
@@ -202,7 +206,7 @@ class Clock:
             for segment, unit, needs in declaration:
                 self.advance(m, segment, unit + turn * step, needs, trail)
             turn += 1
-            if not self.jumps or turn == times or declaration[0][2]:
+            if not self.skip_repeats or turn == times or declaration[0][2]:
                 continue
             if self._seen_from(m.state, first + turn * step - m.unit) is before and (
                 m.host - m.now == host - at

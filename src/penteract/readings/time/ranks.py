@@ -42,6 +42,22 @@ class Mark(NamedTuple):
     left: int
 
 
+class Carried(NamedTuple):
+    """What one rank carries over to the next step, in picoseconds from its own end.
+
+    early      how long before the step's end it ends
+    host       when its host has launched all
+    streams    the state of its streams, by number, and `unit` unless that does not matter
+    in_flight  (bucket, when its collective is done), by bucket
+    """
+
+    early: int
+    host: int
+    streams: int
+    unit: bool | int
+    in_flight: tuple[tuple[int, int], ...]
+
+
 @dataclass(slots=True)
 class Ranks:
     """Steps of one layout.
@@ -50,7 +66,7 @@ class Ranks:
     wires            picoseconds of each message
     launch           picoseconds that the host needs to post a message, or to wait for one
     skipped          periods of the schedule that `schedule` leaves out
-    jumps            whether repeated states are skipped; otherwise all is simulated
+    skip_repeats     whether repeated states are skipped; otherwise all is simulated
     log              receives each message
     """
 
@@ -60,7 +76,7 @@ class Ranks:
     wires: Sequence[int]
     launch: int
     skipped: int = 0
-    jumps: bool = True
+    skip_repeats: bool = True
     log: Callable[[NumberedMessage, int, int], None] | None = None
     rank_clocks: list[RankClock] = field(init=False)
     ends: list[int] = field(default_factory=list[int])  # of steps
@@ -77,7 +93,7 @@ class Ranks:
     _unmet: dict[int, None] = field(init=False)  # messages that one end has posted
     slowest: int = 0  # the rank that ended the last step
     held_at_end: tuple[int, ...] = ()  # of the last step
-    left: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])  # by each step to the next
+    carried: list[tuple[Carried, ...]] = field(default_factory=list[tuple[Carried, ...]])  # by each step to the next
     spent_at_end: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])  # of each step
 
     def __post_init__(self) -> None:
@@ -94,8 +110,8 @@ class Ranks:
         for m, stage, derived in zip(self.rank_clocks, self.stages, self.derived, strict=True):
             m.doing = NONE
             stage.clock.take(m, derived.opening)
-        if self.jumps and self._turns():
-            self._note_end(self.left[-1])
+        if self.skip_repeats and self._turns():
+            self._note_end(self.carried[-1])
             return
         self._until([len(todo) for todo in self.schedule.todo])
         for r, (m, stage, derived) in enumerate(zip(self.rank_clocks, self.stages, self.derived, strict=True)):
@@ -116,23 +132,23 @@ class Ranks:
         self.slowest = max(range(n), key=lambda r: self.rank_clocks[r].now)
         self.ends.append(end := self.rank_clocks[self.slowest].now)
         self._note_end(tuple([
-            (end - m.now, m.host - m.now, m.state.number, m.state.fixed or m.unit,
-             tuple(sorted((b, t - m.now) for b, t in m.pending.items())))
+            Carried(end - m.now, m.host - m.now, m.state.number, m.state.fixed or m.unit,
+                    tuple(sorted((b, t - m.now) for b, t in m.pending.items())))
             for m in self.rank_clocks
         ]))  # fmt: skip
 
     @property
     def steady(self) -> bool:
         """Whether the last step ended in the state in which it began: then all later ones take as long."""
-        return len(self.left) > 1 and self.left[-1] == self.left[-2]
+        return len(self.carried) > 1 and self.carried[-1] == self.carried[-2]
 
     @property
     def last(self) -> int:
         """Picoseconds of the last step."""
         return self.ends[-1] - self.ends[-2]
 
-    def _note_end(self, left: tuple[Any, ...]) -> None:
-        self.left.append(left)
+    def _note_end(self, carried: tuple[Carried, ...]) -> None:
+        self.carried.append(carried)
         self.held_at_end = tuple([m.held for m in self.rank_clocks])
         self.spent_at_end.append(tuple([len(m.spent) for m in self.rank_clocks]))
 

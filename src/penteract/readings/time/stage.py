@@ -71,7 +71,7 @@ class Pass(NamedTuple):
 class Stage:
     """One rank's program.
 
-    row           the types of its units, in the order of forward; `chunks`: the units of each chunk
+    layer_types   the types of its units, in the order of forward; `chunks`: the units of each chunk
     pieces        of each type: the layer program, and its ops by action
     bucket_plans  the parameters of each of `buckets`; equal buckets are one object
     owned         the parameters that each unit is the first to use
@@ -82,7 +82,7 @@ class Stage:
 
     clock: Clock
     ops: BucketOps
-    row: Sequence[LayerType]
+    layer_types: Sequence[LayerType]
     chunks: Sequence[range]
     pieces: Mapping[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]]
     bucket_plans: Sequence[BucketPlan]
@@ -131,7 +131,7 @@ class Stage:
         first, last = dict[int, At](), dict[int, At]()
         for k, unit in enumerate(units):
             turn = NEVER
-            for name, read, written, until in self._touches_of(self.row[unit], action):
+            for name, read, written, until in self._touches_of(self.layer_types[unit], action):
                 b = of[unit, name]
                 if read != NEVER:
                     if buckets[b].cut_parameters:
@@ -148,7 +148,7 @@ class Stage:
         cut = sorted((at, b) for b, at in first.items() if buckets[b].cut_gradients)
         unit_turns = UnitTurns(turns, [(at, b, last[b]) for at, b in cut])
         return Pass(units, unit_turns, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action),
-                    self._arrives(action, self.row[units[0]]))  # fmt: skip
+                    self._arrives(action, self.layer_types[units[0]]))  # fmt: skip
 
     def _touches_of(self, kind: LayerType, action: str) -> Sequence[Touched]:
         """The parameters that a layer reads or whose gradients it writes."""
@@ -171,11 +171,11 @@ class Stage:
         """The bucket of each (unit, parameter). Equal layers share `Param` objects: bucket plans take them in the order
         of backward."""
         units, ends = defaultdict[int, list[int]](list), defaultdict[str, list[int]](list)
-        for unit in reversed(range(len(self.row))):
+        for unit in reversed(range(len(self.layer_types))):
             for p in self.owned[unit]:
                 units[id(p)].append(unit)
-            if self.row[unit] in EMBEDDING_AND_HEAD:  # embedding and head may be tied
-                for name in {name for site in self.pieces[self.row[unit]][0].sites for name in site.params}:
+            if self.layer_types[unit] in EMBEDDING_AND_HEAD:  # embedding and head may be tied
+                for name in {name for site in self.pieces[self.layer_types[unit]][0].sites for name in site.params}:
                     ends[name].append(unit)
         turn = {p: iter(some) for p, some in units.items()}
         for b, plan in enumerate(self.bucket_plans):
@@ -212,7 +212,7 @@ class Stage:
         copies to the host: only the last."""
         if not self.offloads:
             return {}, frozenset()
-        moved = [self._ops_of(self.row[unit], action).moved for unit in units]
+        moved = [self._ops_of(self.layer_types[unit], action).moved for unit in units]
         having = [k for k, some in enumerate(moved) if some]
         alone = action == "Fwd" and having[-1:] == [len(units) - 1]
         if action == "Fwd":  # waited for at the end of the next unit with copies, or of the pass

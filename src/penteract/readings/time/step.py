@@ -40,14 +40,14 @@ from penteract.step.agreements import after_backward, at_begin, totals
 from penteract.step.ring_buffer import depth
 from penteract.units import Bytes, Seconds
 
-_STEPS = 64  # after so many, it is enough that no later step can differ in a reported digit
-_MOST = 4096  # steps simulated at most: an optimizer on the host, in buckets of a few KiB, has needed 208
-_DIGITS = 10**4  # differences below this fraction of a step are not reported
-_TURNS = 4  # periods of a schedule that are simulated before others are skipped
+_SETTLED_AFTER = 64  # after so many, it is enough that no later step can differ in a reported digit
+_MAX_STEPS = 4096  # steps simulated at most: an optimizer on the host, in buckets of a few KiB, has needed 208
+_DIGITS = 10**4  # changes below 1/10⁴ of a step are not reported
+_PERIODS = 4  # periods of a schedule that are simulated before others are skipped
 
 
-class Ends(NamedTuple):
-    """The inputs of a rank's work outside of the tape (`step/agreements.py`)."""
+class OutsideTapeInputs(NamedTuple):
+    """The inputs of a rank's work outside of the tape (`OutsideTape` of `step/agreements.py`)."""
 
     model: ModelSpec
     rank: int
@@ -72,7 +72,7 @@ class StepClock:
     composer: Composer
     cluster: Cluster
     rates: Rates
-    jumps: bool = True
+    skip_repeats: bool = True  # whether repeated states are skipped; otherwise all is simulated
     log: Log | None = None  # receives every simulated op; needs a clock that skips and caches nothing
     costs: Memo[Cost] = field(default_factory=Memo[Cost])
     spans: Memo[GroupSpan] = field(default_factory=Memo[GroupSpan])
@@ -80,35 +80,47 @@ class StepClock:
     memos: Memos = field(default_factory=Memos)
     derived: dict[tuple[Stage, int, object], Derived] = field(default_factory=dict[tuple[Stage, int, object], Derived])
     clocks: dict[tuple[int, ...], Clock] = field(default_factory=dict[tuple[int, ...], Clock])
-    begun: dict[Layout, Ranks] = field(default_factory=dict[Layout, Ranks])  # after one simulated step
+    after_first_step: dict[Layout, Ranks] = field(default_factory=dict[Layout, Ranks])  # after one simulated step
 
-    def first(self, layout: Layout) -> Seconds:
-        """Seconds from the beginning of a run to its first gradient norm. No step takes less: later ones begin with
-        communication in flight."""
-        if layout not in self.begun:
-            self.begun[layout] = self._begin(layout, _TURNS)
-        return self.begun[layout].met[0] / PS
+    def seconds(self, layout: Layout) -> Seconds:
+        """Seconds of a steady-state step."""
+        return self.step(layout).seconds
+
+    def step(self, layout: Layout) -> SimulatedStep:
+        """A steady-state step."""
+        ranks = self.ranks(layout)
+        last = ranks.slowest
+        parts = ranks.rank_clocks[last].parts(ranks.spent_at_end[-2][last])
+        parts[PART["pipeline"]] += ranks.last - sum(parts)  # waits for other ranks outside of actions
+        return SimulatedStep(ranks.last / PS, tuple([n / PS for n in parts]))
 
     def ranks(self, layout: Layout) -> Ranks:
         """Simulate steps of all pipeline ranks until one ends in the state in which it began (nearly always two), or
         until all later ones provably take as long, to the reported digits. Raises Bug if neither happens."""
-        ranks, turns = self.begun.pop(layout, None) or self._begin(layout, _TURNS), _TURNS
-        while len(ranks.ends) < _MOST:
+        ranks, turns = self.after_first_step.pop(layout, None) or self._begin(layout, _PERIODS), _PERIODS
+        while len(ranks.ends) < _MAX_STEPS:
             try:
                 ranks.step()
             except Unsettled:
                 turns *= 2
                 ranks = self._begin(layout, turns)
                 continue
-            if ranks.steady or (len(ranks.ends) > _STEPS and largest_change(ranks) * _DIGITS <= ranks.last):
+            if ranks.steady or (len(ranks.ends) > _SETTLED_AFTER and largest_change(ranks) * _DIGITS <= ranks.last):
                 return ranks
-        raise Bug("UNSTEADY", f"{_MOST} steps of a layout, and no two alike", found=layout,
+        raise Bug("UNSTEADY", f"{_MAX_STEPS} steps of a layout, and no two alike", found=layout,
                   fix="report it; another layout may be timed (--fix)")  # fmt: skip
+
+    def seconds_to_first_norm(self, layout: Layout) -> Seconds:
+        """Seconds from the beginning of a run to its first gradient norm. No step takes less: later ones begin with
+        communication in flight."""
+        if layout not in self.after_first_step:
+            self.after_first_step[layout] = self._begin(layout, _PERIODS)
+        return self.after_first_step[layout].met[0] / PS
 
     def _begin(self, layout: Layout, turns: int) -> Ranks:
         """The ranks after one simulated step."""
         while True:
-            ranks = self.build(layout, turns if self.jumps else 0)
+            ranks = self.build(layout, turns if self.skip_repeats else 0)
             try:
                 ranks.step()
             except Unsettled:
@@ -116,29 +128,34 @@ class StepClock:
             else:
                 return ranks
 
-    def seconds(self, layout: Layout) -> Seconds:
-        """Seconds of a step mid-run."""
-        return self.step(layout).seconds
+    def lower_bound(self, layout: Layout, r: int, arrives: Seconds, back: Seconds) -> Seconds:
+        """A lower bound of the step time from pipeline rank `r` alone.
 
-    def step(self, layout: Layout) -> SimulatedStep:
-        """A step mid-run."""
-        ranks = self.ranks(layout)
-        last = ranks.slowest
-        parts = ranks.rank_clocks[last].parts(ranks.spent_at_end[-2][last])
-        parts[PART["pipeline"]] += ranks.last - sum(parts)  # waits for other ranks outside of actions
-        return SimulatedStep(ranks.last / PS, tuple([n / PS for n in parts]))
+        `arrives`: seconds from when all ranks know the gradient norm until its first micro-batch can be there; `back`:
+        seconds that its last gradient needs to go back to the first stage.
+        """
+        runs = self.composer.bucket_planner.groups(layout)
+        micros, skipped = _shortened(layout, _PERIODS)
+        group = self.composer.assignment(layout).group[r]
+        stage = self.stage(
+            layout, runs.runs[group], runs.ranks[group][0] if self.stages_aligned_to_nodes(layout) else r
+        )
+        turns = period_begins(layout.schedule, layout.pp, layout.vpp, micros, r)
+        last = 0 if layout.split_backward else ps(back)  # with a split backward, the gradient is sent before the end
+        return alone(stage, self._derived(layout, micros, stage, r), turns, skipped, ps(arrives), last) / PS
 
-    # ---- the program -----------------------------------------------------------------------------------------
+    # ---- the program ---------------------------------------------------------------------------------------
 
     def build(self, layout: Layout, turns: int) -> Ranks:
         """The ranks of a layout before their first step. `turns`: how many periods of the schedule are kept when
         others are left out; 0: none is left out."""
-        lay = layout
-        micros, skipped = _shortened(lay, turns)
-        line = numbered_schedule(lay.schedule, lay.pp, lay.vpp, micros)
-        stages = self.stages(lay)
-        derived = [self._derived(lay, micros, stage, r) for r, stage in enumerate(stages)]
-        return Ranks(line, stages, derived, self._wires(lay, line), ps(self.rates.launch), skipped, self.jumps)
+        micros, skipped = _shortened(layout, turns)
+        line = numbered_schedule(layout.schedule, layout.pp, layout.vpp, micros)
+        stages = self.stages(layout)
+        derived = [self._derived(layout, micros, stage, r) for r, stage in enumerate(stages)]
+        return Ranks(
+            line, stages, derived, self._wires(layout, line), ps(self.rates.launch), skipped, self.skip_repeats
+        )
 
     def _derived(self, layout: Layout, micros: int, stage: Stage, r: int) -> Derived:
         schedule = (layout.schedule, layout.pp, layout.vpp, micros)
@@ -147,44 +164,73 @@ class StepClock:
             self.derived[stage, r, schedule] = derive(stage, own)
         return self.derived[stage, r, schedule]
 
-    def alone(self, layout: Layout, r: int, arrives: Seconds, back: Seconds) -> Seconds:
-        """A lower bound of the step time from pipeline rank `r` alone.
-
-        `arrives`: seconds from when all ranks know the gradient norm until its first micro-batch can be there; `back`:
-        seconds that its last gradient needs to go back to the first stage.
-        """
-        lay, runs = layout, self.composer.bucket_planner.groups(layout)
-        micros, skipped = _shortened(lay, _TURNS)
-        group = self.composer.assignment(lay).group[r]
-        stage = self.stage(lay, runs.runs[group], runs.ranks[group][0] if self.alike(lay) else r)
-        turns = period_begins(lay.schedule, lay.pp, lay.vpp, micros, r)
-        last = 0 if lay.split_backward else ps(back)  # with a split backward, the gradient is sent before the end
-        return alone(stage, self._derived(lay, micros, stage, r), turns, skipped, ps(arrives), last) / PS
-
     def stages(self, layout: Layout) -> list[Stage]:
         """The program of each pipeline rank. Ranks with the same units and the same position on nodes share one."""
-        alike, groups = self.alike(layout), self.composer.bucket_planner.groups(layout)
+        aligned, groups = self.stages_aligned_to_nodes(layout), self.composer.bucket_planner.groups(layout)
         found = list[Stage | None]([None] * layout.pp)
         for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
             for r in ranks:
-                found[r] = self.stage(layout, runs, ranks[0] if alike else r)
+                found[r] = self.stage(layout, runs, ranks[0] if aligned else r)
         return [stage for stage in found if stage]
 
-    def wire(self, layout: Layout, source: int, target: int, *, both: bool = False) -> Seconds:
-        """Seconds of a message between two stages; `both`: an equal message goes the other way at the same time."""
-        span = GroupSpan(2, 1 + self.across(layout, source, target))
-        return self.rates.collective("shift" if both else "send", span, self.message(layout))
+    @tracked
+    def stage(self, layout: Layout, runs: Runs, r: int) -> Stage:
+        """The program of pipeline coordinate `r`, which has these units. Layouts with equal inputs share one object."""
+        mesh = Mesh(layout)
+        rank, bucket_planner = first_rank(mesh, r), self.composer.bucket_planner
+        streams, placed, bucket_plans = (
+            Streams(mesh, rank),
+            bucket_planner.placed(layout, r),
+            tuple(bucket_planner.bucket_plans(layout, r)),
+        )
+        pieces = dict[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]]()
+        for kind in dict.fromkeys(run.kind for run in runs.units):
+            piece = self.composer.layer_program(layout, kind)
+            pieces[kind] = piece, self.piece_ops(layout, piece, streams.axes)
+        distinct = dict[object, Bucket]()
+        buckets = list[Bucket]()
+        for plan in bucket_plans:
+            key = (plan.key, plan.elements, plan.unit < 0, plan.shapes)
+            if key not in distinct:
+                distinct[key] = bucket_of(plan, mesh, rank)
+            buckets.append(distinct[key])
+        ops = BucketOps(buckets, self.bucket_costs, streams)
+        layer_start, chunks = 0, list[range]()
+        for chain in self.composer.layers_of_rank(layout, r):
+            chunks.append(range(layer_start, layer_start := layer_start + sum(n for _, n in chain)))
+        layer_types = [kind for kind, _ in placed]
+        outside = self._outside_tape_inputs(rank, layer_types, pieces, buckets)
+        for b in distinct.values():
+            _open_streams(ops, b)
+        for agreement in (*at_begin(outside, counted=True), *after_backward(outside), totals(outside)):
+            if len(group := mesh.group(agreement.axis, rank)) > 1:
+                streams.of(group, PART["update"])
+        owned, places = [params for _, params in placed], depth(layout, len(layer_types))
+        return Stage(self._clock(tuple(streams.parts)), ops, layer_types, chunks, pieces, bucket_plans, buckets, owned,
+                     places, outside, bool(layout.offload))  # fmt: skip
 
-    def across(self, layout: Layout, one: int, other: int) -> bool:
-        """Whether some rank of a stage is on another node than its neighbour of the other stage."""
-        node, each = self.cluster.gpus_per_node, layout.world // layout.pp
-        first, last = min(one, other) * each, (max(one, other) + 1) * each - 1
-        return one != other and first // node != last // node
+    def _outside_tape_inputs(
+        self, rank: int, layer_types: Sequence[LayerType], pieces: Mapping[LayerType, tuple[LayerProgram, object]],
+        buckets: Sequence[Bucket],
+    ) -> OutsideTapeInputs:  # fmt: skip
+        """The inputs of a rank's work outside of the tape."""
+        needed = self.composer.policy.fp8 is not None or self.composer.model.moe is not None
+        sites = [site for kind in layer_types for site in pieces[kind][0].sites] if needed else []
+        scaled = [site for site in sites if fp8_state_bytes(site)]
+        quantised_weights, delayed = (
+            [s for s in scaled if reads_quantised_weight(s)],
+            [s for s in scaled if not reads_quantised_weight(s)],
+        )
+        balanced = [str(s.attrs["name"]) for s in sites if s.op_name == "tokens_per_expert"]
+        model, widths = self.composer.model, self.composer.widths
+        return OutsideTapeInputs(model, rank, widths, buckets, quantised_weights, delayed, balanced)
 
-    def message(self, layout: Layout) -> Bytes:
-        """Bytes of a message between two stages."""
-        rows = self.composer.sequence_length // layout.cp // layout.tp * layout.micro_batch_size
-        return rows * self.composer.model.hidden_size * self.composer.widths["compute"]
+    @tracked
+    def piece_ops(self, layout: Layout, piece: LayerProgram, axes: Axes) -> Mapping[str, ActionOps]:
+        """The ops of each action of a layer. `axes`: the stream of each axis of the tape."""
+        return piece_ops(piece, self.device(layout), axes)
+
+    # ---- costs ---------------------------------------------------------------------------------------------
 
     def _wires(self, layout: Layout, line: NumberedSchedule) -> list[int]:
         """Picoseconds of each message."""
@@ -192,11 +238,27 @@ class StepClock:
         for m in line.messages:
             channel = (m.source, m.target, m.both)
             if channel not in by_channel:
-                by_channel[channel] = ps(self.wire(layout, m.source, m.target, both=m.both))
+                by_channel[channel] = ps(self.message_seconds(layout, m.source, m.target, both=m.both))
             out.append(by_channel[channel])
         return out
 
-    def alike(self, layout: Layout) -> bool:
+    def message_seconds(self, layout: Layout, source: int, target: int, *, both: bool = False) -> Seconds:
+        """Seconds of a message between two stages; `both`: an equal message goes the other way at the same time."""
+        span = GroupSpan(2, 1 + self.crosses_nodes(layout, source, target))
+        return self.rates.collective("shift" if both else "send", span, self.message_bytes(layout))
+
+    def message_bytes(self, layout: Layout) -> Bytes:
+        """Bytes of a message: activations [S/(cp·tp), B, D] in the compute dtype."""
+        rows = self.composer.sequence_length // layout.cp // layout.tp * layout.micro_batch_size
+        return rows * self.composer.model.hidden_size * self.composer.widths["compute"]
+
+    def crosses_nodes(self, layout: Layout, one: int, other: int) -> bool:
+        """Whether some rank of a stage is on another node than its neighbour of the other stage."""
+        node, each = self.cluster.gpus_per_node, layout.world // layout.pp
+        first, last = min(one, other) * each, (max(one, other) + 1) * each - 1
+        return one != other and first // node != last // node
+
+    def stages_aligned_to_nodes(self, layout: Layout) -> bool:
         """Whether all stages are placed on nodes in the same way."""
         node, each = self.cluster.gpus_per_node, layout.world // layout.pp
         return each % node == 0 or node % each == 0
@@ -211,47 +273,7 @@ class StepClock:
         load, node = Balanced.of(self.composer.model, layout, self.composer.sequence_length), self.cluster.gpus_per_node
         return DeviceCosts(self.rates, self.composer.widths, Mesh(layout), node, load, self.costs, self.spans)
 
-    @tracked
-    def stage(self, layout: Layout, runs: Runs, r: int) -> Stage:
-        """The program of pipeline coordinate `r`, which has these units. Layouts with equal inputs share one object."""
-        lay, mesh = layout, Mesh(layout)
-        rank, bucket_planner = first_rank(mesh, r), self.composer.bucket_planner
-        streams, placed, bucket_plans = (
-            Streams(mesh, rank),
-            bucket_planner.placed(lay, r),
-            tuple(bucket_planner.bucket_plans(lay, r)),
-        )
-        pieces = dict[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]]()
-        for kind in dict.fromkeys(run.kind for run in runs.units):
-            piece = self.composer.layer_program(lay, kind)
-            pieces[kind] = piece, self.piece_ops(lay, piece, streams.axes)
-        distinct = dict[object, Bucket]()
-        buckets = list[Bucket]()
-        for plan in bucket_plans:
-            key = (plan.key, plan.elements, plan.unit < 0, plan.shapes)
-            if key not in distinct:
-                distinct[key] = bucket_of(plan, mesh, rank)
-            buckets.append(distinct[key])
-        ops = BucketOps(buckets, self.bucket_costs, streams)
-        ends, chunks = 0, list[range]()
-        for chain in self.composer.layers_of_rank(lay, r):
-            chunks.append(range(ends, ends := ends + sum(n for _, n in chain)))
-        row = [kind for kind, _ in placed]
-        outside = self._ends(rank, row, pieces, buckets)
-        for b in distinct.values():
-            _streams(ops, b)
-        for agreement in (*at_begin(outside, counted=True), *after_backward(outside), totals(outside)):
-            if len(group := mesh.group(agreement.axis, rank)) > 1:
-                streams.of(group, PART["update"])
-        return Stage(self._clock(tuple(streams.parts)), ops, row, chunks, pieces, bucket_plans, buckets,
-                     [params for _, params in placed], depth(lay, len(row)), outside, bool(lay.offload))  # fmt: skip
-
-    @tracked
-    def piece_ops(self, layout: Layout, piece: LayerProgram, axes: Axes) -> Mapping[str, ActionOps]:
-        """The ops of each action of a layer. `axes`: the stream of each axis of the tape."""
-        return piece_ops(piece, self.device(layout), axes)
-
-    def launched(self, name: str) -> int:
+    def launch_ps(self, name: str) -> int:
         """Picoseconds that the host needs to launch an op of this name."""
         if name not in self.launches:
             self.launches[name] = ps(self.rates.launched(name))
@@ -260,51 +282,36 @@ class StepClock:
     def _clock(self, owner: tuple[int, ...]) -> Clock:
         """The clock of ranks with these streams."""
         if owner not in self.clocks:
+            # Parts per million by which a collective slows compute.
             slower = round((self.rates.contention - 1) * 10**6)
             self.clocks[owner] = Clock(
-                self.launched, slower, owner, jumps=self.jumps, remembers=self.log is None, log=self.log
+                self.launch_ps, slower, owner, skip_repeats=self.skip_repeats, remembers=self.log is None, log=self.log
             )  # fmt: skip
         return self.clocks[owner]
-
-    def _ends(
-        self, rank: int, row: Sequence[LayerType], pieces: Mapping[LayerType, tuple[LayerProgram, object]],
-        buckets: Sequence[Bucket],
-    ) -> Ends:  # fmt: skip
-        """The inputs of a rank's work outside of the tape."""
-        needed = self.composer.policy.fp8 is not None or self.composer.model.moe is not None
-        sites = [site for kind in row for site in pieces[kind][0].sites] if needed else []
-        scaled = [site for site in sites if fp8_state_bytes(site)]
-        quantised_weights, delayed = (
-            [s for s in scaled if reads_quantised_weight(s)],
-            [s for s in scaled if not reads_quantised_weight(s)],
-        )
-        balanced = [str(s.attrs["name"]) for s in sites if s.op_name == "tokens_per_expert"]
-        model, widths = self.composer.model, self.composer.widths
-        return Ends(model, rank, widths, buckets, quantised_weights, delayed, balanced)
 
 
 def largest_change(ranks: Ranks) -> int:
     """Picoseconds: the most by which any later step can differ from the last one.
 
-    A step hands moments to the next one; `gains` are how much later each is than in the step before. Shifting all
-    moments of a step's beginning shifts those of its end equally, and a later beginning never makes an earlier end. So
-    all gains of a step, and its duration, lie between the least and the largest gain of the step before.
+    A step hands timestamps to the next one; `gains` are how much later each is than in the step before. Shifting all
+    timestamps of a step's beginning shifts those of its end equally, and a later beginning never makes an earlier end.
+    So all gains of a step, and its duration, lie between the least and the largest gain of the step before.
     """
     gains = list[int]()
-    for was, now in zip(ranks.left[-2], ranks.left[-1], strict=True):
-        (early, host, *streams, in_flight), (early_now, host_now, *streams_now, flights_now) = was, now
-        if streams != streams_now or [b for b, _ in in_flight] != [b for b, _ in flights_now]:
+    for was, now in zip(ranks.carried[-2], ranks.carried[-1], strict=True):
+        same = (was.streams, was.unit) == (now.streams, now.unit)
+        if not same or [b for b, _ in was.in_flight] != [b for b, _ in now.in_flight]:
             return ranks.last  # other communication is in flight: no bound
-        gain = ranks.last + early - early_now
+        gain = ranks.last + was.early - now.early
         gains += [
             gain,
-            gain + host_now - host,
-            *(gain + b - a for (_, a), (_, b) in zip(in_flight, flights_now, strict=True)),
+            gain + now.host - was.host,
+            *(gain + b - a for (_, a), (_, b) in zip(was.in_flight, now.in_flight, strict=True)),
         ]
     return max(gains) - min(gains)
 
 
-def _streams(ops: BucketOps, b: Bucket) -> None:
+def _open_streams(ops: BucketOps, b: Bucket) -> None:
     """Open the streams of a bucket's collectives, so that a clock has every stream of its ranks."""
     for ranks in (b.shard_ranks, b.replicate_ranks, b.peers):
         if len(ranks) > 1:
@@ -315,9 +322,9 @@ def _shortened(layout: Layout, turns: int) -> tuple[int, int]:
     """How many micro-batches are simulated, and how many periods of the schedule are skipped: a multiple of four, as
     ring buffers and uneven ranks may repeat only after a few periods. None is skipped in a schedule that runs all
     forwards before the first backward, where a period is of one half only."""
-    lay, m, schedule = layout, layout.gradient_accumulation_steps, schedule_of(layout.schedule)
-    turn = schedule.turn(lay.pp, lay.vpp)
-    spare = (m - schedule.steady_after(lay.pp, lay.vpp) - lay.pp) // turn - turns
+    m, schedule = layout.gradient_accumulation_steps, schedule_of(layout.schedule)
+    turn = schedule.turn(layout.pp, layout.vpp)
+    spare = (m - schedule.steady_after(layout.pp, layout.vpp) - layout.pp) // turn - turns
     if not turns or not schedule.alternates or spare < 4:
         return m, 0
     return m - spare // 4 * 4 * turn, spare // 4 * 4

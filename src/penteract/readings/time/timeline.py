@@ -4,6 +4,7 @@ No period is skipped, so it covers the whole step. Events are emitted one by one
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -120,15 +121,16 @@ class _Writer:
         if self.emit is None:
             return
         what, of = m.where[0], f"micro-batch {m.micro}"
+        carried = "activations" if what == "value" else "gradients"
         for r, way, other in ((m.source, "send", f"to stage {m.target}"), (m.target, "recv", f"from stage {m.source}")):
             name = names.of_message(way, what)
-            self.emit(Event(r, f"{what}s {other}", name, start - self.zero, end - self.zero, unit=of))
+            self.emit(Event(r, f"{carried} {other}", name, start - self.zero, end - self.zero, unit=of))
 
 
 def emit_events(steps: StepClock, layout: Layout, emit: Emit) -> StepSpan:
     """Emit one step of a layout, mid-run, event by event. The events of one stream come in their order."""
     writer = _Writer(layout, steps.composer.model.layers)
-    alone = replace(steps, jumps=False, log=writer.op, clocks={}, memos=Memos(), derived={})
+    alone = replace(steps, skip_repeats=False, log=writer.op, clocks={}, memos=Memos(), derived={})
     ranks, before = alone.build(layout, 0), len(steps.ranks(layout).ends) - 1
     writer.attach(ranks)
     _remember(alone, yes=True)
@@ -158,11 +160,13 @@ def timeline(steps: StepClock, layout: Layout) -> Timeline:
 
 
 def _named(stage: Stage, mesh: Mesh) -> list[str]:
-    """Name each stream of a process group after its axis."""
-    rank, found = stage.ops.streams.rank, dict[int, str]()
+    """Name each stream of a process group after its axis. Groups of no axis that have equal sizes are numbered."""
+    rank, found, alike = stage.ops.streams.rank, dict[int, str](), Counter[int]()
     for ranks, number in stage.ops.streams.by_ranks.items():
         axes = [axis for axis in _AXES if mesh.group(axis, rank) == ranks]
-        found[number] = f"{axes[0] if axes else 'shards'} ({len(ranks)} ranks)"
+        alike[len(ranks)] += not axes
+        which = axes[0] if axes else "shards" if alike[len(ranks)] == 1 else f"shards {alike[len(ranks)]}"
+        found[number] = f"{which} ({len(ranks)} ranks)"
     return [found.get(i, "") for i in range(max(found, default=0) + 1)]
 
 
@@ -171,7 +175,6 @@ def _units(layout: Layout, layers: int, r: int, stage: Stage) -> list[str]:
     cut, out = stage_layers(layers, layout.stages), list[str]()
     for s, units in zip(layout.placement.stages[r], stage.chunks, strict=True):
         own = iter(cut[s])
-        out += [
-            kind.name if (kind := stage.row[unit]) in EMBEDDING_AND_HEAD else f"layer {next(own)}" for unit in units
-        ]
+        kinds = [stage.layer_types[unit] for unit in units]
+        out += [kind.name if kind in EMBEDDING_AND_HEAD else f"layer {next(own)}" for kind in kinds]
     return out

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penteract.config.layout import Layout
-from penteract.config.mesh import Mesh
+from penteract.config.mesh import AXES, Mesh
 from penteract.ops.tape import Call, Site
 from penteract.readings.buckets.planned import first_rank
 from penteract.readings.layers.expert_load import Balanced
@@ -24,7 +24,7 @@ from penteract.units import Bytes
 
 _OWN = ("compute", "host", "waits beside compute")
 COMPUTED = ("forward", "input_gradient", "weight_gradient")
-BYTES = "bytes by owner"
+BYTES = "memory"
 
 
 @dataclass(slots=True)
@@ -91,6 +91,7 @@ class MemoryCounter:
         buckets, elementwise = p.buckets, p.layout.elementwise
         workspaces = {
             names.NARROW: [update.wire_workspace(b.size, p.precision) for b in buckets if b.summed],
+            names.MEASURE: [update.norm_workspace(p.precision, elementwise)],
             names.UPDATE: [update_workspace(b, p.precision, elementwise) for b in buckets],
             names.CODE: [gather_workspace(b, elementwise) for b in buckets],
         }
@@ -110,9 +111,9 @@ class MemoryCounter:
         return None
 
     def _now(self, arena: Bytes, outside: Bytes, workspace: Bytes) -> Mapping[str, Bytes]:
-        """Bytes by owner. `arena, unused`: the part of the arena without a live register."""
+        """Bytes by owner. `arena, free`: the part of the arena without a live register."""
         return {**self.resident, "activations": arena + outside, "workspace": workspace,
-                "arena, unused": self.block - arena}  # fmt: skip
+                "arena, free": self.block - arena}  # fmt: skip
 
     @property
     def done(self) -> bool:
@@ -190,11 +191,11 @@ class _Stage:
             self.threads[e.stream] = thread
             yield self._meta(thread, "thread_name", name=e.stream)
             yield self._meta(thread, "thread_sort_index", sort_index=thread)
-        start, end = _nanoseconds(e.start), _nanoseconds(e.end)
+        (name, line), start, end = shown_name(e), _nanoseconds(e.start), _nanoseconds(e.end)
         yield {
-            "ph": "X", "pid": self.process, "tid": thread, "name": e.name, "cat": kind(e),
+            "ph": "X", "pid": self.process, "tid": thread, "name": name, "cat": kind(e),
             "ts": _moment(start), "dur": (end - start) / 1000,
-            "args": {k: v for k, v in (("action", e.action), ("of", e.unit)) if v},
+            "args": {k: v for k, v in (("action", e.action), ("of", e.unit), ("line", line)) if v},
         }  # fmt: skip
         if e.stream == "compute" and (around := self.memory.around(e)) is not None:
             if self.left is not None and self.left[0] < e.start:
@@ -213,6 +214,19 @@ class _Stage:
 
     def _meta(self, thread: int, what: str, **args: object) -> dict[str, Any]:
         return {"ph": "M", "pid": self.process, "tid": thread, "name": what, "args": args}
+
+
+def shown_name(e: Event) -> tuple[str, str]:
+    """The name of an event in a viewer, and its line of code if the name leaves it out: on the streams of process
+    groups, a call's collective, its axis and the pass, as "all_gather (TP), forward"."""
+    started, called, rest = e.name.partition("start ")
+    if e.stream in (*_OWN, "") or started or not called:
+        return e.name, ""
+    what, _, line = rest.removesuffix(")").partition(" (")
+    passes = {"F": ", forward", "B": ", backward", "I": ", backward", "W": ", backward"}
+    which = "" if "|" in e.action else passes.get(e.action[:1], "")
+    axis = e.stream.partition(" (")[0]
+    return f"{what} ({axis.upper() if axis in AXES else axis}){which}", line
 
 
 def _nanoseconds(picoseconds: int) -> int:
@@ -240,7 +254,7 @@ def kind(e: Event) -> str:
     if e.stream == "host":
         return "launch"
     if e.stream != "compute":
-        return "copy" if e.stream.startswith("copies") else "wire"
+        return "copy" if e.stream.startswith("copies") else "communication"
     op_name = e.name.split(" ", 1)[0]
     if op_name in COMPUTED:
         return op_name

@@ -19,4 +19,4 @@ def gpipe(pp: int, vpp: int, micros: int) -> list[ComputeList]:
     return [[*forward, *backward] for _ in range(pp)]
 
 
-ALL_FORWARD = Schedule(name="gpipe", compute=gpipe, most_vpp=inf, alternates=False)
+ALL_FORWARD = Schedule(name="gpipe", compute=gpipe, max_vpp=inf, alternates=False)

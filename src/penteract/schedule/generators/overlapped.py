@@ -15,4 +15,4 @@ def overlapped(pp: int, vpp: int, micros: int) -> list[ComputeList]:
     return [[Compute("Fwd", 0), *pairs, Compute("Bwd", micros - 1)]]
 
 
-OVERLAPPED = Schedule(name="overlapped", compute=overlapped, most_pp=1, overlapped=True)
+OVERLAPPED = Schedule(name="overlapped", compute=overlapped, max_pp=1, overlapped=True)

@@ -1,10 +1,13 @@
-"""Cross entropy and its gradient in one kernel: a row of logits is read for its sums, then again, from its end on, so
-that what was read last is still in the cache; its gradient is written where it lay."""
+"""Cross entropy and its gradient in one kernel: a row of logits is read for its sums; a part of it stays in registers, the
+rest is read again, from its end on, so that what was read last is still in the cache. The gradient is written where the
+logits were."""
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 # pyright: reportIndexIssue=false
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -14,10 +17,27 @@ from penteract.engine.kernels.kernel import Env, Tensors
 from penteract.engine.kernels.triton.strides import row_stride
 from penteract.ops.tape import Site
 
-_COLUMNS, _WARPS = 16384, 32  # of a row at a time; few programs of many threads, whose rows the cache holds together
 _TOKENS = 4096  # that one program sums at a time
 _LEAST = tl.constexpr(float("-inf"))
 _HUGE = tl.constexpr(1e37)
+_LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the kernel is compiled: one program a row.
+
+    kept     columns of a row that stay in registers between its sums and its gradient
+    columns  of the others, at a time: they are read again, from the cache
+    warps    of a program: few programs of many threads, whose rows the cache holds together
+    """
+
+    kept: int = 16384
+    columns: int = 16384
+    warps: int = 32
+
+
+FORM = Form()  # the one that runs: benchmarks/loss_forms.py compares
 
 
 def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -25,41 +45,37 @@ def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs
     logits, targets, g = ins
     z, columns, tokens = float(site.attrs.get("z") or 0.0), logits.shape[-1], targets.numel()
     of_rows = torch.empty(len(outs), tokens, dtype=torch.float32, device=logits.device)
+    widest = triton.next_power_of_2(columns)
     _rows[(tokens,)](
-        logits, targets, g, of_rows, tokens, columns, row_stride(logits), z, Z=bool(z),
-        COLUMNS=min(_COLUMNS, triton.next_power_of_2(columns)), num_warps=_WARPS,
+        logits, targets, g, of_rows, tokens, columns, row_stride(logits), z, Z=bool(z), KEPT=min(FORM.kept, widest),
+        COLUMNS=min(FORM.columns, widest), num_warps=FORM.warps,
     )  # fmt: skip
     for out, part in zip(outs, of_rows, strict=True):
         _total[(1,)](part, out, tokens, TOKENS=min(_TOKENS, triton.next_power_of_2(tokens)), num_warps=16)
 
 
 @triton.jit
-def _rows(logits, targets, g, losses, rows, columns, row_stride, z, Z: tl.constexpr, COLUMNS: tl.constexpr):
+def _rows(
+    logits, targets, g, losses, rows, columns, row_stride, z, Z: tl.constexpr, KEPT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     line = logits + row * row_stride
-    c = tl.arange(0, COLUMNS)
+    k, c = tl.arange(0, KEPT), tl.arange(0, COLUMNS)
     target = tl.load(targets + row)
     counts = target >= 0
     own = tl.load(line + target, counts, other=0.0).to(tl.float32)
+    kept = tl.load(line + k, k < columns, other=_LEAST)
     # Shifted by the largest of its first columns, a row can be summed without a look at the others: one exponential an
     # element. Where that overflows, it is summed again, shifted by the largest of all.
-    most = tl.max(tl.load(line + c, c < columns, other=_LEAST).to(tl.float32), axis=0)
-    sums = tl.zeros((COLUMNS,), tl.float32)
-    for first in range(0, columns, COLUMNS):
-        some = tl.load(line + first + c, first + c < columns, other=_LEAST).to(tl.float32)
-        sums += tl.exp(some - most)
-    total = tl.sum(sums, axis=0)
+    most = tl.max(kept.to(tl.float32), axis=0)
+    total = _sum_of(line, kept, most, columns, c, KEPT, COLUMNS)
     if total > _HUGE:
         most_of = tl.full((COLUMNS,), _LEAST, tl.float32)
-        for first in range(0, columns, COLUMNS):
-            some = tl.load(line + first + c, first + c < columns, other=_LEAST).to(tl.float32)
-            most_of = tl.maximum(most_of, some)
-        most = tl.max(most_of, axis=0)
-        sums = tl.zeros((COLUMNS,), tl.float32)
-        for first in range(0, columns, COLUMNS):
-            some = tl.load(line + first + c, first + c < columns, other=_LEAST).to(tl.float32)
-            sums += tl.exp(some - most)
-        total = tl.sum(sums, axis=0)
+        for first in range(KEPT, columns, COLUMNS):
+            most_of = tl.maximum(most_of, _read(line, first + c, columns))
+        most = tl.maximum(most, tl.max(most_of, axis=0))
+        total = _sum_of(line, kept, most, columns, c, KEPT, COLUMNS)
     log_sum = most + tl.log(total)
     tl.store(losses + row, tl.where(counts, log_sum - own, 0.0))
     factor = tl.where(counts, tl.load(g), 0.0)
@@ -68,12 +84,31 @@ def _rows(logits, targets, g, losses, rows, columns, row_stride, z, Z: tl.conste
         tl.store(losses + rows + row, tl.where(counts, z * log_sum * log_sum, 0.0))
         share = factor * (1.0 + 2.0 * z * log_sum)
     tl.debug_barrier()  # the target's logit has been read by all threads
-    blocks = tl.cdiv(columns, COLUMNS)
+    shift = log_sum * _LOG2E
+    blocks = tl.cdiv(tl.maximum(columns - KEPT, 0), COLUMNS)
     for i in range(blocks):
-        at = (blocks - 1 - i) * COLUMNS + c
-        some = tl.load(line + at, at < columns, other=_LEAST).to(tl.float32)
-        made = tl.exp(some - log_sum) * share - tl.where(at == target, factor, 0.0)
+        at = KEPT + (blocks - 1 - i) * COLUMNS + c
+        made = tl.exp2(_read(line, at, columns) * _LOG2E - shift) * share
         tl.store(line + at, made.to(logits.dtype.element_ty), at < columns)
+    made = tl.exp2(kept.to(tl.float32) * _LOG2E - shift) * share
+    tl.store(line + k, made.to(logits.dtype.element_ty), k < columns)
+    tl.debug_barrier()  # the target's gradient has been written as all others
+    made = tl.exp2(own * _LOG2E - shift) * share - factor
+    tl.store(line + target, made.to(logits.dtype.element_ty), counts)
+
+
+@triton.jit
+def _read(line, at, columns):
+    return tl.load(line + at, at < columns, other=_LEAST).to(tl.float32)
+
+
+@triton.jit
+def _sum_of(line, kept, most, columns, c, KEPT: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sum of a row's exponentials, shifted by `most`."""
+    sums = tl.zeros((COLUMNS,), tl.float32)
+    for first in range(KEPT, columns, COLUMNS):
+        sums += tl.exp(_read(line, first + c, columns) - most)
+    return tl.sum(sums, axis=0) + tl.sum(tl.exp(kept.to(tl.float32) - most), axis=0)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Codes of FP8 both ways round, of one reading: as `kernels/fp8_linear.py` says it in plain torch, equal to the bit.
+"""Codes of FP8 both ways round, from one reading: equal to the bit to plain torch in `kernels/quantised/fp8_linear.py`.
 
 The largest absolute value is found as a pattern of bits, as in `quantise.py`: `max` has one answer in any order. A tile
 is turned while it is in 16 bits: codes that are turned in registers came out wrong in Triton 3.6.
@@ -67,7 +67,7 @@ def put_largest(x: torch.Tensor, largest: torch.Tensor) -> None:
 def put_codes(
     fp8: Fp8, name: Format, x: torch.Tensor, largest: torch.Tensor | None, scale: torch.Tensor, into: Codes
 ) -> None:
-    """Codes of x [rows, k], as `kernels/fp8_linear.py` has it."""
+    """Codes of x [rows, k], as `kernels/quantised/fp8_linear.py` has it."""
     (rows, k), dtype = x.shape, FORMATS[name]
     straight, turned = (None if target is None else target.view(dtype) for target in into)
     _codes[triton.cdiv(rows, ROWS), triton.cdiv(k, COLUMNS)](

@@ -1,10 +1,10 @@
 """AdamW's update of a shard in one fused kernel: each element is read once, updated in registers, and written once.
 
-It computes the same as `engine/optim/optimizer.py` in torch, up to the last bits: divisions and roots are IEEE's,
-products and sums are not fused. The factors that all elements share are in one small vector on the device, so the host
-needs none of their values.
+It computes the same as `engine/optim/optimizer.py` in torch, up to the last bits. The factors that all elements share
+are in one small vector on the device, so the host needs none of their values.
 
-A tile is four rows of 256 elements; a row is a block of 8-bit moments.
+State in 8 bits and stochastic rounding have the kernel here; all else has the plain one of `adamw.py`. A tile is four
+rows of 256 elements; a row is a block of 8-bit moments.
 """
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
@@ -20,17 +20,19 @@ import triton
 import triton.language as tl
 
 from penteract.config.optimizers import Moment
-from penteract.config.precision.policy import BLOCK
+from penteract.config.precision.policy import MOMENT_BLOCK
 from penteract.config.run import Optimizer
 from penteract.engine.executor.state import Flat
+from penteract.engine.kernels.triton.bits import flag_nonfinite, halves, joined, narrow, upper, wide
+from penteract.engine.kernels.triton.optimizer import adamw
 from penteract.engine.optim import moments, stochastic_rounding
 from penteract.engine.optim.optimizer import Factors
 from penteract.engine.optim.stochastic_rounding import ParameterSlice
 
-TILE = 4 * BLOCK  # elements of one program: eight for each thread of four warps
+TILE = 4 * MOMENT_BLOCK  # elements of one program: eight for each thread of four warps
 _FIXED = 5  # rows of a table of parameter slices before those of the gaps
-_ROW = tl.constexpr(BLOCK)
-_ROWS = tl.constexpr(TILE // BLOCK)
+_ROW = tl.constexpr(MOMENT_BLOCK)
+_ROWS = tl.constexpr(TILE // MOMENT_BLOCK)
 _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 _FAR = tl.constexpr(2**30)  # elements: more than a tile's, and a sum of two is an int32
 _GAP_ROWS = tl.constexpr(_FIXED)  # the first of the rows with gaps
@@ -56,21 +58,27 @@ class Update:
         default_factory=dict[tuple[tuple[ParameterSlice, ...], int], torch.Tensor]
     )
 
-    def __call__(self, flat: Flat, factors: Factors, step: torch.Tensor) -> None:
+    def __call__(self, flat: Flat, factors: Factors, step: torch.Tensor, nonfinite: torch.Tensor) -> None:
         """Update moments, master weights and parameters in place; none of them if the norm is not finite. `step`: from
-        1, [], on the device."""
+        1, [], on the device. `nonfinite` [] becomes NaN if a new master weight is not finite."""
         if factors.good.dtype != torch.float32:
             raise TypeError(f"the kernel computes updates in float32, not in {factors.good.dtype}")
         n, own = len(flat.master), flat.own_parameter
         if not n:
             return
+        parameter = own if own.dtype != flat.master.dtype else None
+        numbers = (1 - self.spec.betas[1], self.spec.epsilon)
+        if not (flat.scales or flat.parameter_slices):
+            state = flat.moments["mean"], flat.moments["square"], flat.master, parameter
+            adamw.update(flat.own_gradient, *state, factors.good, nonfinite, numbers, decay=flat.bucket.decay)
+            return
         slices = self._table(flat.parameter_slices, n, flat.master.device) if flat.parameter_slices else None
         grain = gcd(n, 16)  # elements: lets the compiler use loads of 16 bytes
         _update[(triton.cdiv(n, TILE),)](
             flat.own_gradient, *_moment(flat, "mean"), *_moment(flat, "square"), flat.master,
-            own if own.dtype != flat.master.dtype else None, factors.good, step, slices,
-            n // grain, 1 - self.spec.betas[1], self.spec.epsilon,
-            GRAIN=grain, DECAY=flat.bucket.decay, SLICES=0 if slices is None else slices.shape[1],
+            parameter, factors.good, step, nonfinite, slices, n // grain, *numbers,
+            GRAIN=grain, DECAY=flat.bucket.decay, SPLIT=flat.splits_master,
+            SLICES=0 if slices is None else slices.shape[1],
             GAPS=0 if slices is None else (slices.shape[0] - _FIXED) // 2, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -98,19 +106,19 @@ def table(slices: tuple[ParameterSlice, ...], n: int, seed: int) -> torch.Tensor
 
 
 def _moment(flat: Flat, kind: Moment) -> tuple[torch.Tensor | None, ...]:
-    """A moment as it is stored; if it is in 8 bits, with scales, levels and borders, else three times None."""
+    """A moment as it is stored; if it is in 8 bits, with scales, levels and midpoints, else three times None."""
     kept, scales = flat.moments[kind], flat.scales.get(kind)
     if scales is None:
         return kept, None, None, None
-    code = moments.code(kept.device, signed=kind != "square")
-    return kept, scales, code.levels, code.borders
+    book = moments.codebook(kept.device, signed=kind != "square")
+    return kept, scales, book.levels, book.midpoints
 
 
 @triton.jit
 def _update(
-    gradient, mean, mean_scales, mean_levels, mean_borders, square, square_scales, square_levels, square_borders,
-    master, parameter, factors, step, slices, grains, gain, epsilon,
-    GRAIN: tl.constexpr, DECAY: tl.constexpr, SLICES: tl.constexpr, GAPS: tl.constexpr,
+    gradient, mean, mean_scales, mean_levels, mean_midpoints, square, square_scales, square_levels, square_midpoints,
+    master, parameter, factors, step, nonfinite, slices, grains, gain, epsilon,
+    GRAIN: tl.constexpr, DECAY: tl.constexpr, SPLIT: tl.constexpr, SLICES: tl.constexpr, GAPS: tl.constexpr,
 ):  # fmt: skip
     """One tile. The shard has `grains` times GRAIN elements. `gain`: weight of the squared gradient (1 - beta2).
 
@@ -122,26 +130,32 @@ def _update(
     at, n = tile + inner, tl.where(tl.load(factors) > 0, grains, 0).to(tl.int64) * GRAIN
     here, rows = at < n, row * _ROW < n
 
-    g = _wide(tl.load(gradient + at, here, other=0.0)) * tl.load(factors + 1)
+    g = wide(tl.load(gradient + at, here, other=0.0)) * tl.load(factors + 1)
     m = _read(mean, mean_scales, mean_levels, at, row, here, rows)
     v = _read(square, square_scales, square_levels, at, row, here, rows)
     m = m + tl.load(factors + 2) * (g - m)
     v = v * tl.load(factors + 3) + gain * (g * g)
     quotient = tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), tl.load(factors + 4)) + epsilon)
-    _write(mean, mean_scales, mean_borders, m, at, row, here, rows)
-    _write(square, square_scales, square_borders, v, at, row, here, rows)
+    _write(mean, mean_scales, mean_midpoints, m, at, row, here, rows)
+    _write(square, square_scales, square_midpoints, v, at, row, here, rows)
 
-    x = _wide(tl.load(master + at, here, other=0.0))
+    x = tl.load(master + at, here, other=0)
+    x = joined(tl.load(parameter + at, here, other=0.0), x) if SPLIT else wide(x)
     if DECAY:
         x = x * tl.load(factors + 5)
     x = x - quotient * tl.load(factors + 6)
-    if SLICES:
+    flag_nonfinite(nonfinite, x, here)
+    if SPLIT:
+        upper_half, low = halves(x)
+        tl.store(master + at, low, here)
+        tl.store(parameter + at, upper_half, here)
+    elif SLICES:
         bits = _random_bits(slices, tl.load(step).to(tl.int64), tile, inner, SLICES, GAPS)
-        tl.store(master + at, _upper(x.to(tl.int32, bitcast=True) + bits), here)
+        tl.store(master + at, upper(x.to(tl.int32, bitcast=True) + bits), here)
     else:
-        tl.store(master + at, _narrow(x, master.dtype.element_ty), here)
-    if parameter is not None:
-        tl.store(parameter + at, _narrow(x, parameter.dtype.element_ty), here)
+        tl.store(master + at, narrow(x, master.dtype.element_ty), here)
+    if not SPLIT and parameter is not None:
+        tl.store(parameter + at, narrow(x, parameter.dtype.element_ty), here)
 
 
 @triton.jit
@@ -149,51 +163,24 @@ def _read(kept, scales, levels, at, row, here, rows):
     """Elements of a moment in fp32."""
     found = tl.load(kept + at, here, other=0)
     if scales is None:
-        return _wide(found)
+        return wide(found)
     else:
         return tl.load(levels + found.to(tl.int32)) * tl.load(scales + row, rows, other=0.0)[:, None]
 
 
 @triton.jit
-def _write(kept, scales, borders, x, at, row, here, rows):
+def _write(kept, scales, midpoints, x, at, row, here, rows):
     """Write elements of a moment, rounded. 8-bit codes are found by a binary search of eight steps."""
     if scales is None:
-        tl.store(kept + at, _narrow(x, kept.dtype.element_ty), here)
+        tl.store(kept + at, narrow(x, kept.dtype.element_ty), here)
     else:
         largest = tl.max(tl.abs(x), axis=1)
         tl.store(scales + row, largest, rows)
         x = tl.div_rn(x, tl.maximum(largest, _TINY)[:, None])
         code = tl.zeros(x.shape, tl.int32)
         for i in tl.static_range(8):
-            code += tl.where(tl.load(borders + code + ((128 >> i) - 1)) < x, 128 >> i, 0)
+            code += tl.where(tl.load(midpoints + code + ((128 >> i) - 1)) < x, 128 >> i, 0)
         tl.store(kept + at, code.to(tl.uint8), here)
-
-
-@triton.jit
-def _wide(x):
-    """As fp32; bf16 by its bits, because Triton's interpreter loses its smallest numbers."""
-    if x.dtype == tl.bfloat16:
-        return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    else:
-        return x.to(tl.float32)
-
-
-@triton.jit
-def _narrow(x, dtype: tl.constexpr):
-    """fp32 rounded to nearest in another dtype, ties to even; bf16 by its bits, because the interpreter rounds ties
-    otherwise."""
-    if dtype == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        nearest = tl.where(x == x, bits + (0x7FFF + ((bits >> 16) & 1)), 0x7FC00000)
-        return _upper(nearest)
-    else:
-        return x.to(dtype)
-
-
-@triton.jit
-def _upper(bits):
-    """The upper half of fp32's bits, as bf16."""
-    return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit

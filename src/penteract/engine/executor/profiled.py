@@ -1,7 +1,7 @@
 """A run with named parts for profilers. The names are those of `penteract plan --trace`.
 
-`walk(program, Named(run))` wraps the parts of the run in `record_function`, so that torch's profiler, and NVTX where it
-is on, show the step by the names of its program.
+`benchmarks/step_profile.py` creates it: `walk(program, ProfiledRun(run))` under torch's profiler, or with NVTX on,
+shows the step by the names of its program.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from penteract.step.agreements import Agreement
 from penteract.step.program import BufferKey
 
 
-class Named:
-    """A Run with names. Calls that take no time are passed on without one."""
+class ProfiledRun:
+    """Wraps each event of a Run in `torch.profiler.record_function`, under the names of `plan --trace`. Events not
+    listed here do no device work and are forwarded."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
-    def __getattr__(self, question: str) -> Any:
-        return getattr(self.run, question)
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self.run, attribute)
 
     def call(self, buffer: BufferKey, call: Call) -> None:
         with record_function(names.of_call(call.phase, call.site)):

@@ -1,0 +1,137 @@
+"""The registers of a step as tensors, and the calls on them that are the same in every step.
+
+In an arena a register lies at the same address in every step. So the first step makes its tensors, and later steps use
+them again: a call whose registers are all such tensors is bound to them, with its kernel, and costs one look-up. What
+has a routed size is made anew in every step, and so is everything in memory that is no arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from penteract.engine.executor.allocator import Allocator, Arena
+from penteract.engine.executor.feed import MicroBatch
+from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.ops.spec import Received, Spec
+from penteract.ops.tape import Call
+from penteract.step.program import BufferKey, Program
+
+Key = tuple[BufferKey, int]
+Bound = Callable[[], None]
+
+
+@dataclass(slots=True)
+class Registers:
+    """Tensors by buffer and register. A step is between `begin` and `complete`.
+
+    values    what is alive, but for what `fixed` has in later steps
+    fixed     what lies at planned offsets; complete once a step has been
+    bound     calls on `fixed` and on data only
+    received  [(layer, micro)]: the rows that this rank's experts got
+    """
+
+    p: Program
+    values: dict[Key, Any] = field(default_factory=dict[Key, Any])
+    fixed: dict[Key, torch.Tensor] = field(default_factory=dict[Key, torch.Tensor])
+    bound: dict[tuple[BufferKey, Call], Bound] = field(default_factory=dict[tuple[BufferKey, Call], Bound])
+    received: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    memory: Allocator | None = None
+    host: Arena | None = None  # for offloaded activations
+    micro_batches: Sequence[MicroBatch] = ()
+    known: bool = False  # an earlier step has made all of `fixed`
+    whole: bool = False  # this step has
+
+    def begin(self, memory: Allocator, host: Arena | None, micro_batches: Sequence[MicroBatch]) -> None:
+        """A step begins: no register is alive. In other memory, or with other tensors of data, all is made anew."""
+        self.known = self.whole and memory is self.memory and micro_batches is self.micro_batches
+        if not self.known:
+            self.fixed.clear()
+            self.bound.clear()
+        self.memory, self.host, self.micro_batches, self.whole = memory, host, micro_batches, False
+        memory.begin()
+        if host is not None:
+            host.begin()
+
+    def complete(self) -> None:
+        """All calls of a step have been made."""
+        self.whole = True
+
+    def __getitem__(self, key: Key) -> Any:
+        return self.fixed[key] if self.known and key not in self.values else self.values[key]
+
+    def __setitem__(self, key: Key, value: Any) -> None:
+        self.values[key] = value
+
+    def read(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
+        """Registers or data, as kernels take them."""
+        names = self.p.chunks[buffer[0]].inputs
+        return [self.micro_batches[buffer[1]][names[r]] if r in names else self[buffer, r] for r in registers]
+
+    def make(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
+        """Storage for new registers; None for what is on the host alone."""
+        specs = self.p.chunks[buffer[0]].specs
+        return [self._make((buffer, r), specs[r]) for r in registers]
+
+    def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
+        """These registers are not read again."""
+        if not self.known:
+            for r in registers:
+                del self.values[buffer, r]
+        elif self.values:
+            for r in registers:
+                self.values.pop((buffer, r), None)
+
+    def _make(self, key: Key, spec: Spec) -> torch.Tensor | None:
+        if spec.role == "host":
+            return None
+        if (there := self.fixed.get(key)) is not None:
+            return there
+        assert self.memory is not None, "a register outside of a step"
+        if any(isinstance(d, Received) for d in spec.shape):
+            shape = tuple(self.received[d.layer, key[0][1]] if isinstance(d, Received) else d for d in spec.shape)
+            return self.memory.routed(Spec(shape, spec.role))
+        assert not spec.pinned or self.host is not None
+        made = self.host.new(spec) if spec.pinned and self.host is not None else self.memory.new(spec)
+        if isinstance(self.memory, Arena):
+            self.fixed[key] = made
+        return made
+
+    def bind(self, buffer: BufferKey, call: Call, made: Sequence[Any], run: Bound) -> None:
+        """`run` makes this call in later steps, if all its registers are fixed: `made` are its results."""
+        if not self.fixed:
+            return
+        inputs = self.p.chunks[buffer[0]].inputs
+        outs = zip(call.outs, made, strict=True)
+        if all(r in inputs or (buffer, r) in self.fixed for r in call.ins) and all(
+            y is not None and y is self.fixed.get((buffer, r)) for r, y in outs
+        ):
+            self.bound[buffer, call] = run
+
+
+def weight_gradient_call(
+    kernel: TorchKernel, env: Env, call: Call, ins: list[Any], into: Mapping[str, torch.Tensor], written: set[str]
+) -> Bound:
+    """A weight gradient into the gradients' buffers: added where they are in `written`, which it extends."""
+    site, params, f = call.site, call.site.params, kernel.weight_gradient
+    assert f is not None
+    gradients = [into[n] for n in params]
+
+    def run() -> None:
+        f(env, site, ins, gradients, params[0] in written)
+        written.update(params)
+
+    return run
+
+
+def kernel_call(
+    kernel: TorchKernel, env: Env, call: Call, ins: list[Any], weights: list[Any], outs: list[Any]
+) -> Bound:
+    """A forward or an input gradient into `outs`."""
+    f = kernel.forward if call.phase == "forward" else kernel.input_gradient
+    assert f is not None
+    return partial(f, env, call.site, ins, weights, outs)

@@ -1,0 +1,122 @@
+"""AdamW's update of a shard whose state is not coded: one pass at the speed of memory.
+
+What keeps it there, each seen in the machine code for sm_90:
+
+- All loads come before any other work, so that one wait covers them. A store before a load would hold the load back.
+- A thread has four neighbours of every operand, also of those in 16 bits: `_AT_ONCE`. So nothing goes through shared
+  memory to change hands, and a warp reads and writes whole lines.
+- Offsets in a tile are int32, and masks hold for `GRAIN` elements at once: accesses are of 16 bytes (8 in 16 bits).
+- The division and the root are the device's fast ones, within two units of the last place, without branches. `exact`
+  asks for IEEE's.
+"""
+
+# Triton's stubs know neither launches on a grid nor its language's operators:
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportIndexIssue=false
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+import triton
+import triton.language as tl
+
+from penteract.engine.kernels.triton.bits import flag_nonfinite, halves, joined, narrow, wide
+
+_AT_ONCE = tl.constexpr(4)  # elements: 16 bytes of fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the kernel is compiled.
+
+    tile    elements of a program, a power of two
+    warps   of a program
+    exact   IEEE's division and root, in place of fast ones
+    fused   the compiler may contract a product and a sum into one rounding
+    stream  what is read and written is the first to leave the L2 cache
+    """
+
+    tile: int = 1024
+    warps: int = 4
+    exact: bool = False
+    fused: bool = True
+    stream: bool = False
+
+
+FORM = Form()  # the one that runs: benchmarks/update_kernel.py compares
+
+
+def update(
+    gradient: torch.Tensor,
+    mean: torch.Tensor,
+    square: torch.Tensor,
+    master: torch.Tensor,
+    parameter: torch.Tensor | None,
+    factors: torch.Tensor,
+    nonfinite: torch.Tensor,
+    numbers: tuple[float, float],
+    *,
+    decay: bool,
+    form: Form = FORM,
+) -> None:
+    """Update all but the gradient in place, [n] each; `parameter`: rounded from the master weights, if it is separate.
+    `master` in int16: the other half of those weights whose upper half is `parameter`.
+
+    `factors`: `Factors` as one vector, fp32. `nonfinite` [] becomes NaN if a new master weight is not finite.
+    `numbers`: the weight of the squared gradient (1 - beta2), epsilon.
+    """
+    n, splits = len(master), master.dtype == torch.int16
+    grain = gcd(n, 16)
+    _update[(triton.cdiv(n, form.tile),)](
+        gradient, mean, square, master, parameter, factors, nonfinite, n // grain, *numbers,
+        TILE=form.tile, GRAIN=grain, DECAY=decay, SPLIT=splits, EXACT=form.exact, STREAM=form.stream,
+        num_warps=form.warps, enable_fp_fusion=form.fused,
+    )  # fmt: skip
+
+
+@triton.jit
+def _update(
+    gradient, mean, square, master, parameter, factors, nonfinite, grains, gain, epsilon,
+    TILE: tl.constexpr, GRAIN: tl.constexpr, DECAY: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr,
+    STREAM: tl.constexpr,
+):  # fmt: skip
+    """One tile of a shard of `grains` times GRAIN elements. If the norm is not finite, nothing is written."""
+    policy: tl.constexpr = "evict_first" if STREAM else ""  # pyright: ignore[reportAssignmentType]
+    tile = tl.program_id(0)
+    # In grains, so that the compiler sees that the number of elements is a multiple of GRAIN.
+    left = tl.minimum(grains - tile.to(tl.int64) * (TILE // GRAIN), TILE // GRAIN).to(tl.int32)
+    at = tl.max_contiguous(tl.arange(0, TILE), _AT_ONCE)
+    here, start = at < left * GRAIN, tile.to(tl.int64) * TILE
+    g = wide(tl.load(gradient + start + at, here, other=0.0, eviction_policy=policy))
+    m = wide(tl.load(mean + start + at, here, other=0.0, eviction_policy=policy))
+    v = wide(tl.load(square + start + at, here, other=0.0, eviction_policy=policy))
+    x = tl.load(master + start + at, here, other=0, eviction_policy=policy)
+    x = joined(tl.load(parameter + start + at, here, other=0.0), x) if SPLIT else wide(x)
+    good = tl.load(factors) > 0
+
+    g = g * tl.load(factors + 1)
+    m = m + tl.load(factors + 2) * (g - m)
+    v = v * tl.load(factors + 3) + gain * (g * g)
+    root = tl.load(factors + 4)
+    if EXACT:
+        quotient = tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), root) + epsilon)
+    else:
+        quotient = m / (tl.sqrt(v) * (1.0 / root) + epsilon)
+    if DECAY:
+        x = x * tl.load(factors + 5)
+    x = x - quotient * tl.load(factors + 6)
+
+    here = at < tl.where(good, left, 0) * GRAIN
+    flag_nonfinite(nonfinite, x, here)
+    tl.store(mean + start + at, narrow(m, mean.dtype.element_ty), here, eviction_policy=policy)
+    tl.store(square + start + at, narrow(v, square.dtype.element_ty), here, eviction_policy=policy)
+    if SPLIT:
+        upper, low = halves(x)
+        tl.store(master + start + at, low, here, eviction_policy=policy)
+        tl.store(parameter + start + at, upper, here)
+    else:
+        tl.store(master + start + at, narrow(x, master.dtype.element_ty), here, eviction_policy=policy)
+        if parameter is not None:
+            tl.store(parameter + start + at, narrow(x, parameter.dtype.element_ty), here)

@@ -1,0 +1,31 @@
+"""The sum of squares of a step's gradients in one pass over each shard, where a layout asks for Triton's kernels."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from penteract.step.program import Program
+from penteract.step.update import one_pass_norm
+
+
+class SumOfSquares(Protocol):
+    """Sums squares of shards, all in the same order in every step."""
+
+    def add(self, x: torch.Tensor) -> None:
+        """Add the squares of x [n]."""
+        ...
+
+    def total(self, out: torch.Tensor) -> None:
+        """Add the sum over all shards since the last total to out: []."""
+        ...
+
+
+def one_pass_squares(p: Program) -> SumOfSquares | None:
+    """Triton's, or None for plain torch. It is imported only for layouts that use it."""
+    if not one_pass_norm(p.precision, p.layout.elementwise):
+        return None
+    from penteract.engine.kernels.triton.optimizer.sum_of_squares import Squares
+
+    return Squares()

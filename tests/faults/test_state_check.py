@@ -1,0 +1,106 @@
+"""A bit flips in one rank's memory: the next check names the rank, and nothing is saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from faults.test_saved_state import at_step, session, steps
+from layouts import Case, _prepare
+from penteract.config.run import Optimizer
+from penteract.engine.comm.groups import ProcessGroups, needed
+from penteract.engine.executor.state_check import _odd, _sum
+from penteract.engine.kernels.registry import kernels
+from penteract.engine.optim.optimizer import AdamW
+from penteract.engine.session.trainer import Trainer
+from penteract.errors import BadNumerics
+from penteract.step.program import compile_step
+from penteract.step.walk import walk
+from pool import Pool
+from strategies import cases
+
+CPU = torch.device("cpu")
+
+
+def test_any_flipped_bit_changes_the_sum() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.float64):
+        x = torch.randn(37).to(dtype) if dtype != torch.uint8 else torch.randint(0, 256, (37,), dtype=dtype)
+        before, data = _sum([x]), x.view(torch.uint8)
+        for byte in range(len(data)):
+            for bit in range(8):
+                data[byte] ^= 1 << bit
+                assert _sum([x]) != before, (dtype, byte, bit)
+                data[byte] ^= 1 << bit
+        assert _sum([x]) == before
+
+
+def test_the_odd_one() -> None:
+    assert _odd([7, 7, 7]) == []
+    assert _odd([7, 8, 7]) == [1]
+    assert _odd([7, 8]) == [0, 1]
+    assert _odd([7, 7, 8, 8]) == [0, 1, 2, 3]
+    assert _odd([1, 2, 3]) == [0, 1, 2]
+    assert _odd([5]) == []
+
+
+def flipped(rank: int, groups: ProcessGroups, case: Case, odd: int) -> list[list[object]]:
+    """What this rank finds after a step, then after a flip on rank `odd`, and what it finds before the next update."""
+    p = compile_step(case.model, case.layout, case.sequence_length, rank=rank, precision="fp32")
+    groups.make(needed(p))
+    run = _prepare(p, groups, kernels(p, CPU))  # type: ignore[arg-type]
+    run.optimizer = AdamW(Optimizer(learning_rate=3e-3), CPU, 0, run.state.scaling)
+    run.optimizer.rate.fill_(3e-3)
+    counts = run.counts.clone()
+    found = list[list[object]]()
+    for step in range(2):
+        run.optimizer.step.fill_(step + 1)
+        run.counts.copy_(counts)
+        walk(p, run, counted=False)
+        run.settle_parameters()
+        found.append([*run.check.differing().items()])
+        run.check.remember()
+    found.append([bool(run.check.compare().isnan())])
+    run.check.remember()
+    flat = run.state.flats[0]
+    if rank == odd:
+        flat.master.view(torch.uint8)[3] ^= 64
+    found.append([ranks for ranks in run.check.differing().values()])
+    alone = len(flat.bucket.replicate_ranks) == 1
+    found.append([bool(run.check.compare().isnan()), alone, len(flat.bucket.replicate_ranks)])
+    return found
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(case=cases(max_ranks=8))
+def test_layouts_have_no_false_alarm_and_miss_nothing(pool: Pool, case: Case) -> None:
+    odd = case.layout.world - 1
+    told = pool.run(flipped, case, odd)
+    for rank, (first, second, clean, differing, (changed, alone, copies)) in enumerate(told):
+        assert first == second == [] and clean == [False], rank
+        if rank == odd:
+            assert changed == alone
+            if copies > 1:
+                assert any(odd in ranks for ranks in differing)
+            if copies > 2:
+                assert [odd] in differing
+        else:
+            assert not changed
+
+
+def test_a_shard_without_a_replica(tmp_path: Path) -> None:
+    made = session(tmp_path, "--training.steps=9", "--training.replica_check_every=3", "--checkpoint.every=4")
+
+    def flip(trainer: Trainer) -> None:
+        trainer.state.flats[0].moments["mean"].view(torch.uint8)[5] ^= 4
+
+    patch = at_step(7, flip)  # step 6 left a sum, step 7 compares it
+    try:
+        with pytest.raises(BadNumerics, match="changed by itself before the update of step 7") as failed:
+            made.go()
+    finally:
+        patch.undo()
+    assert failed.value.exit_code == 73
+    assert steps(tmp_path) == [4]
