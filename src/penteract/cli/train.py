@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,9 +23,10 @@ from penteract.config.presets import PRESETS
 from penteract.config.rules.resolve import Resolved, resolve
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
+from penteract.readings.composed import Composer
 from penteract.readings.price import price
 from penteract.schedule.draw import draw as draw_schedule
-from penteract.schedule.registry import generate, schedule_of
+from penteract.schedule.registry import generate
 from penteract.step.program import check_op_names, compile_step
 
 EXAMPLES = (
@@ -36,6 +36,7 @@ EXAMPLES = (
     "penteract train run.toml --steps 20 optimizer.learning_rate=1e-3",
     "torchrun --nproc-per-node 8 -m penteract train run.toml --parallel.tp 2",
 )
+_WALKED = 256  # layers times micro-batches: a fraction of a second
 
 
 def train(  # noqa: PLR0913 (the options of a verb are its parameters)
@@ -150,25 +151,16 @@ def _check_paths(resolved: Resolved) -> None:
 def _predicted(run: RunSpec) -> int:
     """Bytes that rank 0 will allocate. The command line alone may use both the predictions and the engine.
 
-    Once a pipeline is full, each further micro-batch needs as much as the one before: two short steps tell that of a
-    long one, whose price would take as long as its steps are many.
+    Where routing decides sizes, a walk of the step is closer than a sum over layers, which is a bound; a long step has
+    the bound, because a walk takes as long as its micro-batches and layers are many.
     """
-    lay, steps = run.layout, run.layout.gradient_accumulation_steps
-    unit = schedule_of(lay.schedule).round(lay.pp)
-    short = -(-2 * lay.stages // unit) * unit
-    if steps <= 2 * short:
-        return _allocated(run, steps)
-    few, more = _allocated(run, short), _allocated(run, 2 * short)
-    return more + (steps - 2 * short) * (more - few) // short
-
-
-def _allocated(run: RunSpec, micro_batches: int) -> int:
-    """Bytes that rank 0 would allocate with so many micro-batches in a step."""
-    program = compile_step(
-        run.model, replace(run.layout, gradient_accumulation_steps=micro_batches), run.sequence_length,
-        precision=run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds,
-    )  # fmt: skip
-    return price(program).allocated
+    kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
+    summed = Composer(run.model, run.sequence_length, policy, kinds).rank(run.layout, 0)
+    if not summed.routed or run.layout.gradient_accumulation_steps * run.model.layers > _WALKED:
+        return summed.allocated
+    return price(
+        compile_step(run.model, run.layout, run.sequence_length, precision=policy, optimizer_kinds=kinds)
+    ).allocated
 
 
 def _drawing(run: RunSpec) -> str:
