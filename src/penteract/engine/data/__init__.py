@@ -5,11 +5,11 @@
 Everything here is numpy; nothing imports torch.
 """
 
-from penteract.engine.data.validate import check_data, check_vocabulary
 from penteract.engine.data.open import DataChoice, open_samples
 from penteract.engine.data.pack import Sample, Samples
 from penteract.engine.data.tokenizer import TextTokenizer, open_tokenizer
 from penteract.engine.data.tokens import write_tokens
+from penteract.engine.data.validate import check_data, check_vocabulary
 
 __all__ = [
     "DataChoice",

@@ -173,8 +173,8 @@ def _read_description(path: Path) -> dict[str, object]:
                        fix=f"""echo '{{"dtype": "uint16"}}' > {shlex.quote(str(file))}""")  # fmt: skip
     try:
         description: object = json.loads(file.read_bytes())
-    except ValueError as e:
-        raise CorruptData("TOKENS", "not JSON", where=str(file), found=e, allowed='{"dtype": "uint16"}',
+    except (ValueError, RecursionError) as e:
+        raise CorruptData("TOKENS", "not JSON", where=str(file), found=str(e)[:120], allowed='{"dtype": "uint16"}',
                           fix="write it again") from e  # fmt: skip
     if not isinstance(description, dict):
         raise CorruptData("TOKENS", "not a JSON object", where=str(file), allowed='{"dtype": "uint16"}',
