@@ -104,7 +104,7 @@ def test_one_line_names_the_field(change: dict[str, Any], line: str) -> None:
         ({"num_experts_per_tok": 129}, "num_experts_per_tok.*found 129 / allowed 1 to 128"),
         ({"mlp_only_layers": 3}, "mlp_only_layers.*a list"),
         ({"mlp_only_layers": [-1]}, "mlp_only_layers"),
-        ({"mlp_only_layers": [1] * 20_000}, "mlp_only_layers.*found more / allowed at most 10000"),
+        ({"mlp_only_layers": [1] * 20_000}, "mlp_only_layers.*found more / allowed at most 1024"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "UNSUPPORTED.*layer_types"),
         ({"layer_types": 7}, "UNSUPPORTED.*layer_types"),
         ({"use_sliding_window": True, "max_window_layers": 5}, "UNSUPPORTED.*max_window_layers"),

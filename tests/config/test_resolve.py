@@ -151,7 +151,7 @@ def test_recompute(written: str, recompute: tuple[str, ...]) -> None:
         ("[parallel.tp]\nx = 1", "VALUE.*parallel.tp"),
         ("[optimizer]\nlearning_rate = nan", "VALUE.*found nan"),
         ("[optimizer]\nbetas = [0.9]", "allowed a list of 2"),
-        ("[optimizer]\nbetas = [0.9, 2]", "allowed a number, 0 to 1"),
+        ("[optimizer]\nbetas = [0.9, 2]", "allowed a number, 0 to 0.999999"),
         ("[data]\nsource = []\nsource = []", "TOML.*run.toml"),
         ("[data]\nsource = [1]", "allowed a text"),
         ("parallel = 3", "KEY"),

@@ -17,7 +17,7 @@ CHANGES = st.fixed_dictionaries(
     {},
     optional={
         "optimizer.learning_rate": st.floats(0, 1),
-        "optimizer.betas": st.tuples(st.floats(0, 1), st.floats(0, 1)).map(list),
+        "optimizer.betas": st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)).map(list),
         "training.seed": st.integers(0, 2**48),
         "data.source": st.lists(st.text(st.characters(categories=["L", "N", "P"]), min_size=1)),
         "model.name": st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1),

@@ -21,6 +21,7 @@ from penteract.config.presets import PRESETS
 from penteract.config.rules.resolve import Resolved, resolve
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
+from penteract.readings.composed import Composer
 from penteract.readings.price import price
 from penteract.schedule.draw import draw_generated
 from penteract.step.program import check_op_names, compile_step
@@ -32,6 +33,7 @@ EXAMPLES = (
     "penteract train run.toml --steps 20 optimizer.learning_rate=1e-3",
     "torchrun --nproc-per-node 8 -m penteract train run.toml --parallel.tp 2",
 )
+_WALKED = 256  # layers times micro-batches: a fraction of a second
 
 
 def train(  # noqa: PLR0913 (the options of a verb are its parameters)
@@ -138,9 +140,15 @@ def _check_paths(resolved: Resolved) -> None:
 
 
 def _predicted(run: RunSpec) -> int:
-    """Bytes that rank 0 will allocate. The command line alone may use both the predictions and the engine."""
-    program = compile_step(
-        run.model, run.layout, run.sequence_length, precision=run.precision.policy,
-        optimizer_kinds=run.optimizer.optimizer_kinds,
-    )  # fmt: skip
-    return price(program).allocated
+    """Bytes that rank 0 will allocate. The command line alone may use both the predictions and the engine.
+
+    Where routing decides sizes, a walk of the step is closer than a sum over layers, which is a bound; a long step has
+    the bound, because a walk takes as long as its micro-batches and layers are many.
+    """
+    kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
+    summed = Composer(run.model, run.sequence_length, policy, kinds).rank(run.layout, 0)
+    if not summed.routed or run.layout.gradient_accumulation_steps * run.model.layers > _WALKED:
+        return summed.allocated
+    return price(
+        compile_step(run.model, run.layout, run.sequence_length, precision=policy, optimizer_kinds=kinds)
+    ).allocated

@@ -30,6 +30,7 @@ AXES: Mapping[str, str] = {
     "vocab_size": "model.vocab_size",
     "qk_norm": "model.qk_norm",
     "rope_size": "model.latent.rope_size",
+    **{name: f"model.rope_scaling.{name}" for name in ("high_frequency_factor", "fast_rotations")},
     **{name: f"model.moe.{name}" for name in ("top_k", "groups", "top_groups")},
 }  # fmt: skip
 

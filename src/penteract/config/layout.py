@@ -16,6 +16,11 @@ Elementwise = Literal["reference", "triton"]
 ExpertKernel = Literal["reference", "grouped", "quack"]
 Fusion = Literal["norm", "mlp", "qkv", "loss", "fp8"]
 
+# A step is a list of micro-batches and their chunks of the loss: a rank makes it before it starts, and walks it.
+MOST_MICRO_BATCHES = 2**14  # of a rank's step
+MOST_TOKENS = 2**24  # of a micro-batch
+MOST_LOSS_CHUNKS = 2**13  # of a micro-batch, where the layout sets their tokens
+
 ZERO_STAGES = (0, 1, 2, 3)
 ATTENTION_KERNELS: tuple[AttentionKernel, ...] = get_args(AttentionKernel)
 LOSS_KERNELS: tuple[LossKernel, ...] = get_args(LossKernel)

@@ -11,6 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from penteract.config.files.sections import Batch, Kernels, MemorySection, Output, Parallel, TokenizerSection
 from penteract.config.files.values import convert
+from penteract.config.layout import MOST_TOKENS
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.run import Checkpoint, Data, LearningRate, Limits, Optimizer, Precision, Training
 from penteract.errors import BadInput
@@ -37,14 +38,21 @@ SECTIONS: Mapping[str, type] = {
     "output": Output,
 }
 
+# Bounds exclude what no machine can do and what arithmetic cannot bear, not what is unwise. Nothing else states them.
 _HUGE = 2**48
 _WEEK = 7 * 24 * 3600  # seconds
 _ROWS = 2**24
+_LAYERS = 1024  # the deepest published decoder has 126
+_RANKS = 2**20
+_SEQUENCES = 2**20  # of a step
+_TOKENS = MOST_TOKENS
+_TINY = 1e-20  # fp32 and bf16 keep it apart from 0, so that nothing is divided by 0
+_BELOW_1 = 1 - 1e-6  # a decay: nearer to 1, fp32 makes 1 of it, and its correction divides by 0
 
 # key -> (what it means, least, most)
 _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "model.name": ("name of the run's folder", 0, 0),
-    "model.layers": ("blocks", 1, 10_000),
+    "model.layers": ("blocks", 1, _LAYERS),
     "model.hidden_size": ("D: the width of the residual stream", 1, _ROWS),
     "model.heads": ("H: query heads", 1, _ROWS),
     "model.kv_heads": ("K: key and value heads; they divide heads", 1, _ROWS),
@@ -53,9 +61,9 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "model.vocab_size": ("V: rows of the embedding table", 1, _ROWS),
     "model.activation": ("activation function of the MLP", 0, 0),
     "model.norm": ("RMSNorm or LayerNorm", 0, 0),
-    "model.norm_epsilon": ("number added to the variance", 0, 1),
+    "model.norm_epsilon": ("number added to the variance", _TINY, 1),
     "model.positions": ("rotary, or a learned table", 0, 0),
-    "model.rope_theta": ("base of the rotary wavelengths", 1, 1e15),
+    "model.rope_theta": ("base of the rotary wavelengths", 2, 1e15),
     "model.max_positions": ("rows of a learned table; with rope, only informative", 1, _HUGE),
     "model.sliding_window": ("tokens each token sees; 0: the whole document", 0, _HUGE),
     "model.qkv_bias": ("biases of the query, key and value projections", 0, 0),
@@ -68,8 +76,8 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "model.moe.top_k": ("experts each token visits", 1, _ROWS),
     "model.moe.ffn_size": ("F of one expert", 1, _ROWS),
     "model.moe.shared_ffn_size": ("F of the MLP that every token visits; 0: none", 0, _ROWS),
-    "model.moe.every": ("layer i has experts when (i + 1) % every == 0", 1, 10_000),
-    "model.moe.dense_layers": ("layers without experts, whatever `every` says", 0, 10_000),
+    "model.moe.every": ("layer i has experts when (i + 1) % every == 0", 1, _LAYERS),
+    "model.moe.dense_layers": ("layers without experts, whatever `every` says", 0, _LAYERS),
     "model.moe.score": ("how the router's logits become weights", 0, 0),
     "model.moe.normalize_weights": ("the top_k weights sum to one", 0, 0),
     "model.moe.balance": ("what keeps experts evenly used", 0, 0),
@@ -96,23 +104,23 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "model.rope_scaling.low_frequency_factor": ("where the smooth band ends", 1e-6, 1e6),
     "model.rope_scaling.high_frequency_factor": ("where the smooth band begins", 1e-6, 1e6),
     "model.rope_scaling.original_positions": ("positions seen before scaling", 1, _HUGE),
-    "parallel.dp": ("data: replicas of the model", 1, _HUGE),
-    "parallel.tp": ("tensor: ranks that share every matrix", 1, _HUGE),
-    "parallel.pp": ("pipeline: ranks that share the layers", 1, _HUGE),
-    "parallel.cp": ("context: ranks that share every sequence", 1, _HUGE),
-    "parallel.ep": ("expert: ranks that share the experts; divides dp·cp", 1, _HUGE),
-    "parallel.vpp": ("model chunks of a pipeline rank", 1, _HUGE),
-    "parallel.expert_tp": ("1: experts stay whole; tp: each is split over tp", 1, _HUGE),
+    "parallel.dp": ("data: replicas of the model", 1, _RANKS),
+    "parallel.tp": ("tensor: ranks that share every matrix", 1, _RANKS),
+    "parallel.pp": ("pipeline: ranks that share the layers", 1, _RANKS),
+    "parallel.cp": ("context: ranks that share every sequence", 1, _RANKS),
+    "parallel.ep": ("expert: ranks that share the experts; divides dp·cp", 1, _RANKS),
+    "parallel.vpp": ("model chunks of a pipeline rank", 1, _LAYERS),
+    "parallel.expert_tp": ("1: experts stay whole; tp: each is split over tp", 1, _RANKS),
     "parallel.schedule": ("order of the pipeline's forwards and backwards", 0, 0),
     "parallel.cp_method": ("how attention gets other ranks' keys and values", 0, 0),
     "parallel.zero": ("what data ranks shard: 1 optimizer states, 2 gradients too, 3 parameters too", 0, 3),
-    "parallel.shard_group": ("ranks of dp·cp that share one copy of what ZeRO shards (HSDP); 0: all", 0, _HUGE),
+    "parallel.shard_group": ("ranks of dp·cp that share one copy of what ZeRO shards (HSDP); 0: all", 0, _RANKS),
     "parallel.reduce_scatter_once": ("ZeRO 3: gradients accumulate unsharded, and are reduced once a step", 0, 0),
     "parallel.reshard_after_step": ("ZeRO 3: parameters stay gathered until the step ends", 0, 0),
-    "batch.sequence_length": ("tokens", 1, _HUGE),
-    "batch.micro_batch_size": ("sequences a replica takes at a time; auto: as many as fit evenly", 1, _HUGE),
-    "batch.global_batch_size": ("sequences a step", 1, _HUGE),
-    "batch.global_batch_tokens": ('tokens a step, instead: 65536, "1M" (10^6), "1Mi" (2^20)', 1, _HUGE),
+    "batch.sequence_length": ("tokens", 1, _TOKENS),
+    "batch.micro_batch_size": ("sequences a replica takes at a time; auto: as many as fit evenly", 1, _SEQUENCES),
+    "batch.global_batch_size": ("sequences a step", 1, _SEQUENCES),
+    "batch.global_batch_tokens": ('tokens a step, instead: 65536, "1M" (10^6), "1Mi" (2^20)', 1, _SEQUENCES * _TOKENS),
     "memory.recompute": ('"none", "full", "budget", or the ops recomputed in backward: ["enter", "swiglu"]', 0, 0),
     "memory.budget": (
         'bound of "budget": fraction of the activations of "none" that may be kept; 0: see budget_gib',
@@ -124,12 +132,16 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "memory.recompute_every": (
         "layers that recompute: 1 every one; n every n-th of a stage, from its first on",
         1,
-        10_000,
+        _LAYERS,
     ),
-    "memory.recompute_first": ("number of layers of a stage that recompute, from its first on; 0: all", 0, 10_000),
+    "memory.recompute_first": ("number of layers of a stage that recompute, from its first on; 0: all", 0, _LAYERS),
     "memory.recompute_else": ("ops recomputed in the layers that recompute_every and recompute_first leave out", 0, 0),
     "memory.offload": ('"none", or what is kept on the host: ["layer_inputs"] (the inputs of layers), ops, "*"', 0, 0),
-    "memory.offload_every": ("layers that offload: 1 every one; n every n-th of a stage, from its first on", 1, 10_000),
+    "memory.offload_every": (
+        "layers that offload: 1 every one; n every n-th of a stage, from its first on",
+        1,
+        _LAYERS,
+    ),
     "memory.offload_optimizer": ("optimizer states are on the host, and copied to the device for the update", 0, 0),
     "memory.bucket_bytes": ("bytes of one flat gradient bucket; 0: one for each parameter", 0, 2**40),
     "kernels.attention": (
@@ -138,7 +150,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
         0,
     ),
     "kernels.loss": ("kernel of the loss; chunked computes the logits of some tokens at a time", 0, 0),
-    "kernels.loss_chunk": ("tokens of a chunk; 0: as many as make 2^28 logits on a rank, 8,192 with triton", 0, _HUGE),
+    "kernels.loss_chunk": ("tokens of a chunk; 0: as many as make 2^28 logits, 8,192 with triton", 0, _TOKENS),
     "kernels.elementwise": ("triton: one GPU kernel for each norm, activation, loss, update, quantisation", 0, 0),
     "kernels.experts": (
         "kernel of experts' products: grouped (torch) or quack, all at once; or one after the other",
@@ -148,11 +160,11 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "kernels.fuse": ('ops that become one: "none", "all", or some of norm, mlp, qkv, loss, fp8', 0, 0),
     "optimizer.kind": ("optimizer of matrices between hidden states; AdamW updates the rest", 0, 0),
     "optimizer.learning_rate": ("peak of the learning rate", 0, 1e3),
-    "optimizer.betas": ("decay of AdamW's two moments", 0, 1),
-    "optimizer.epsilon": ("number added to the root of the second moment", 0, 1),
+    "optimizer.betas": ("decay of AdamW's two moments", 0, _BELOW_1),
+    "optimizer.epsilon": ("number added to the root of the second moment", _TINY, 1),
     "optimizer.weight_decay": ("decay of matrices, not of norms and biases", 0, 1e3),
     "optimizer.clip_norm": ("largest norm of the gradient; 0: never clipped", 0, 1e9),
-    "optimizer.muon_momentum": ("decay of Muon's momentum", 0, 1),
+    "optimizer.muon_momentum": ("decay of Muon's momentum", 0, _BELOW_1),
     "optimizer.muon_nesterov": ("Nesterov momentum in Muon", 0, 0),
     "optimizer.newton_schulz_steps": ("iterations of Muon to make a matrix orthogonal", 1, 100),
     "learning_rate.kind": ("curve after the warmup", 0, 0),
@@ -167,10 +179,10 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "training.steps": ("optimizer steps", 1, _HUGE),
     "training.seed": ("seed of weights and of the order of data", 0, _HUGE),
     "training.validation_every": ("steps between validations; 0: never", 0, _HUGE),
-    "training.validation_batches": ("global batches of each validation", 1, _HUGE),
+    "training.validation_batches": ("global batches of each validation", 1, 10**6),
     "training.replica_check_every": ("steps between comparisons of replicas; 0: only before checkpoints", 0, _HUGE),
     "training.log_level": ("least level of what is printed", 0, 0),
-    "training.sample_tokens": ("tokens that the model writes at the end; 0: none", 0, _HUGE),
+    "training.sample_tokens": ("tokens that the model writes at the end; 0: none", 0, 10**6),
     "checkpoint.every": ("steps between checkpoints; 0: only at the end", 0, _HUGE),
     "checkpoint.keep": ("newest checkpoints that stay; 0: all", 0, _HUGE),
     "precision.dtype": ("a recipe: the dtypes of compute, gradients and optimizer", 0, 0),
@@ -181,7 +193,11 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "precision.moments": ("dtype of the optimizer's moments; int8: quantised, with a scale for each 256", 0, 0),
     "precision.loss_scale": ("loss scale of the first step, in fp16; it adapts", 0, 2.0**60),
     "precision.loss_scale_growth_every": ("steps without overflow after which it doubles", 0, _HUGE),
-    "precision.fp8_bf16_layers": ("numbers of first and last layers that are not in FP8; the head never is", 0, 10_000),
+    "precision.fp8_bf16_layers": (
+        "numbers of first and last layers that are not in FP8; the head never is",
+        0,
+        _LAYERS,
+    ),
     "precision.fp8_gradient": ("format of gradients in FP8", 0, 0),
     "precision.fp8_round_scales": ("whether scales are powers of two", 0, 0),
     "precision.fp8_history": ("steps whose largest values decide scales, in fp8_delayed", 1, 10_000),

@@ -42,6 +42,8 @@ def model_from_hf(config: Mapping[str, Any] | str | Path) -> ModelSpec:
     f = Fields(config, where)
     if "text_config" in f:
         raise f.unsupported("text_config", "more than text", "the config.json of the text model alone")
+    if "quantization_config" in f and not isinstance(config["quantization_config"], Mapping):
+        raise f.wrong("quantization_config", "{…}, which says how weights are quantised")
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in READERS:
         allowed = ", ".join(READERS)

@@ -10,7 +10,6 @@ from penteract.config.files.values import show
 from penteract.errors import BadInput
 
 _REQUIRED = object()
-_LONGEST = 10_000  # of a list: models have no more layers
 _UNPRINTABLE = (ValueError, RecursionError, OverflowError)  # numbers of thousands of digits, endless nesting
 
 
@@ -32,8 +31,9 @@ class Fields:
             if default is _REQUIRED:
                 raise BadInput("CONFIG", "a field is missing", where=self.where, found=f"no {name}", fix=f"add {name}")
             return default
-        if isinstance(value, list) and len(cast("list[Any]", value)) > _LONGEST:
-            raise self.wrong(name, f"at most {_LONGEST} entries", found="more")
+        longest = int(keys()["model.layers"].most)  # of a list, which has an entry for each layer
+        if isinstance(value, list) and len(cast("list[Any]", value)) > longest:
+            raise self.wrong(name, f"at most {longest} entries", found="more")
         try:
             return keys()[key].check(cast("object", value), self.where)
         except BadInput as error:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import log
 from typing import Any, cast
 
+from penteract.config.files.keys import show_key
 from penteract.config.hf.fields import Fields
 from penteract.config.model import RopeScaling
+from penteract.errors import BadInput
 
-_KINDS = ("default", "llama3", "yarn", "linear")
+# kind -> the fields that it has besides those of all
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+        "attention_factor", "truncate", "finetuned",
+    ),
+    "linear": ("factor",),
+}  # fmt: skip
+_OF_ALL = ("rope_theta", "partial_rotary_factor", "rope_type", "type")
 _PART = "model.rope_scaling"
 
 
@@ -24,7 +37,8 @@ def rope(f: Fields, *, theta: float = 10_000.0, scales_scores: bool = False) -> 
         place.choice("partial_rotary_factor", "rotary positions on a part of each head", (1.0,), 1.0)
     found = {"rope_theta": (inner if "rope_theta" in inner else f).get("rope_theta", "model.rope_theta", theta)}
     name = "rope_type" if "rope_type" in inner else "type"
-    kind = inner.choice(name, "another rope scaling", _KINDS, "default")
+    kind = inner.choice(name, "another rope scaling", tuple(_FIELDS), "default")
+    _check_fields(inner, kind, named=name in inner)
     if kind == "default":
         return found
     if kind == "linear":
@@ -33,6 +47,16 @@ def rope(f: Fields, *, theta: float = 10_000.0, scales_scores: bool = False) -> 
         positions = f.get("max_position_embeddings", "model.max_positions")
         scaling = _llama3(inner, positions) if kind == "llama3" else _yarn(inner, positions, scales_scores)
     return {**found, "rope_scaling": scaling}
+
+
+def _check_fields(inner: Fields, kind: str, *, named: bool) -> None:
+    """A field that this kind of scaling lacks would change the model in a way that is not known here."""
+    known = (*_OF_ALL, *_FIELDS[kind])
+    for name in inner.config:
+        if name in inner and name not in known:
+            fix = "" if named else f"name its rope_type, one of {', '.join(_FIELDS)}"
+            raise BadInput("CONFIG", f"no field of rope scaling \"{kind}\"", where=inner.where, found=show_key(name),
+                           allowed=", ".join(known), fix=fix)  # fmt: skip
 
 
 def _table(f: Fields) -> Fields:
@@ -47,11 +71,16 @@ def _table(f: Fields) -> Fields:
 
 
 def _llama3(f: Fields, positions: int) -> RopeScaling:
+    factor = f.get("factor", f"{_PART}.factor")
+    low = f.get("low_freq_factor", f"{_PART}.low_frequency_factor")
+    high = f.get("high_freq_factor", f"{_PART}.high_frequency_factor")
+    if high <= low:
+        raise f.wrong("high_freq_factor", f"more than low_freq_factor = {low:g}")
     return RopeScaling(
         kind="llama3",
-        factor=f.get("factor", f"{_PART}.factor"),
-        low_frequency_factor=f.get("low_freq_factor", f"{_PART}.low_frequency_factor"),
-        high_frequency_factor=f.get("high_freq_factor", f"{_PART}.high_frequency_factor"),
+        factor=factor,
+        low_frequency_factor=low,
+        high_frequency_factor=high,
         original_positions=f.get("original_max_position_embeddings", f"{_PART}.original_positions", positions),
     )
 
@@ -68,12 +97,16 @@ def _yarn(f: Fields, positions: int, scales_scores: bool) -> RopeScaling:
     factor = f.get("factor", f"{_PART}.factor", **implied)
     rotated, everywhere = f.real("mscale", 0, 100), f.real("mscale_all_dim", 0, 100)
     halves = _growth(factor, rotated) / _growth(factor, everywhere) if rotated and everywhere else _growth(factor, 1.0)
+    fast = f.get("beta_fast", f"{_PART}.fast_rotations", 32.0)
+    slow = f.get("beta_slow", f"{_PART}.slow_rotations", 1.0)
+    if fast < slow:
+        raise f.wrong("beta_fast", f"beta_slow = {slow:g} or more", found=f"{fast:g}")
     return RopeScaling(
         kind="yarn",
         factor=factor,
         original_positions=original,
-        fast_rotations=f.get("beta_fast", f"{_PART}.fast_rotations", 32.0),
-        slow_rotations=f.get("beta_slow", f"{_PART}.slow_rotations", 1.0),
+        fast_rotations=fast,
+        slow_rotations=slow,
         attention_factor=f.get("attention_factor", f"{_PART}.attention_factor", halves),
         softmax_factor=_growth(factor, everywhere) ** 2 if scales_scores and everywhere else 1.0,
     )

@@ -75,7 +75,11 @@ class Policy:
                 )  # fmt: skip
         if (self.loss_scale > 0) != (self.compute == "fp16") or (self.loss_scale > 0) != (self.growth_every > 0):
             raise BadInput("PRECISION", "loss scaling is for fp16 only", where="precision.loss_scale",
-                           found=f"{self.loss_scale:g} in {self.compute}", allowed="more than 0 in fp16, 0 otherwise",
+                           found=f"{self.loss_scale:g} in {self.compute}", allowed="1 or more in fp16, 0 otherwise",
+                           fix="--precision.loss_scale auto")  # fmt: skip
+        if 0 < self.loss_scale < 1:
+            raise BadInput("PRECISION", "a loss that is scaled down underflows", where="precision.loss_scale",
+                           found=f"{self.loss_scale:g}", allowed="1 or more in fp16",
                            fix="--precision.loss_scale auto")  # fmt: skip
         if self.fp8 and self.compute == "fp16":
             raise BadInput("PRECISION", "FP8 has scales of its own", where="precision.compute", found=self.compute,

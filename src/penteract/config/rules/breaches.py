@@ -14,9 +14,12 @@ from penteract.config.layout import (
     EXPERT_KERNELS,
     FUSIONS,
     LOSS_KERNELS,
+    MOST_LOSS_CHUNKS,
+    MOST_MICRO_BATCHES,
+    MOST_TOKENS,
     ZERO_STAGES,
 )
-from penteract.config.model import LatentSpec, ModelSpec, MoESpec
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.schedule.registry import SCHEDULES, breach, schedule_of
 
 Breach = tuple[str, str]  # (axis, what is wrong)
@@ -42,7 +45,7 @@ def breaches(case: Case) -> list[Breach]:
     if basic:
         return basic
     found: list[Breach] = []
-    for rule in (_model, _world, _tensor, _context, _pipeline, _experts, _shards, _batch):
+    for rule in (_model, _world, _tensor, _context, _pipeline, _experts, _shards, _batch, _length):
         found.extend(rule(case))
     found.extend(kernel_breaches(case.model, case.layout))
     found.extend(expert_breaches(case.model, case.layout))
@@ -73,6 +76,8 @@ def _model(case: Case) -> Iterator[Breach]:
         yield "head_size", "rotary positions turn pairs: an odd head size has none for its last element"
     if model.moe:
         yield from _routing(model.moe)
+    if model.rope_scaling:
+        yield from _scaling(model.rope_scaling)
     if model.positions == "learned" and case.sequence_length > model.max_positions:
         yield "sequence_length", f"the learned table has {model.max_positions} positions"
 
@@ -86,6 +91,14 @@ def _latent(model: ModelSpec, latent: LatentSpec) -> Iterator[Breach]:
         yield "kv_heads", f"keys and values unfold for each of the {model.heads} heads"
     if model.qk_norm:
         yield "qk_norm", "latents are normalised, and no head after them"
+
+
+def _scaling(rope: RopeScaling) -> Iterator[Breach]:
+    low, slow = rope.low_frequency_factor, rope.slow_rotations
+    if rope.kind == "llama3" and rope.high_frequency_factor <= low:
+        yield "high_frequency_factor", f"the smooth band begins above where it ends, low_frequency_factor = {low:g}"
+    if rope.kind == "yarn" and rope.fast_rotations < slow:
+        yield "fast_rotations", f"dims that keep their wavelength turn no slower than slow_rotations = {slow:g}"
 
 
 def _routing(moe: MoESpec) -> Iterator[Breach]:
@@ -187,6 +200,20 @@ def _shards(case: Case) -> Iterator[Breach]:
     for axis in ("reduce_scatter_once", "reshard_after_step"):
         if case.get(axis) and lay.zero != 3:
             yield axis, f"{axis} is a choice of ZeRO 3 alone, not of ZeRO {lay.zero}"
+
+
+def _length(case: Case) -> Iterator[Breach]:
+    """A step is a list of its micro-batches, and of a micro-batch's chunks of the loss: it must end."""
+    lay, steps = case.layout, case.layout.gradient_accumulation_steps
+    tokens = lay.micro_batch_size * case.sequence_length
+    if steps > MOST_MICRO_BATCHES:
+        axis = "gradient_accumulation_steps" if case.global_batch_size is None else "global_batch_size"
+        yield axis, f"{steps} micro-batches of a rank's step, more than {MOST_MICRO_BATCHES}"
+    if tokens > MOST_TOKENS:
+        yield "micro_batch_size", f"{tokens} tokens of a micro-batch, more than {MOST_TOKENS}"
+    elif lay.loss == "chunked" and lay.loss_chunk and tokens > lay.cp * lay.loss_chunk * MOST_LOSS_CHUNKS:
+        chunks = -(-tokens // (lay.cp * lay.loss_chunk))
+        yield "loss_chunk", f"{chunks} chunks of the loss in a micro-batch, more than {MOST_LOSS_CHUNKS}"
 
 
 def _batch(case: Case) -> Iterator[Breach]:

@@ -8,14 +8,16 @@ from itertools import islice
 from typing import Any
 
 from penteract.config.case import AXES, OF_A_PART, Case
-from penteract.config.layout import ATTENTION_KERNELS, CP_METHODS, FUSIONS, ZERO_STAGES, Layout
+from penteract.config.files.keys import keys
+from penteract.config.layout import ATTENTION_KERNELS, CP_METHODS, FUSIONS, MOST_MICRO_BATCHES, ZERO_STAGES, Layout
 from penteract.config.rules.breaches import KNOWN, breaches
 from penteract.config.rules.settle import Settle
 from penteract.schedule.registry import SCHEDULES, schedule_of
 
 # Degrees to try. Some models have legal degrees beyond these, but never near a mistake.
 _DEGREES = (*range(1, 129), *range(136, 1025, 8))
-_MOST = 2**48  # of any size, as in run files
+_SIZES = ("vocab_size", "loss_chunk", "high_frequency_factor", "fast_rotations", "sequence_length",
+          "global_batch_size")  # fmt: skip
 _FURTHER = 16  # values tried after the first suitable one, to avoid a second change
 _ROUNDS = 24
 _PLAIN = {"ep": 1, "expert_tp": 1, "vpp": 1, "schedule": Layout().schedule, "cp": 1, "pp": 1, "tp": 1,
@@ -98,6 +100,8 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
         return _others(CP_METHODS, found)
     if axis in ("qk_norm", "reduce_scatter_once", "reshard_after_step"):
         return iter([not found])
+    if axis in _SIZES:
+        return _of_sizes(case, axis, settle)
     if axis == "zero":
         return iter(sorted(ZERO_STAGES, key=lambda stage: abs(stage - found)))
     if axis == "shard_group":
@@ -110,18 +114,29 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
         return iter([v for v in reversed(ATTENTION_KERNELS) if v != found])  # torch's, then others'
     if axis == "dp" and case.world is not None:
         return iter([max(1, case.world // max(1, lay.tp * lay.pp * lay.cp))])
-    if axis == "sequence_length":
-        most = case.model.max_positions if case.model.positions == "learned" else _MOST
-        return _multiples(found, (2 * lay.cp if lay.cp > 1 else 1) * lay.tp, most)
     if axis == "head_size" and case.model.latent:
         return iter([case.model.latent.plain_size + case.model.latent.rope_size])
-    if axis == "vocab_size":
-        return iter([math.ceil(found / lay.tp) * lay.tp])
-    if axis == "global_batch_size":
-        micro = 1 if "micro_batch_size" in settle.open else lay.micro_batch_size
-        return _multiples(found, lay.dp * micro * schedule_of(lay.schedule).round(lay.pp), _MOST)
     others = (v for v in _DEGREES if v != found)
     return iter(sorted(others, key=lambda v: abs(math.log(v / max(1, found)))))
+
+
+def _of_sizes(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
+    """Other values of a size that is no degree: multiples of what has to divide it, or what follows from another."""
+    found, lay, model = case.get(axis), case.layout, case.model
+    if axis == "vocab_size":
+        return iter([math.ceil(found / lay.tp) * lay.tp])
+    if axis == "loss_chunk":
+        return iter([0])
+    if model.rope_scaling and axis in ("high_frequency_factor", "fast_rotations"):
+        low, slow = model.rope_scaling.low_frequency_factor, model.rope_scaling.slow_rotations
+        return iter([4 * low if axis == "high_frequency_factor" else 32 * slow])
+    most = int(keys()[AXES[axis]].most)
+    if axis == "sequence_length":
+        most = min(most, model.max_positions) if model.positions == "learned" else most
+        return _multiples(found, (2 * lay.cp if lay.cp > 1 else 1) * lay.tp, most)
+    micro = 1 if "micro_batch_size" in settle.open else lay.micro_batch_size
+    most = min(most, MOST_MICRO_BATCHES * lay.dp * micro)
+    return _multiples(found, lay.dp * micro * schedule_of(lay.schedule).round(lay.pp), most)
 
 
 def _divisors(n: int, near: int) -> list[int]:

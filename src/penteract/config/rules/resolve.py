@@ -223,7 +223,10 @@ def _batch_size(settings: Settings, layers: list[Settings]) -> None:
             where=f"batch.global_batch_tokens ({tokens.origin})", found=tokens.value,
             allowed=", ".join(map(str, near)), fix=f"--batch.global_batch_tokens {near[0]}",
         )  # fmt: skip
-    settings["batch.global_batch_size"] = Setting(tokens.value // length, f"derived: {tokens.value} / {length}")
+    why = f"derived: {tokens.value} / {length}"
+    settings["batch.global_batch_size"] = Setting(
+        keys()["batch.global_batch_size"].check(tokens.value // length, why), why
+    )
 
 
 def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | None) -> Layout:

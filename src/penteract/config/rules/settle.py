@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from penteract.config.case import Case
+from penteract.config.layout import MOST_TOKENS
 from penteract.schedule.registry import schedule_of
 
 
@@ -33,7 +34,8 @@ class Settle:
         if total is None or not 1 <= lay.dp <= total:
             return 1
         share = total // lay.dp
-        fits = [m for m in range(1, min(share, self.largest_micro_batch) + 1) if share % m == 0]
+        most = min(share, self.largest_micro_batch, MOST_TOKENS // max(1, case.sequence_length))
+        fits = [m for m in range(1, most + 1) if share % m == 0] or [1]
         whole = [m for m in fits if share // m % schedule_of(lay.schedule).round(lay.pp) == 0]
         return max(whole or fits)
 

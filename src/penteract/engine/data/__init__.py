@@ -9,5 +9,16 @@ from penteract.engine.data.open import DataChoice, open_samples
 from penteract.engine.data.pack import Sample, Samples
 from penteract.engine.data.tokenizer import TextTokenizer, open_tokenizer
 from penteract.engine.data.tokens import write_tokens
+from penteract.engine.data.validate import check_data, check_vocabulary
 
-__all__ = ["DataChoice", "Sample", "Samples", "TextTokenizer", "open_samples", "open_tokenizer", "write_tokens"]
+__all__ = [
+    "DataChoice",
+    "Sample",
+    "Samples",
+    "TextTokenizer",
+    "check_data",
+    "check_vocabulary",
+    "open_samples",
+    "open_tokenizer",
+    "write_tokens",
+]

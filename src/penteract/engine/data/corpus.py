@@ -22,6 +22,7 @@ from penteract.errors import BadInput, CorruptData
 from penteract.units import MIB
 
 BUILTIN_LIMIT = 4 * MIB
+MAX_ENTRIES = 50_000  # files and folders in a source: what is listed and looked at in half a second
 MAX_PART = MIB // 2  # characters; a longer document is tokenised in parts
 
 _BUILTIN_SKIP = frozenset({
@@ -116,13 +117,28 @@ def _local(source: str) -> list[Path]:
     if not path.exists():
         raise BadInput("SOURCE", "no such data", found=source, allowed=_ALLOWED, fix="builtin needs no file")
     if path.is_dir():
-        files = _in_fair_order(path, [p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file()])
+        files = _in_fair_order(path, list(_below(path)))
         if files:
             return files
-    elif path.suffix in _SUFFIXES:
+    elif path.suffix in _SUFFIXES and path.is_file():
         return [path]
-    raise BadInput("SOURCE", "no data files in this folder" if path.is_dir() else "not a kind of data file",
-                   found=source, allowed=_ALLOWED, fix="rename files of plain text to .txt")  # fmt: skip
+    what = "no data files in this folder" if path.is_dir() else "not a kind of data file"
+    if not path.is_dir() and not path.is_file():
+        what = "a pipe, a socket or a device"
+    raise BadInput("SOURCE", what, found=source, allowed=_ALLOWED, fix="rename files of plain text to .txt")
+
+
+def _below(root: Path) -> Iterator[Path]:
+    """The data files of a folder and of those in it."""
+    seen = 0
+    for folder, folders, names in os.walk(root):
+        seen += len(folders) + len(names)
+        if seen > MAX_ENTRIES:
+            raise BadInput("SOURCE", "a folder with too many files", where=str(root), found=f"more than {MAX_ENTRIES}",
+                           allowed=f"{MAX_ENTRIES} files and folders",
+                           fix="join documents in .jsonl files, or name a folder in it")  # fmt: skip
+        paths = (Path(folder, name) for name in names)
+        yield from (path for path in paths if path.suffix in _SUFFIXES and path.is_file())
 
 
 def _in_fair_order(root: Path, files: list[Path]) -> list[Path]:
@@ -182,9 +198,9 @@ def _read_jsonl(path: Path) -> Iterator[TextPart]:
                 row: object = json.loads(line.decode())
             except UnicodeDecodeError as e:
                 raise _not_utf8(path, f"line {number}", e) from e
-            except ValueError as e:
-                raise CorruptData("JSONL", "not a line of JSON", where=where, found=e, allowed='{"text": "…"}',
-                                  fix="repair or delete this line") from e  # fmt: skip
+            except (ValueError, RecursionError) as e:
+                raise CorruptData("JSONL", "not a line of JSON", where=where, found=str(e)[:120],
+                                  allowed='{"text": "…"}', fix="repair or delete this line") from e  # fmt: skip
             text = cast("dict[str, object]", row).get("text") if isinstance(row, dict) else None
             if not isinstance(text, str):
                 found = ", ".join(cast("dict[str, object]", row)) if isinstance(row, dict) else type(row).__name__

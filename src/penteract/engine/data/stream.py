@@ -117,8 +117,7 @@ def hugging_face_texts(corpus: StreamedCorpus) -> Texts:
     try:
         from datasets import load_dataset  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
     except ImportError as e:
-        raise BadInput("NO_DATASETS", "streaming from Hugging Face needs the library `datasets`",
-                       found=f"hf:{corpus.name}", fix='pip install "penteract[hf]"') from e  # fmt: skip
+        raise no_datasets(corpus) from e
     try:
         rows = cast("Iterable[dict[str, object]]",
                     load_dataset(corpus.name, corpus.config or None, split="train", streaming=True))  # fmt: skip
@@ -136,6 +135,12 @@ def hugging_face_texts(corpus: StreamedCorpus) -> Texts:
             yield text
 
     return texts
+
+
+def no_datasets(corpus: StreamedCorpus) -> BadInput:
+    """The error where the library that streams is missing."""
+    return BadInput("NO_DATASETS", "streaming from Hugging Face needs the library `datasets`",
+                    found=f"hf:{corpus.name}", fix='pip install "penteract[hf]"')  # fmt: skip
 
 
 def _no_text() -> BadInput:

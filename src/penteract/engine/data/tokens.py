@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from penteract.engine.data.corpus import TextPart
 from penteract.engine.data.tokenizer import Ids, TextTokenizer, id_type
 from penteract.errors import BadInput, CorruptData, DiskFailure
 
+_SCANNED = 256 * 2**20  # bytes
 _BATCH_CHARACTERS = 2 * 2**20  # tokenised together: enough for the library to use every core
 _DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
@@ -140,6 +141,22 @@ def read_tokens(path: Path, tokenizer: TextTokenizer) -> Ids:
     return np.memmap(path, dtype, mode="r") if size else np.empty(0, dtype)
 
 
+def check_ids(paths: Sequence[Path], tokenizer: TextTokenizer) -> None:
+    """Raise CorruptData for an id outside the vocabulary, in files whose `.bin.json` does not give the largest.
+
+    All ids are read in the first _SCANNED bytes of files: a fraction of a second.
+    """
+    left = _SCANNED
+    for path in paths:
+        ids = read_tokens(path, tokenizer)
+        if left <= 0 or not len(ids) or "largest" in _read_description(path):
+            continue
+        largest = int(ids[: max(1, left // ids.dtype.itemsize)].max())
+        left -= ids.nbytes
+        if largest >= tokenizer.vocab_size:
+            raise _id_out_of_vocabulary(largest, tokenizer.vocab_size, str(path))
+
+
 def is_complete(path: Path) -> bool:
     """Whether a token file exists and is complete."""
     return path.is_file() and _description_path(path).is_file()
@@ -156,8 +173,8 @@ def _read_description(path: Path) -> dict[str, object]:
                        fix=f"""echo '{{"dtype": "uint16"}}' > {shlex.quote(str(file))}""")  # fmt: skip
     try:
         description: object = json.loads(file.read_bytes())
-    except ValueError as e:
-        raise CorruptData("TOKENS", "not JSON", where=str(file), found=e, allowed='{"dtype": "uint16"}',
+    except (ValueError, RecursionError) as e:
+        raise CorruptData("TOKENS", "not JSON", where=str(file), found=str(e)[:120], allowed='{"dtype": "uint16"}',
                           fix="write it again") from e  # fmt: skip
     if not isinstance(description, dict):
         raise CorruptData("TOKENS", "not a JSON object", where=str(file), allowed='{"dtype": "uint16"}',

@@ -96,11 +96,16 @@ def _folder(resolved: Resolved, resume: Path | None, init: Path | None) -> tuple
     """The run's folder: a new one, or the one that is resumed; and the lease of it. If another process takes it over,
     this one stops as if by SIGTERM.
 
-    A resumed run keeps its run.toml until its checkpoint is read, so a refused resume changes nothing.
+    A resumed run keeps its run.toml until its checkpoint is read, so a refused resume changes nothing. Nor is anything
+    made where the data are wrong.
     """
     if resume is not None:
         lease.refuse_held(resume, say=_say)
         import_module("penteract.engine.session.resume").check_resume(resume, resolved.run)
+    run = resolved.run
+    import_module("penteract.engine.data").check_data(
+        run.data, run.tokenizer, run.sequence_length, run.model.vocab_size
+    )
     folder = resume or rundir.create(resolved.run.out, resolved.run.model.name)
     taken = lease.take(folder, say=_say)
     taken.ousted = lambda: os.kill(os.getpid(), signal.SIGTERM)

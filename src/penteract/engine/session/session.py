@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from penteract.config.run import RunSpec
-from penteract.engine.data import Samples, open_samples, open_tokenizer
+from penteract.engine.data import Samples, check_vocabulary, open_samples, open_tokenizer
 from penteract.engine.runtime.failures import from_exception
 from penteract.engine.runtime.rank import Rank
 from penteract.engine.runtime.stopping import Stopping
@@ -31,7 +31,7 @@ from penteract.engine.session.resume import other_precision, resume_settings
 from penteract.engine.session.sample import write
 from penteract.engine.session.saved import Recipe, after_load, load_state, saved_bytes, state_slices
 from penteract.engine.session.trainer import Outcome, Trainer
-from penteract.errors import BadInput, BadNumerics, Preempted
+from penteract.errors import BadNumerics, Preempted
 from penteract.units import gib, show_count
 
 log = logging.getLogger("penteract")
@@ -91,10 +91,7 @@ class Session:
         spec, progress = self.spec, self.rank.progress
         progress.enter("data")
         self.tokenizer = open_tokenizer(spec.tokenizer)
-        if self.tokenizer.vocab_size > spec.model.vocab_size:
-            raise BadInput("VOCABULARY", "the tokenizer has more ids than the model has rows", where="model.vocab_size",
-                           found=spec.model.vocab_size, allowed=f">= {self.tokenizer.vocab_size}",
-                           fix=f"--model.vocab_size {-(-self.tokenizer.vocab_size // 64) * 64}")  # fmt: skip
+        check_vocabulary(self.tokenizer, spec.model.vocab_size)
         self._open_data()
         progress.enter("compile")
         self.checkpoints = Checkpoints(

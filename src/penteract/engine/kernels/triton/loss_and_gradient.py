@@ -1,6 +1,8 @@
-"""Cross entropy and its gradient in one kernel: a row of logits is read for its sums; a part of it stays in registers,
-the rest is read again, from its end on, so that what was read last is still in the cache. The gradient is written where
-the logits were."""
+"""Cross entropy and its gradient in one kernel: a row of logits is read for its sums; a part of it stays in registers.
+
+The rest is read again, from its end on, so that what was read last is still in the cache. The gradient is written where
+the logits were.
+"""
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false

@@ -1,0 +1,35 @@
+"""Whatever is drawn is done or refused at once, in lines, and leaves nothing behind. `make test-all` draws 10,000."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from cli.attempts import Ended, attempt, no_ranks
+from cli.drawn import INPUTS, Input
+
+
+def try_in(folder: Path, drawn: Input) -> Ended:
+    """How the command ends in an empty folder below `folder`; whatever it made is removed again."""
+    work = Path(tempfile.mkdtemp(dir=folder))
+    os.chdir(work)
+    try:
+        drawn.make()
+        return attempt(drawn.words, folder)
+    finally:
+        os.chdir(folder)
+        shutil.rmtree(work)
+
+
+@pytest.mark.alone
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(drawn=INPUTS)
+def test_any_input_is_done_or_refused(alone: None, tmp_path_factory: pytest.TempPathFactory, drawn: Input) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    with no_ranks():
+        try_in(folder, drawn).check()
