@@ -15,11 +15,11 @@ from penteract.engine.comm.journal import Journal
 
 PhaseName = Literal["join", "data", "compile", "load", "step", "validate", "save", "done"]
 _T = TypeVar("_T")
-_PACKAGE = str(Path(__file__).parents[2])
+_PACKAGE = str(Path(__file__).parents[3])
 
 
 @dataclass(slots=True)
-class Progress:
+class RankProgress:
     """`phase`, and the one whose limit holds. `step`: from 1; 0: before the first. `action`: the last that the host has
     finished."""
 
