@@ -199,8 +199,8 @@ def _read_jsonl(path: Path) -> Iterator[TextPart]:
             except UnicodeDecodeError as e:
                 raise _not_utf8(path, f"line {number}", e) from e
             except (ValueError, RecursionError) as e:
-                raise CorruptData("JSONL", "not a line of JSON", where=where, found=str(e)[:120], allowed='{"text": "…"}',
-                                  fix="repair or delete this line") from e  # fmt: skip
+                raise CorruptData("JSONL", "not a line of JSON", where=where, found=str(e)[:120],
+                                  allowed='{"text": "…"}', fix="repair or delete this line") from e  # fmt: skip
             text = cast("dict[str, object]", row).get("text") if isinstance(row, dict) else None
             if not isinstance(text, str):
                 found = ", ".join(cast("dict[str, object]", row)) if isinstance(row, dict) else type(row).__name__
