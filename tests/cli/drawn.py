@@ -295,6 +295,10 @@ def train_data(draw: st.DrawFn) -> Input:
     return Input(words, files)
 
 
+_PLAN_OPTIONS = ("--seq", "--batch", "--headroom", "--top", "--tokens", "--precision", "--modules", "--optimizer",
+                 "--trace-stage", "--usd-per-gpu-hour", "--why")  # fmt: skip
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> Input:
     """`plan` of one layout: a search may take as long as it needs."""
@@ -308,9 +312,7 @@ def plans(draw: st.DrawFn) -> Input:
         files[gpus] = draw(entries(hardware()))
     layout = draw(st.sampled_from(["tp=1", "tp=2", "pp=2,zero=1", "zero=3", "tp=0", "tp=x", "a=b", "mbs=99999999999"]))
     words = ["plan", model, "--gpus", gpus, "--layout", layout]
-    for option in draw(st.lists(st.sampled_from(["--seq", "--batch", "--headroom", "--top", "--tokens", "--precision",
-                                                 "--modules", "--optimizer", "--trace-stage"]),
-                                max_size=2)):  # fmt: skip
+    for option in draw(st.lists(st.sampled_from(_PLAN_OPTIONS), max_size=2)):
         value = draw(st.sampled_from(["1024", "64seqs", "0.5", "1", "bf16", "adamw"]) | ATOMS.map(as_toml) | TEXTS)
         words += [option, value]
     return Input(words, files)

@@ -60,7 +60,7 @@ def test_a_value_of_a_run(tmp_path: Path, key: str, value: str, line: str) -> No
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"rope_scaling": {"a": 1}}, 'no field of rope scaling "default" · config.json: rope_scaling · found a / al'),
+        ({"rope_scaling": {"a": 1}}, 'no field of rope scaling "default" · config.json: rope_scaling · found a'),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "a": 1}}, 'no field of rope scaling "linear"'),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}},
          "high_freq_factor is not what it should be · config.json: rope_scaling · found 4"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from penteract.config.catalog.hardware import Tables, tables
 from penteract.config.files.hardware_schema import CLUSTER, FABRIC, GPU, GPUS, MEASURED
-from penteract.config.files.read import line_of, read_text
+from penteract.config.files.read import origins_in, read_text
 from penteract.config.files.schema import Origin, option
 from penteract.errors import BadInput
 
@@ -263,8 +263,9 @@ def _measured(path: Path, between: str) -> Cluster:
         raise BadInput("CLUSTER", f"not a file of measured curves: {what}", where=str(path),
                        allowed=f"the tables of {REFERENCE}.toml",
                        fix="write it as that file is written") from None  # fmt: skip
-    known, node = _curves(tree, lambda entry: line_of(entry, text, path.name)), tree["node"]
-    where, usual = line_of("node", text, path.name), tables("nodes").get(known.gpu.name, {}).get("between")
+    origin = origins_in(text, path.name)
+    known, node = _curves(tree, origin), tree["node"]
+    where, usual = origin("node"), tables("nodes").get(known.gpu.name, {}).get("between")
     gpus, each, inside = node["gpus"], node["gpus_per_node"], known.inside
     if each > inside.domain:
         raise BadInput("CLUSTER", "no fabric joins so many devices of a node", where=f"node.gpus_per_node ({where})",

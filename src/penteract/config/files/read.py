@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -69,9 +69,11 @@ def read_toml(path: Path) -> Settings:
     return found
 
 
-def line_of(entry: str, text: str, file: str) -> str:
-    """`file:line` of an entry of a TOML text, as `node.gpus` or `moved.points[3][1]`; `file` where it is not found."""
-    return _origin(entry.partition("[")[0], _lines(text), file)
+def origins_in(text: str, file: str) -> Callable[[str], str]:
+    """`file:line` of each entry of a TOML text, by its name, as `node.gpus` or `moved.points[3][1]`; `file` where it is
+    not found."""
+    lines = _lines(text)
+    return lambda entry: _origin(entry.partition("[")[0], lines, file)
 
 
 def _origin(name: str, lines: Mapping[str, int], file: str) -> str:
