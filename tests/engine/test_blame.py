@@ -11,10 +11,10 @@ import pytest
 
 from penteract.config.run import Limits
 from penteract.engine.comm.journal import Entry, GroupLog, Journal, Kind, Marks, name_of
-from penteract.engine.runtime.blame import Verdict, blame, unlike
-from penteract.engine.runtime.hang import Finder
-from penteract.engine.runtime.progress import Progress
-from penteract.engine.runtime.record import Collectives, Own, Record, decode, encode
+from penteract.engine.runtime.hangs.blame import Verdict, blame, unlike
+from penteract.engine.runtime.hangs.finder import Finder
+from penteract.engine.runtime.hangs.rank_progress import RankProgress
+from penteract.engine.runtime.hangs.record import Collectives, Own, Record, decode, encode
 
 SUM = Kind("all_reduce", 64)
 DP, OTHER = "dp {1,3}", "dp {0,2}"
@@ -235,7 +235,7 @@ def test_a_record_travels_and_anything_else_is_empty() -> None:
 
 
 def test_progress_ends_idleness() -> None:
-    progress = Progress(Limits(step=5, save=7))
+    progress = RankProgress(Limits(step=5, save=7))
     own = Own(progress, "a")
     progress.begin_step(3)
     assert [own.next(turn, 0.5).idle for turn in range(3)] == [0, 0.5, 1.0]
@@ -285,7 +285,7 @@ def test_a_device_leaves_what_it_has_passed() -> None:
     journal.finish(journal.enter(log, "all_reduce", 8), lambda: None)
     assert not made and log.left == 1  # nobody asks yet
     assert journal.state()[0] is None and begun == [1]
-    progress = Progress(journal=journal)
+    progress = RankProgress(journal=journal)
     first = journal.enter(log, "all_reduce", 8)
     journal.finish(first, lambda: None)
     progress.did("F0")

@@ -21,7 +21,7 @@ def main(words: list[str]) -> int:
     from penteract.config.run import Limits
     from penteract.engine.comm.distributed import Gloo
     from penteract.engine.comm.groups import Round
-    from penteract.engine.runtime.progress import Progress
+    from penteract.engine.runtime.hangs.rank_progress import RankProgress
     from penteract.engine.runtime.rank import Rank
     from penteract.engine.runtime.store import open_store
     from penteract.engine.runtime.watch import watched
@@ -32,7 +32,7 @@ def main(words: list[str]) -> int:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=open_store(os.environ, 60), rank=me, world_size=world)
     store = dist.distributed_c10d._get_default_store()
-    rank = Rank(me, world, torch.device("cpu"), store, Progress(Limits(**orders["limits"])))
+    rank = Rank(me, world, torch.device("cpu"), store, RankProgress(Limits(**orders["limits"])))
     order = orders.get(str(me), "")
     try:
         with watched(rank, folder):

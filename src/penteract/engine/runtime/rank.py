@@ -19,7 +19,7 @@ from penteract._version import __version__
 from penteract.config.run import Limits
 from penteract.engine.comm.journal import GroupLog
 from penteract.engine.executor.device import device_of, pick_device
-from penteract.engine.runtime.progress import Progress
+from penteract.engine.runtime.hangs.rank_progress import RankProgress
 from penteract.engine.runtime.roll_call import TELL_S, RollCall
 from penteract.engine.runtime.store import open_store
 from penteract.errors import PeerLost, PenteractError
@@ -37,7 +37,7 @@ class Rank:
     world: int
     device: torch.device
     store: dist.distributed_c10d.Store | None
-    progress: Progress = field(default_factory=Progress, compare=False)
+    progress: RankProgress = field(default_factory=RankProgress, compare=False)
 
     def __post_init__(self) -> None:
         if self.world > 1:  # before any use: other ranks look in the journal for who is a member
@@ -139,7 +139,7 @@ def join(
     if world == 1:
         if listener is not None:
             os.close(listener)
-        return Rank(0, 1, chosen, None, Progress(limits))
+        return Rank(0, 1, chosen, None, RankProgress(limits))
     store = open_store(environment, limits.join, listener)
     own = {"python": platform.python_version(), "torch": torch.__version__, "penteract": __version__}
     own |= {"device": kind.name, **(facts or {})}
@@ -160,4 +160,4 @@ def join(
         where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
         raise PeerLost("JOIN", f"the ranks could not connect: {' '.join(str(e).split())[:160]}", where=where,
                        fix="see what the other ranks print, and whether hosts reach each other") from e  # fmt: skip
-    return Rank(number, world, chosen, dist.distributed_c10d._get_default_store(), Progress(limits))
+    return Rank(number, world, chosen, dist.distributed_c10d._get_default_store(), RankProgress(limits))

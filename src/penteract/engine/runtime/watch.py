@@ -3,8 +3,9 @@ process.
 
 Twice a second each rank writes a heartbeat to the store, which says how far its main thread is, and reads an abort key
 and the heartbeat of the next rank that is still training. Ranks watch each other in a ring, so that the store's load
-grows linearly with their number. Where main threads make no progress, one rank finds the culprit (`hang.py`). A rank
-that must end while its main thread is blocked exits its process at once, because nothing else ends a wait in gloo.
+grows linearly with their number. Where main threads make no progress, one rank finds the culprit (`hangs/finder.py`).
+A rank that must end while its main thread is blocked exits its process at once, because nothing else ends a wait in
+gloo.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from penteract.engine.runtime.blame import Verdict, unlike
 from penteract.engine.runtime.failures import first_line, from_exception, is_of_a_peer
-from penteract.engine.runtime.hang import Finder, read
-from penteract.engine.runtime.progress import Progress
+from penteract.engine.runtime.hangs.blame import Verdict, unlike
+from penteract.engine.runtime.hangs.finder import Finder, read
+from penteract.engine.runtime.hangs.rank_progress import RankProgress
+from penteract.engine.runtime.hangs.record import Own, Record, decode, encode
 from penteract.engine.runtime.rank import Rank
-from penteract.engine.runtime.record import Own, Record, decode, encode
 from penteract.engine.runtime.stopping import Stopping
 from penteract.engine.session import rundir
 from penteract.errors import Bug, PeerLost, PenteractError, Preempted
@@ -59,14 +60,14 @@ class Watcher:
 
     def __init__(  # noqa: PLR0913 (the last two are for tests)
         self, store: dist.distributed_c10d.Store, rank: int, world: int, run_dir: Path, abort: Callable[[], None],
-        stopping: Stopping | None = None, progress: Progress | None = None, *, interval: float = 0.5,
+        stopping: Stopping | None = None, progress: RankProgress | None = None, *, interval: float = 0.5,
         timeout: float = 30.0,
     ) -> None:  # fmt: skip
         # A separate connection: a blocking wait of the main thread may hold the other.
         self.store = dist.distributed_c10d.PrefixStore("watch", store.clone())  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
         self.rank, self.world, self.run_dir, self.abort = rank, world, run_dir, abort
         self.interval, self.timeout, self.told = interval, timeout, False
-        self.stopping, self.progress = stopping or Stopping(), progress or Progress()
+        self.stopping, self.progress = stopping or Stopping(), progress or RankProgress()
         self._own = Own(self.progress, socket.gethostname())
         self._finder = Finder(self.store, rank, world, timeout)
         self._patient = False

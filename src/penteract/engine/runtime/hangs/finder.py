@@ -11,8 +11,8 @@ from contextlib import suppress
 
 import torch.distributed as dist
 
-from penteract.engine.runtime.blame import Verdict, blame
-from penteract.engine.runtime.record import Record, decode
+from penteract.engine.runtime.hangs.blame import Verdict, blame
+from penteract.engine.runtime.hangs.record import Record, decode
 
 LOOK_S = 1.0  # between two readings of all records
 _LATE_S = 1.0  # by which two readings may be closer than the silence that they look for

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penteract.engine.comm.journal import Kind
-from penteract.engine.runtime.record import Record
+from penteract.engine.runtime.hangs.record import Record
 
 _SHOWN = 8  # ranks that a message lists
 

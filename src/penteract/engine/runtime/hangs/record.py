@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penteract.engine.comm.journal import Kind
-from penteract.engine.runtime.progress import Progress, main_thread_at
+from penteract.engine.runtime.hangs.rank_progress import RankProgress, main_thread_at
 
 _TELL_S = 1.0  # from here on a rank without progress says in which line it is
 
@@ -69,7 +69,7 @@ class Own:
     """This rank's records. `idle` counts the seconds that the caller's turns took, not those of the clock: while all
     processes are suspended together, none is late."""
 
-    def __init__(self, progress: Progress, host: str) -> None:
+    def __init__(self, progress: RankProgress, host: str) -> None:
         self.progress, self.host = progress, host
         self.idle = 0.0
         self._count = -1

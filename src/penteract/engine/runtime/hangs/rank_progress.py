@@ -15,11 +15,12 @@ from penteract.engine.comm.journal import Journal
 
 PhaseName = Literal["join", "data", "compile", "load", "step", "validate", "save", "done"]
 _T = TypeVar("_T")
-_PACKAGE = str(Path(__file__).parents[2])
+_PASS_ON = frozenset({"comm", "rank.py", "rank_progress.py"})  # their lines only pass a wait on
+_PACKAGE = str(Path(__file__).parents[3])
 
 
 @dataclass(slots=True)
-class Progress:
+class RankProgress:
     """`phase`, and the one whose limit holds. `step`: from 1; 0: before the first. `action`: the last that the host has
     finished."""
 
@@ -81,7 +82,7 @@ def main_thread_at() -> str:
     while frame is not None:
         code = frame.f_code
         parts = Path(code.co_filename).parts[-2:]
-        if code.co_filename.startswith(_PACKAGE) and parts[0] != "comm" and parts[1] not in ("rank.py", "progress.py"):
+        if code.co_filename.startswith(_PACKAGE) and _PASS_ON.isdisjoint(parts):
             return f"{'/'.join(parts)}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back
     return ""
