@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     kind: Kind
 
 
-class DeviceEvent(Protocol):
+class DevicePoint(Protocol):
     """A point in a device's stream."""
 
     def query(self) -> bool:
@@ -59,10 +59,10 @@ class Marks:
     """Points that a device passes in this order. `record`: puts an event into the current stream, an earlier one again
     if it is given one. `begin`: called once by the thread that asks, before it asks. Nothing is kept before."""
 
-    record: Callable[[Any], DeviceEvent]
+    record: Callable[[Any], DevicePoint]
     begin: Callable[[], None] = lambda: None
-    pending: deque[tuple[Entry | str, DeviceEvent]] = field(default_factory=deque[tuple["Entry | str", DeviceEvent]])
-    free: deque[DeviceEvent] = field(default_factory=deque[DeviceEvent])
+    pending: deque[tuple[Entry | str, DevicePoint]] = field(default_factory=deque[tuple["Entry | str", DevicePoint]])
+    free: deque[DevicePoint] = field(default_factory=deque[DevicePoint])
     passed: int = 0
     action: str = ""  # the last that the device has finished
     begun: bool = False

@@ -3,8 +3,9 @@ process.
 
 Twice a second each rank writes a heartbeat to the store, which says how far its main thread is, and reads an abort key
 and the heartbeat of the next rank that is still training. Ranks watch each other in a ring, so that the store's load
-grows linearly with their number. Where main threads make no progress, one rank finds the culprit (`hang.py`). A rank
-that must end while its main thread is blocked exits its process at once, because nothing else ends a wait in gloo.
+grows linearly with their number. Where main threads make no progress, one rank finds the culprit (`hangs/finder.py`).
+A rank that must end while its main thread is blocked exits its process at once, because nothing else ends a wait in
+gloo.
 """
 
 from __future__ import annotations

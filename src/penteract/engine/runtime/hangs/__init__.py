@@ -1,1 +1,1 @@
-"""Ranks whose main threads hang: how far each is, what it tells the others, and who is to blame."""
+"""Hangs: each rank notes and tells how far it is, and one rank finds out what a hung run waits for."""

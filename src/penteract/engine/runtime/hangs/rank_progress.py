@@ -15,6 +15,7 @@ from penteract.engine.comm.journal import Journal
 
 PhaseName = Literal["join", "data", "compile", "load", "step", "validate", "save", "done"]
 _T = TypeVar("_T")
+_PASS_ON = frozenset({"comm", "rank.py", "rank_progress.py"})  # their lines only pass a wait on
 _PACKAGE = str(Path(__file__).parents[3])
 
 
@@ -81,7 +82,7 @@ def main_thread_at() -> str:
     while frame is not None:
         code = frame.f_code
         parts = Path(code.co_filename).parts[-2:]
-        if code.co_filename.startswith(_PACKAGE) and parts[0] != "comm" and parts[1] not in ("rank.py", "progress.py"):
+        if code.co_filename.startswith(_PACKAGE) and _PASS_ON.isdisjoint(parts):
             return f"{'/'.join(parts)}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back
     return ""
