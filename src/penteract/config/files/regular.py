@@ -14,10 +14,13 @@ def read_regular(path: Path, *, largest: int) -> bytes:
     A pipe would be waited for without end, and a device has none.
     """
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with os.fdopen(fd, "rb") as file:
+    try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if found.st_size > largest:
             raise OSError(errno.EFBIG, f"larger than {largest} bytes", str(path))
-        return file.read(largest)
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            return file.read(largest)
+    finally:
+        os.close(fd)

@@ -56,8 +56,8 @@ def held_tensors(folder: Path) -> dict[str, TensorHeader]:
 def read_header(path: Path) -> dict[str, TensorHeader]:
     """The tensors of one file, each with bytes of its size inside the file."""
     try:
-        if not path.is_file():
-            raise ValueError("it is no regular file" if path.exists() else "it is not there")
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no regular file")
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
