@@ -31,9 +31,11 @@ SEED ?= $(shell date +%s)
 test-random: setup
 	$(RUN) -m pytest tests --random-order-bucket=global --random-order-seed=$(SEED) --hypothesis-profile=ci
 
-# 2,000 layouts asked in any order, every recipe of precision for 300 steps, and every layout of 2, 4 and 8 ranks; the
-# last are resumable. Their last results are benchmarks/results/asked_2000.json, precision_300.json and test_all.json.
+# 10,000 drawn inputs, 2,000 layouts asked in any order, every recipe of precision for 300 steps, and every layout of 2, 4
+# and 8 ranks; the last are resumable. Their last results are benchmarks/results/drawn_10000.json, asked_2000.json,
+# precision_300.json and test_all.json.
 test-all: test pyodide
+	$(RUN) tests/drawn_long.py
 	$(RUN) tests/asked_long.py
 	$(RUN) tests/precision_long.py
 	$(RUN) tests/sweep.py

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import os
 import re
-import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
 from penteract.cli import main
 
 SECONDS = 1.0  # of the processor, once everything is imported
-HANGS = 60  # seconds after which a command waits for something that never comes
+HANGS = 60  # seconds after which a command waits for what never comes: this process ends and says where
 CODES = (0, 2, 65, 74)  # done, bad input, corrupt data, disk
 TRIED = re.compile(r"step-\d+ is damaged, trying the one before: ")  # what is said before another is read
 LINE = re.compile(r"error\[[A-Z_]+\]: \S")
-
-
-class Hangs(BaseException):
-    """The command waits; no `except Exception` may hide it."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +79,7 @@ def attempt(words: Sequence[object], folder: Path | None = None) -> Ended:
     """Run `penteract WORDS` in the present folder. `folder`: where nothing may be left; it holds the present one."""
     texts, out, err = [str(word) for word in words], io.StringIO(), io.StringIO()
     before, held = _files(folder), _held()
-    handler = signal.signal(signal.SIGALRM, _hangs)
-    signal.alarm(HANGS)
+    faulthandler.dump_traceback_later(HANGS, exit=True, file=sys.__stderr__)
     begun = time.process_time()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -93,17 +88,12 @@ def attempt(words: Sequence[object], folder: Path | None = None) -> Ended:
         code = e.code if isinstance(e.code, int) else 1
     finally:
         seconds = time.process_time() - begun
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, handler)
+        faulthandler.cancel_dump_traceback_later()
     after = _files(folder)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     if not _ends(held):
         changed.add("a thread or an open file")
     return Ended(texts, code, out.getvalue(), err.getvalue(), seconds, frozenset(changed))
-
-
-def _hangs(number: int, frame: FrameType | None) -> None:
-    raise Hangs
 
 
 def _held() -> int:

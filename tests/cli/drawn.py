@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from penteract.config.catalog.hardware import FOLDER
 from penteract.config.files.keys import Key, keys
+from penteract.config.files.sections import Count
 
 Kind = Literal["file", "folder", "fifo", "loop", "nowhere", "device", "socket", "locked"]
 DEPTHS = st.sampled_from([3, 200, 5_000, 100_000])
@@ -127,13 +128,20 @@ def entries(sound: st.SearchStrategy[bytes]) -> st.SearchStrategy[Entry]:
 
 
 def values_of(key: Key) -> st.SearchStrategy[object]:
-    """Values of a key: sound ones, those at its bounds, and any."""
-    near: list[object] = [key.default, key.least, key.most, key.most + 1, key.least - 1, int(key.least), int(key.most)]
-    words = [word for part in (key.hint, *get_args(key.hint)) if get_origin(part) is Literal for word in get_args(part)]
-    if get_origin(key.hint) is Literal:
-        words = list(get_args(key.hint))
-    sound = st.sampled_from([v for v in [*near, *words, True, False, 1, 2, 4] if v is not None])
-    return sound | ATOMS | TREES if key.name != "output.folder" else st.sampled_from(["runs", "out", "", "a.toml", 3])
+    """Values of a key: mostly sound ones and those at its bounds, and any."""
+    if key.name == "output.folder":
+        return st.sampled_from(["runs", "out", "", "a.toml", 3])
+    hints = (key.hint, *get_args(key.hint))
+    words: list[object] = [w for hint in hints if get_origin(hint) is Literal for w in get_args(hint)]
+    if bool in hints:
+        words += [True, False]
+    if {int, float, Count} & {*hints}:
+        words += [n for n in (1, 2, 3, 4, 8, 0.1, 0.5, 64) if key.least <= n <= key.most]
+        words += [int(key.least), int(key.most), key.most, key.most + 1, key.least - 1]
+    if tuple in map(get_origin, hints):
+        words += [[0.9, 0.95], ["enter"], ["swiglu", "norm"], [0], ["*:moments=int8"], []]
+    sound = st.sampled_from([*words, *([key.default] if key.default is not None else [])] or ["x"])
+    return st.integers(0, 5).flatmap(lambda n: sound if n else ATOMS | TREES)
 
 
 SETTINGS = st.sampled_from(sorted(keys())).flatmap(

@@ -141,3 +141,11 @@ def test_gpus_by_torch_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert (found.source, found.why) == ("torch", "nvidia-ml-py and nvidia-smi are absent")
     assert found.devices[1] == GpuState(index=1, name="NVIDIA L4", memory=24 * GIB, capability=(8, 9))
     assert found.matrix == (("X", "-"), ("-", "X"))
+
+
+@pytest.mark.parametrize("kind", ["file", "fifo", "loop"])
+def test_what_is_no_folder_holds_no_runs(tmp_path: Path, kind: str) -> None:
+    at = tmp_path / "runs"
+    {"file": at.touch, "fifo": lambda: os.mkfifo(at), "loop": lambda: at.symlink_to(at)}[kind]()
+    for folder in (at, at / "below"):
+        assert probe_disk(folder).error == f"{at} is no folder"

@@ -97,6 +97,9 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     if chosen and not json and (launch is None or launch.rank == 0):
         print(f"Recomputation {chosen.text()}")
     compared = find_run(compare, resolved.run.out, flag="--compare", needs="metrics.jsonl") if compare else None
+    if compared and not (compared / "metrics.jsonl").is_file():
+        raise BadInput("RUN", "the run has no metrics.jsonl to compare with", where="--compare", found=compared,
+                       fix="name a run that has trained a step")  # fmt: skip
     _check_paths(resolved)
     if weights:
         check_weights(weights, resolved)

@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from penteract.config.files.regular import read_regular
 from penteract.engine.checkpoint import durable as disk
 from penteract.engine.checkpoint import manifest
 from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
@@ -75,7 +76,7 @@ def committed(folder: Path) -> list[Committed]:
 def _epoch(at: Path) -> int:
     """The epoch that committed a step; 0 if no run did."""
     with contextlib.suppress(OSError, ValueError):
-        return int((at / EPOCH).read_text()[:20])
+        return int(read_regular(at / EPOCH, largest=20))
     return 0
 
 

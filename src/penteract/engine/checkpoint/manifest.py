@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penteract.config.files.regular import read_regular
 from penteract.engine.checkpoint.slices import DTYPES, Box, Dims, digest, first_overlap, inside, show, volume
 from penteract.errors import BadInput, Bug, CorruptData
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+_LARGEST = 2**30  # bytes of a manifest
 _FILE = re.compile(r"rank-[0-9]{5,}\.safetensors")
 
 
@@ -102,7 +104,7 @@ def read(folder: Path) -> Manifest:
     """The manifest of a committed step. Raises CorruptData, or BadInput when a later version wrote it."""
     path = folder / MANIFEST
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path, largest=_LARGEST))
         claimed = content.pop("digest")
         if claimed != digest(
             _canonical(content)

@@ -24,6 +24,7 @@ from typing import BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
+from penteract.config.files.regular import read_regular
 from penteract.engine.data.corpus import TextPart
 from penteract.engine.data.tokenizer import Ids, TextTokenizer, id_type
 from penteract.errors import BadInput, CorruptData, DiskFailure
@@ -172,7 +173,7 @@ def _read_description(path: Path) -> dict[str, object]:
         raise BadInput("TOKENS", "a .bin file needs a .bin.json that says how to read it", where=str(path),
                        fix=f"""echo '{{"dtype": "uint16"}}' > {shlex.quote(str(file))}""")  # fmt: skip
     try:
-        description: object = json.loads(file.read_bytes())
+        description: object = json.loads(read_regular(file, largest=2**20))
     except (ValueError, RecursionError) as e:
         raise CorruptData("TOKENS", "not JSON", where=str(file), found=str(e)[:120], allowed='{"dtype": "uint16"}',
                           fix="write it again") from e  # fmt: skip

@@ -11,6 +11,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 
 from penteract.config.files.read import read_text
+from penteract.config.files.regular import read_regular
 from penteract.config.hf import model_from_hf
 from penteract.config.hf.write_config import different
 from penteract.config.model import ModelSpec
@@ -126,7 +127,7 @@ def remembered_vocabulary(run: Path) -> int:
     """Vocabulary size of the weights that a run started from: further rows are padding. 0: there are none, or their
     size is not known."""
     try:
-        return int(json.loads((run / _ORIGIN).read_text())["vocab_size"])
+        return int(json.loads(read_regular(run / _ORIGIN, largest=2**20))["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
 
@@ -134,6 +135,6 @@ def remembered_vocabulary(run: Path) -> int:
 def weights_alone(run: Path) -> bool:
     """Whether a run's folder was made by `convert`."""
     try:
-        return json.loads((run / "status.json").read_text())["state"] == WEIGHTS_ALONE
+        return json.loads(read_regular(run / "status.json", largest=2**20))["state"] == WEIGHTS_ALONE
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from penteract.config.files.regular import read_regular
 from penteract.errors import BadInput, CorruptData
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -55,8 +56,8 @@ def held_tensors(folder: Path) -> dict[str, TensorHeader]:
 def read_header(path: Path) -> dict[str, TensorHeader]:
     """The tensors of one file, each with bytes of its size inside the file."""
     try:
-        if not path.is_file():
-            raise ValueError("it is no regular file" if path.exists() else "it is not there")
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no regular file")
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -96,9 +97,7 @@ def _held(path: Path, name: str, row: Any, most: int) -> TensorHeader:
 def _weight_map(path: Path) -> dict[str, str]:
     """Tensor name -> file name. Raises CorruptData for a path that leads out of the folder."""
     try:
-        if path.stat().st_size > _LARGEST:
-            raise ValueError("too large")
-        table = json.loads(path.read_bytes())["weight_map"]
+        table = json.loads(read_regular(path, largest=_LARGEST))["weight_map"]
         if not isinstance(table, dict) or not table:
             raise ValueError("no weight_map")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as e:

@@ -26,9 +26,9 @@ def disk(folder: Path) -> Disk:
         files = stats.f_favail if stats.f_files else None  # some file systems have no fixed number
     except (OSError, AttributeError):
         pass
-    speed, error = None, ""
+    speed, error = None, _in_the_way(folder.absolute())
     try:
-        speed = _written(asked, WRITTEN if free is None or free > 4 * WRITTEN else PIECE)
+        speed = _written(asked, WRITTEN if free is None or free > 4 * WRITTEN else PIECE) if not error else None
     except OSError as e:
         error = e.strerror or str(e)
     return Disk(folder=str(folder), asked=str(asked), free=free, total=total, files=files, kind=_kind(asked),
@@ -37,6 +37,12 @@ def disk(folder: Path) -> Disk:
 
 def _nearest(folder: Path) -> Path:
     return next(p for p in (folder, *folder.parents) if p.is_dir())
+
+
+def _in_the_way(folder: Path) -> str:
+    """What keeps the folder from being made, where something else has its name."""
+    found = next((p for p in (folder, *folder.parents) if os.path.lexists(p)), folder)
+    return "" if found.is_dir() else f"{found} is no folder"
 
 
 def _written(folder: Path, size: int) -> float | None:
