@@ -32,9 +32,9 @@ import torch
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.policy import RECIPES
-from penteract.engine.kernels import experts as reference
-from penteract.engine.kernels import grouped_experts
 from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.moe import experts as reference
+from penteract.engine.kernels.moe import grouped_experts
 from penteract.engine.kernels.registry import kernel
 from penteract.ops.declarations import OPS, OpDeclaration, implementation
 from penteract.ops.spec import Spec

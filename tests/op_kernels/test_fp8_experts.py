@@ -18,8 +18,8 @@ from penteract.config.precision.fp8 import Fp8, usual
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.storages import Storages
-from penteract.engine.kernels import experts as plain
 from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.moe import experts as plain
 from penteract.engine.kernels.moe.experts import Splits
 from penteract.engine.kernels.quantised.fp8 import emulated
 from penteract.engine.kernels.quantised.fp8_experts import FOUR, in_fours, scaled_experts
