@@ -185,8 +185,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_on_every_rank(tmp_path: Path) ->
 
 
 def tokens_with_a_bad_one(folder: Path, bad: int) -> str:
-    """A file of 40 windows of 64 tokens that was damaged after it was written: token `bad` is none. Its description says
-    how large its ids are, so they are not all read before the run."""
+    """A file of 40 windows of 64 tokens that was damaged after it was written: token `bad` is none. Its description
+    says how large its ids are, so they are not all read before the run."""
     ids = np.full(40 * 64 + 1, ord("a"), "<u2")
     ids[bad] = 60_000
     ids.tofile(folder / "ids.bin")
