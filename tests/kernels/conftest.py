@@ -13,10 +13,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 _NARROW = {"bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def small_heap() -> Iterator[None]:
-    """Only what a test makes is looked at when it collects: that of the whole run takes half a second each time."""
-    gc.collect()
+    """A test that collects looks at what it has made: the heap of the whole run takes half a second each time."""
     gc.freeze()
     yield
     gc.unfreeze()

@@ -47,7 +47,6 @@ TRIED = [case for case in CASES if case.op_name in KERNELS] + [
 ]
 
 
-@pytest.mark.usefixtures("small_heap")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "bf16_pure"])
 @pytest.mark.parametrize("case", TRIED, ids=str)
@@ -74,7 +73,6 @@ def cast(how: Casters, fp8: Fp8, name: Format, parts: list[torch.Tensor]) -> lis
     return [into.straight, into.turned, scale]
 
 
-@pytest.mark.usefixtures("small_heap")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("bad", [None, math.nan, math.inf])
 @pytest.mark.parametrize("powers", [False, True])
@@ -91,7 +89,6 @@ def test_codes_are_those_of_plain_torch(name: Format, powers: bool, bad: float |
         assert other[2].isfinite().item() == (bad is None)
 
 
-@pytest.mark.usefixtures("small_heap")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", FORMATS)
 def test_codes_of_slopes_are_those_of_plain_torch_but_for_last_bits(name: Format) -> None:
@@ -110,7 +107,6 @@ def test_codes_of_slopes_are_those_of_plain_torch_but_for_last_bits(name: Format
         assert ((a - b).norm() / b.norm()).item() < 1e-2
 
 
-@pytest.mark.usefixtures("small_heap")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_zeros_have_a_scale() -> None:
     for how in (TORCH, TRITON):
@@ -118,7 +114,6 @@ def test_zeros_have_a_scale() -> None:
         assert not codes.any() and not turned.any() and scale > 0
 
 
-@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("room", [128 * 136, 1])
 def test_a_gradient_is_added_some_rows_at_a_time(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(declared, "ROOM", room)

@@ -39,7 +39,6 @@ WIDE = (
 TRIED = [case for case in CASES if case.op_name in KERNELS] + list(WIDE)
 
 
-@pytest.mark.usefixtures("small_heap")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "bf16_pure", "fp16"])
 @pytest.mark.parametrize("case", TRIED, ids=str)

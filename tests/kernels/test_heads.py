@@ -54,7 +54,6 @@ def _of_views(kernel: TorchKernel) -> TorchKernel:
     return TorchKernel(phase(kernel.forward), phase(kernel.input_gradient))
 
 
-@pytest.mark.usefixtures("small_heap")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "bf16_pure", "fp16"])
 @pytest.mark.parametrize("case", TRIED, ids=str)

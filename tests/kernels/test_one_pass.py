@@ -87,7 +87,6 @@ def let_go(kernel: TorchKernel) -> TorchKernel:
     return TorchKernel(*map(phase, (kernel.forward, kernel.input_gradient, kernel.weight_gradient)))
 
 
-@pytest.mark.usefixtures("small_heap")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "bf16_pure", "fp16"])
 @pytest.mark.parametrize("case", TRIED, ids=str)

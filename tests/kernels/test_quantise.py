@@ -135,7 +135,6 @@ def _no_product(fp8: Fp8, a: Operand, b: Operand, out: torch.Tensor, forward: bo
     out.zero_()
 
 
-@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("name", ["rowwise", "blockwise, powers of two"])
 def test_experts_are_the_same_and_allocate_what_is_declared(name: str) -> None:
     results = [_experts(RECIPE[name], how, kernels) for how, kernels in ((TORCH, "reference"), (TRITON, "triton"))]

@@ -35,7 +35,6 @@ class _Counted(NarrowRouter):
         return super().flops(phase, *about) * (1 if phase == "forward" else PARTS)
 
 
-@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("precision", [*NARROW, "fp32", "fp64"])
 @pytest.mark.parametrize("case", TRIED, ids=str)
 def test_a_kernel_does_what_it_declares(case: Case, precision: str) -> None:
