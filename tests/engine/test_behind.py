@@ -17,6 +17,8 @@ from penteract.engine.session.session import Session, SessionOptions
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.errors import BadNumerics, CorruptData, Preempted
 
+SMALL = ("--batch.sequence_length=64", "--batch.global_batch_size=2", "--batch.micro_batch_size=1")
+
 Steps = list[str]
 
 
@@ -47,7 +49,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 
 
 def session(folder: Path, *words: str) -> Session:
-    run = resolve(None, "tiny", [f"--output.folder={folder}", "--training.sample_tokens=0", *words], world=1).run
+    run = resolve(
+        None, "tiny", [f"--output.folder={folder}", "--training.sample_tokens=0", *SMALL, *words], world=1
+    ).run
     made = Session(run, Rank(0, 1, torch.device("cpu"), None), SessionOptions(folder))
     made.open()
     return made
