@@ -153,13 +153,9 @@ def check(case: Case, of: int) -> None:
     r = of % lay.pp
     rank = mesh.group("pp", 0)[r]
     told = Told(steps, lay, r).seen
-    shifts = {mesh.group("cp", rank)}
-    told = [
-        ("message", e[3])
-        if e[0] == "start" and e[1] in shifts and case.layout.cp_method == "ring" and e[3] in _shifts(case, rank)
-        else e
-        for e in told
-    ]
+    shifts = _shifts(case, rank) if case.layout.cp_method == "ring" else set[int]()
+    ring = mesh.group("cp", rank)
+    told = [("message", e[3]) if e[0] == "start" and e[1] == ring and e[3] in shifts else e for e in told]
     wanted = list(seen_from_outside(case, rank, steps.rates))
     for i, (a, b) in enumerate(zip(told, wanted, strict=False)):
         assert a == b, f"at {i}: {told[max(0, i - 5) : i + 3]}\n{wanted[max(0, i - 5) : i + 3]}"
