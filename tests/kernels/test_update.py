@@ -275,16 +275,14 @@ def test_updates_in_fp64_are_refused() -> None:
 # ---- a trainer ---------------------------------------------------------------------------------------------------
 
 
-def interpreted(op_name: str, one: Implementation, device: str) -> TorchKernel:
-    """Also what is a GPU's alone: Triton's by its interpreter, products by the reference."""
-    reference = OPS[op_name].implementations[-1].kernels[device]
-    table = one.kernels.get(device) or (one.kernels["cuda"] if one.name == "triton" else reference)
-    return registry._found(table)[op_name]
+def by_reference(op_name: str, one: Implementation, device: str) -> TorchKernel:
+    """Of a step, its update alone is by Triton: the interpreter would take minutes for the rest."""
+    return registry._found(OPS[op_name].implementations[-1].kernels[device])[op_name]
 
 
 def trained(policy: str, kind: OptimizerName = "adamw", **layout: Any) -> tuple[Small, list[float]]:
     optimizer, lay = replace(SPEC, kind=kind), Layout(micro_batch_size=4, **layout)
-    with patch.object(trainer, "check_kernels"), patch.object(registry, "kernel", interpreted):
+    with patch.object(trainer, "check_kernels"), patch.object(registry, "kernel", by_reference):
         run = Small(EVERY[policy], model=replace(MODEL, vocab_size=264), steps=2, layout=lay, optimizer=optimizer)
     return run, run.losses()
 
