@@ -1,5 +1,5 @@
 # The README's two commands, and what a maintainer runs.
-.PHONY: setup demo test test-random test-all lint pyodide
+.PHONY: setup demo test test-random test-faults test-all lint pyodide
 
 PYTHON ?= python3
 RUN := .venv/bin/python
@@ -19,8 +19,8 @@ lint: setup
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/lint-imports
-	.venv/bin/basedpyright
-	.venv/bin/basedpyright -p pyrightconfig.engine.json
+	.venv/bin/basedpyright & other=$$!; .venv/bin/basedpyright -p pyrightconfig.engine.json; engine=$$?; \
+	wait $$other && exit $$engine
 
 # Two shards beside each other, then what has ranks or is timed (tests/shards.py); one summary of all.
 test: lint
@@ -31,10 +31,15 @@ SEED ?= $(shell date +%s)
 test-random: setup
 	$(RUN) -m pytest tests --random-order-bucket=global --random-order-seed=$(SEED) --hypothesis-profile=ci
 
+# 200 runs that are killed and resumed, and 1,500 damaged checkpoints, drawn by a seed; resumable. `make test-faults
+# PART="--seconds 600"` draws for so long. The last result is benchmarks/results/test_faults.json.
+test-faults: setup
+	$(RUN) tests/faults_long.py $(PART)
+
 # 10,000 drawn inputs, 2,000 layouts asked in any order, every recipe of precision for 300 steps, and every layout of 2, 4
 # and 8 ranks; the last are resumable. Their last results are benchmarks/results/drawn_10000.json, asked_2000.json,
 # precision_300.json and test_all.json.
-test-all: test pyodide
+test-all: test test-faults pyodide
 	$(RUN) tests/drawn_long.py
 	$(RUN) tests/asked_long.py
 	$(RUN) tests/precision_long.py

@@ -29,6 +29,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec, Training
 from penteract.engine.data.pack import Sample
 from penteract.engine.runtime.rank import join
+from penteract.engine.session.garbage import collect_after, collected_between_steps
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.readings.estimator import Estimator
 from penteract.units import gib
@@ -97,11 +98,13 @@ def main() -> None:
     samples, trainer = RandomBatches(case), Trainer.build(run, rank)
     assert len(samples.samples) == DRAWN * case.micro_batch_size
     clock, losses, pending = Clock(), list[float](), list[Callable[[], Outcome]]()
-    for n in range(1, STEPS + 1):
-        pending.append(trainer.start(n, samples, (n - 1) * case.micro_batch_size))
-        clock.mark()
-        if n > 1:
-            losses.append(pending.pop(0)().loss)
+    with collected_between_steps():
+        for n in range(1, STEPS + 1):
+            pending.append(trainer.start(n, samples, (n - 1) * case.micro_batch_size))
+            collect_after(n)
+            clock.mark()
+            if n > 1:
+                losses.append(pending.pop(0)().loss)
     losses.append(pending.pop(0)().loss)
     gradient = run.precision.policy.gradient
     write_record(clock.report(case, losses, gradient=gradient, layout=asdict(run.layout), **plan), Path(out))

@@ -177,6 +177,9 @@ def main() -> None:
             args.out.write_text(json.dumps(record, indent=1) + "\n")
             short = {k: found[k] for k in ("mode", "tok_s_gpu", "median_ms", "clock_mhz", "power_w", "learns", "took_s", "failed") if k in found}  # fmt: skip
             print(name, "torchtitan" if theirs else "penteract", json.dumps(short), "ratio", row["ratio"], flush=True)
+            if "failed" in found:
+                print(f"{name}: no ratio without both sides; {found['failed']}", file=sys.stderr)
+                break
     monitor.process.terminate()
 
 

@@ -49,7 +49,7 @@ from penteract.units import gib
 
 WARM = 3
 # Waits in the record, and the methods of `Run` that wait.
-WAITS = {"need": "wait_all_gather", "exchange": "exchange", "arrive": "arrive", "settle": "settle"}
+WAITS = {"need": "wait_all_gather", "exchange": "post_p2p", "arrive": "wait_recv", "settle": "wait_sends"}
 LOAD = BatchLoader.load
 
 

@@ -52,7 +52,7 @@ CASES = [
     (DENSE, Layout(pp=4, gradient_accumulation_steps=8, schedule="zb_h1")),
     (DENSE, Layout(pp=2, vpp=2, tp=2, gradient_accumulation_steps=4, schedule="interleaved")),
     (DENSE, Layout(tp=2, pp=2, gradient_accumulation_steps=4, schedule="gpipe", recompute=("*",))),
-    (DENSE, Layout(tp=2, cp=2, cp_method="ring", recompute=("enter", "ring"))),
+    (DENSE, Layout(tp=2, cp=2, cp_method="ring", recompute=("tp_all_gather", "ring"))),
     (MOE, Layout(dp=4, ep=4)),
     (MOE, Layout(dp=2, tp=2, ep=2, expert_tp=2)),
     (MOE, Layout(tp=2, cp=2, ep=2, cp_method="ring")),

@@ -70,7 +70,7 @@ CASES: Mapping[str, list[Case]] = {
         Case("HSDP: ZeRO 3 in groups of 2", {"zero": 3, "shard_group": 2}),
         Case("full recomputation", FULL),
         Case("every second layer recomputed", {**FULL, "recompute_every": 2}),
-        Case("activations and norms recomputed", {"recompute": ("enter", "swiglu", "rms_norm")}),
+        Case("activations and norms recomputed", {"recompute": ("tp_all_gather", "swiglu", "rms_norm")}),
         Case("full recomputation, inputs of layers on the host", {**FULL, "offload": ("layer_inputs",)}),
         Case("bf16 alone, rounded by chance", precision={"dtype": "bf16_pure"}),
         Case("moments in 8 bits", precision={"moments": "int8"}),

@@ -1,9 +1,12 @@
 """One GPU: the kernels of a step by the parts of its program, beside their planned time, FLOPs and memory traffic.
 
-    python benchmarks/step_kernels.py --out FILE.json [--cases A1,B1] [--commit HASH]
+    python benchmarks/step_kernels.py --out FILE.json [--cases A1,A1:plain,B1] [--commit HASH]
 
-Each case (`beside_sides.py`) runs in a process of its own: steps as in `beside_torchtitan.py`, then two under torch's
-profiler, of which the second is summed up. FILE.json is written after each case. A row has
+Each case (`beside_sides.py`) runs in a process of its own: steps as in `beside_torchtitan.py`, then four under torch's
+profiler, of which the third is summed up. FILE.json is written after each case. `CASE:plain` is the same step as PyTorch
+has it: no fused ops, plain elementwise kernels, cuDNN's attention, experts one by one. The record's `ceilings` are what
+this card does at its best: FLOP/s of one large product of random bf16 numbers, sustained, and bytes/s of a copy. A row
+has
 
 step_ms   median of ten steps without a profiler; `profiled_ms`: the profiled step
 idle_ms   time of the profiled step in which no kernel ran, and its longest gaps
@@ -30,6 +33,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 import torch
 from beside_ours import RandomBatches, run_of
 from beside_sides import CASES, MEASURED, STEPS, Clock
+from measuring import seconds
 from provenance import hexadecimal, provenance
 from step_profile import kernels
 from torch.profiler import ProfilerActivity, profile
@@ -39,6 +43,7 @@ from penteract.config.run import RunSpec
 from penteract.engine.executor.profiled import ProfiledRun
 from penteract.engine.runtime.rank import join
 from penteract.engine.session import trainer as engine
+from penteract.engine.session.garbage import collect_after, collected_between_steps
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.ops.declarations.declaration import Product
 from penteract.readings.costs.rates import Rates
@@ -46,6 +51,7 @@ from penteract.readings.estimator import Estimator
 from penteract.readings.time.timeline import timeline
 from penteract.step.walk import walk
 
+PLAIN = {"fuse": [], "elementwise": "reference", "attention": "cudnn", "experts": "reference"}
 OUTSIDE = "between the parts"  # kernels that no part launched: batches, the loss, the learning rate
 
 
@@ -118,35 +124,43 @@ def steps_of(trainer: Trainer, samples: RandomBatches, clock: Clock) -> list[flo
     size = trainer.spec.layout.global_batch_size
     for n in range(1, STEPS + 1):
         pending.append(trainer.start(n, samples, (n - 1) * size))
+        collect_after(n)
         clock.mark()
         if n > 1:
             losses.append(pending.pop(0)().loss)
     return [*losses, pending.pop(0)().loss]
 
 
-def profiled(trainer: Trainer, samples: RandomBatches) -> list[list[Any]]:
-    """Kernels of the second of two profiled steps, in order: [stream, part, kernel, begin µs, duration µs]."""
+def profiled(trainer: Trainer, samples: RandomBatches) -> tuple[list[list[Any]], float]:
+    """Kernels of the third of four profiled steps, in order: [stream, part, kernel, begin µs, duration µs]; and when the
+    last kernel of the step before ended. Outcomes are read a step late, as in a run."""
     size = trainer.spec.layout.global_batch_size
     with patch.object(engine, "walk", lambda p, run, **how: walk(p, ProfiledRun(run), **how)):
         trainer.step(STEPS + 1, samples, STEPS * size)
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-            for n in (STEPS + 2, STEPS + 3):
+            pending = list[Callable[[], Outcome]]()
+            for n in range(STEPS + 2, STEPS + 6):
                 with torch.profiler.record_function(f"step {n}"):
-                    trainer.step(n, samples, (n - 1) * size)
+                    pending.append(trainer.start(n, samples, (n - 1) * size))
+                if len(pending) > 1:
+                    pending.pop(0)()
             torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         seen.export_chrome_trace(f"{folder}/trace.json")
         events = json.loads(Path(f"{folder}/trace.json").read_text())["traceEvents"]
-    return kernels(events, f"step {STEPS + 3}")
+    asked = {e["name"]: e["ts"] for e in events if e.get("cat") == "user_annotation"}  # times count from there
+    before, step = f"step {STEPS + 3}", f"step {STEPS + 4}"
+    ended = max(begin + took for *_, begin, took in kernels(events, before))
+    return kernels(events, step), ended + asked[before] - asked[step]
 
 
-def gaps(rows: Iterable[Sequence[Any]]) -> list[tuple[float, str]]:
-    """Milliseconds in which no kernel ran, and the part after each of these times."""
-    found, until = list[tuple[float, str]](), None
+def gaps(rows: Iterable[Sequence[Any]], until: float) -> list[tuple[float, str]]:
+    """Milliseconds in which no kernel ran, and the part after each of these times. `until`: of the step before."""
+    found = list[tuple[float, str]]()
     for _, part, _, begin, took in rows:
-        if until is not None and begin > until:
+        if begin > until:
             found.append(((begin - until) / 1e3, part or OUTSIDE))
-        until = max(until or 0.0, begin + took)
+        until = max(until, begin + took)
     return sorted(found, reverse=True)
 
 
@@ -169,21 +183,31 @@ def parts_of(rows: Iterable[Sequence[Any]], work: Mapping[str, Mapping[str, int]
 def row_of(name: str) -> dict[str, Any]:
     """The row of a case, measured in this process."""
     torch.set_grad_enabled(False)
-    case, rank = CASES[name], join({}, "cuda")
-    run = run_of(case, {}, {})
+    case, rank = CASES[name.removesuffix(":plain")], join({}, "cuda")
+    run = run_of(case, PLAIN if name.endswith(":plain") else {}, {})
     work = {"planned": planned(run), "flops": planned(run, FlopsOnly), "bytes": planned(run, BytesOnly)}
     samples, trainer, clock = RandomBatches(case), Trainer.build(run, rank), Clock()
-    losses = steps_of(trainer, samples, clock)
-    report = clock.report(case, losses)
-    rows = profiled(trainer, samples)
-    begin, end = rows[0][3], max(r[3] + r[4] for r in rows)
-    without = gaps(rows)
+    with collected_between_steps():
+        losses = steps_of(trainer, samples, clock)
+        report = clock.report(case, losses)
+        rows, before = profiled(trainer, samples)
+    end = max(r[3] + r[4] for r in rows)
+    without = gaps(rows, before)
     return {
         "case": name, "layout": asdict(run.layout), "step_ms": report["median_ms"], "steps": MEASURED,
-        "spread_ms": report["spread_ms"], "losses": losses, "profiled_ms": round((end - begin) / 1e3, 3),
+        "spread_ms": report["spread_ms"], "losses": losses, "profiled_ms": round((end - before) / 1e3, 3),
         "idle_ms": round(sum(ms for ms, _ in without), 3), "longest_gaps": [[round(ms, 4), p] for ms, p in without[:8]],
         "kernels": len(rows), "parts": parts_of(rows, work),
     }  # fmt: skip
+
+
+def ceilings() -> dict[str, float]:
+    """FLOP/s of a product, sustained for some seconds as in a step, and bytes/s that a copy reads and writes."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = seconds(lambda: [torch.mm(a, b) for _ in range(150)]) / 150
+    x = torch.empty(2**31, device="cuda", dtype=torch.uint8)
+    y = torch.empty_like(x)
+    return {"flops": 2 * 8192**3 / product, "bytes": 2 * x.nbytes / seconds(lambda: y.copy_(x))}
 
 
 def main() -> None:
@@ -198,7 +222,7 @@ def main() -> None:
         return
     record: dict[str, Any] = {
         "case": "kernels of a step by the parts of its program", **provenance("benchmarks/step_kernels.py", args.commit),
-        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": [],
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "ceilings": ceilings(), "rows": [],
     }  # fmt: skip
     for name in args.cases.split(","):
         with tempfile.TemporaryDirectory() as folder:

@@ -298,13 +298,17 @@ def against_torchtitan() -> str:
     spread = f"Our repeated runs of a row differ by up to {percent(most)}." if repeated else "Each side ran once a row."
     larger = sum(row["our_runs"][-1]["allocated_gib"] > row["peer_runs"][-1]["allocated_gib"] for row in found["rows"])
     worst = max(found["rows"], key=lambda row: abs(row["planned_over_measured"] - 1))
+    others = [
+        f'"{cases[row["case"]]}"' for row in found["rows"] if row.get("commit", found["commit"]) != found["commit"]
+    ]
+    of_another = f"{' and '.join(others)} {'is' if len(others) == 1 else 'are'}" if others else "none is"
     return section(
         "Against torchtitan, on one GPU",
         f"""\
 torchtitan 0.2.2 with `torch.compile`, in its own mode for one GPU (autocast over fp32 parameters), and this program with its
 fastest kernels. Both run as separate processes on an H200, one after the other, with the same four batches of random tokens
 and fp32 gradients. A time is the median of the last 10 of 18 steps, by CUDA events. A run counts only if its loss is finite
-and falls. All ran in one call on one GPU.
+and falls. Runs of a row alternate, in one call on one GPU; {of_another} of another commit.
 
 Power limits the clock of the GPU: it was {min(clocks):,.0f} to {max(clocks):,.0f} MHz in our runs. {spread}
 
@@ -518,6 +522,24 @@ Falls short: this record of CPUs is older than ZeRO and latent attention. The te
     )
 
 
+def drawn_faults() -> str:
+    found = record("test_faults")
+    kills, damage = found["kills"], found["corruptions"]
+    rows = [(name, count) for name, count in kills["layouts"].items()]
+    planned = f"{kills['planned']} kills and {damage['planned']:,} damaged checkpoints"
+    return section(
+        "Faults drawn at random",
+        f"""\
+Draws by a seed on a CPU (`make test-faults`). Runs are killed at random moments, up to three times, and resumed:
+{kills["bitwise"]} of {kills["drawn"]} end bitwise as a run that nothing disturbed. Checkpoints are damaged at random and loaded:
+of {damage["drawn"]}, {damage["silent"]} give a state that is not that of a whole step, {damage["wrong"]} are wrong in any way.
+
+{"All that is planned has been drawn." if found["complete"] else f"Falls short: {planned} are planned; this is a first part of them."}""",
+        table("layout that was killed | draws", rows),
+        records=["test_faults.json"],
+    )
+
+
 def training_runs() -> str:
     log = (RESULTS / "nccl_training.log").read_text(encoding="utf-8")
     codes = re.findall(r"^rc (\d+)$", log, re.MULTILINE)
@@ -615,6 +637,20 @@ order by one planner, each compared with the estimate of a new planner.
     )
 
 
+def explore_page() -> str:
+    found = record("explore_page")
+    rows = [(f"{page}: {what}", f"{took['median']:.2f}", f"{took['worst']:.2f}")
+            for page, times in found["seconds"].items() for what, took in times.items()]  # fmt: skip
+    return section(
+        "The explorer's page",
+        f"""\
+Seconds in {found["browser"]} on {found["cores"]} cores, each {found["times"]} times. Other programs ran too: the load of the machine
+was {found["load_before"]} before. A changed layout is drawn in all figures but the slower ones (the step, and what would fit).""",
+        table("page | median | worst", rows),
+        records=["explore_page.json"],
+    )
+
+
 def rates() -> str:
     hot, burst = record("sustained_h200"), record("ceilings_8xh200")
     largest = {
@@ -663,8 +699,8 @@ NOT_MEASURED = """\
 - **macOS and Windows.** Nothing has been run there."""
 
 SECTIONS = (against_torchtitan, triton_kernels, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
-            optimizer_update, update_forms, loss_forms, captured_step, parity, training_runs, precision_recipes, other_trainers, planner_speed,
-            rates)  # fmt: skip
+            optimizer_update, update_forms, loss_forms, captured_step, parity, drawn_faults, training_runs, precision_recipes, other_trainers, planner_speed,
+            explore_page, rates)  # fmt: skip
 
 
 def page() -> str:

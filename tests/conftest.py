@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from pool import Pool
 
-pytest_plugins = ["shards"]
+pytest_plugins = ["shards", "browsers"]
 
 # `pytest --hypothesis-profile=ci`: the same draws every time. Otherwise new ones, and failures are remembered.
 settings.register_profile("ci", derandomize=True, database=None, deadline=None, print_blob=True)

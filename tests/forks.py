@@ -50,13 +50,18 @@ def penteract(
         return command.result(limit)
 
 
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
 def ranks(
     words: Sequence[Sequence[str]], environment: Mapping[str, str], *, world: int | None = None
 ) -> list[subprocess.CompletedProcess[str]]:
     """`penteract WORDS[r]` as rank r, at once, to their ends: as a launcher of `world` ranks would start them."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     place = {"WORLD_SIZE": world or len(words), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     with ExitStack() as stack:
         started: list[Command] = []

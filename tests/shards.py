@@ -1,12 +1,15 @@
-"""Two shards beside each other (`pytest -n 2 --dist loadfile`): first what needs one core, then the rest in one.
+"""Two shards beside each other (`pytest -n 2 --dist loadfile`): what needs one core, what is alone, what waits.
 
-The rest has ranks, which take both cores, or is marked `alone`: it measures time, opens sockets or makes faults. One
-shard gets it, last of all. A lock keeps it from running beside what the other shard still has.
+First comes what needs one core. What is alone has ranks, which take both cores, or is marked `alone`: it measures time
+or opens sockets. One shard gets all of it; a lock keeps it from running beside what the other shard still has. Last
+comes what is marked `waits`: it makes faults and waits until ranks have found them. Both shards get it, and nothing
+else runs beside it.
 """
 
 from __future__ import annotations
 
 import fcntl
+import time
 from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +19,24 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-ALONE = "alone"
+ALONE, WAITS = "alone", "waits"
+_BEGUN = "begun"  # a byte for each test of what is alone that has begun
 _SHARED = pytest.StashKey[TemporaryDirectory[str]]()
+
+
+def waits(item: pytest.Item) -> bool:
+    """Whether only what waits, too, may run beside it."""
+    return item.get_closest_marker(WAITS) is not None
 
 
 def is_alone(item: pytest.Item) -> bool:
     """Whether nothing may run beside it."""
     return "pool" in getattr(item, "fixturenames", ()) or item.get_closest_marker(ALONE) is not None
+
+
+def turn(item: pytest.Item) -> int:
+    """Whether it comes first, second or third."""
+    return 2 if waits(item) else int(is_alone(item))
 
 
 # ---- in the process that hands tests out -----------------------------------------------------------------------------
@@ -45,15 +59,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 class Shards(LoadFileScheduling):
-    """Hands out whole files, so that what a file has made once serves all its tests; then what is alone."""
+    """Hands out whole files, so that what a file has made once serves all its tests; all that is alone is one."""
 
     @cached_property
-    def alone(self) -> set[str]:
-        """What the shards have found to be alone: they have met all tests before any is handed out."""
-        return set(Path(self.config.stash[_SHARED].name, ALONE).read_text().split("\n"))
+    def turns(self) -> dict[str, str]:
+        """What the shards have found to be alone, and what waits: they have met all tests before any is handed out."""
+        folder = Path(self.config.stash[_SHARED].name)
+        return {nodeid: kind for kind in (ALONE, WAITS) for nodeid in (folder / kind).read_text().splitlines()}
 
     def _split_scope(self, nodeid: str) -> str:
-        return ALONE if nodeid in self.alone else super()._split_scope(nodeid)
+        file = super()._split_scope(nodeid)
+        return {ALONE: ALONE, WAITS: f"{file} {WAITS}"}.get(self.turns.get(nodeid, ""), file)
 
 
 # ---- in a shard --------------------------------------------------------------------------------------------------
@@ -62,17 +78,30 @@ class Shards(LoadFileScheduling):
 @pytest.hookimpl(trylast=True)  # after what puts tests in a random order
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (shared := _shared(config)) is not None:
-        items.sort(key=is_alone)
-        (shared / ALONE).write_text("".join(f"{item.nodeid}\n" for item in items if is_alone(item)))
+        items.sort(key=turn)
+        for number, kind in ((1, ALONE), (2, WAITS)):
+            (shared / kind).write_text("".join(f"{item.nodeid}\n" for item in items if turn(item) == number))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     if (shared := _shared(item.config)) is None:
         return (yield)
+    if waits(item):
+        _wait_for_all_that_is_alone(shared)
     with (shared / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if is_alone(item) else fcntl.LOCK_SH)
+        fcntl.flock(lock, fcntl.LOCK_EX if turn(item) == 1 else fcntl.LOCK_SH)
+        if turn(item) == 1:
+            with (shared / _BEGUN).open("ab") as begun:
+                begun.write(b".")
         return (yield)
+
+
+def _wait_for_all_that_is_alone(shared: Path) -> None:
+    """Until the last of it has begun; the lock does the rest. What has begun and crashed does not count as missing."""
+    count = len((shared / ALONE).read_text().splitlines())
+    while count and (not (shared / _BEGUN).exists() or (shared / _BEGUN).stat().st_size < count):
+        time.sleep(0.05)
 
 
 def _shared(config: pytest.Config) -> Path | None:

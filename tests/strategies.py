@@ -33,24 +33,24 @@ WORLDS = (1, 2, 4, 8, 3, 6, 8, 4)  # those of the most layouts are drawn more of
 DEGREES = (1, 2, 3, 4, 6, 8)
 LARGEST_STAGE_COUNT = 8
 RECOMPUTES: tuple[tuple[str, ...], ...] = (
-    ("enter",),
+    ("tp_all_gather",),
     (),
     ("*",),
     ("rms_norm", "swiglu"),
-    ("enter", "gather"),
+    ("tp_all_gather", "cp_all_gather"),
     ("ring",),
     ("to_heads", "repeat_heads", "attention"),
-    ("enter", "linear", "rope"),
-    ("send", "permute", "expert_linear"),
-    ("layer_norm", "gelu", "leave"),
+    ("tp_all_gather", "linear", "rope"),
+    ("dispatch", "permute", "expert_linear"),
+    ("layer_norm", "gelu", "tp_reduce_scatter"),
     ("router", "expert_permutation", "unpermute"),
-    ("enter", "gather", "split", "unfold_heads"),
+    ("tp_all_gather", "cp_all_gather", "split", "unfold_heads"),
 )
 OFFLOADS: tuple[tuple[str, ...], ...] = (
     ("layer_inputs",),
     ("*",),
     ("attention", "swiglu", "linear"),
-    ("layer_inputs", "enter", "gather", "rms_norm"),
+    ("layer_inputs", "tp_all_gather", "cp_all_gather", "rms_norm"),
     ("rope", "router", "permute", "split", "to_heads"),
 )
 SCALINGS = (
@@ -272,7 +272,7 @@ def latents(draw: DrawFn, heads: int) -> dict[str, Any]:
 
 
 def kv_heads(layout: Layout, heads: int) -> SearchStrategy[int]:
-    """Those that tp, and an exchange over cp, can deal out: more, as many, or fewer than there are ranks."""
+    """Those that tp, and Ulysses, can divide: more, as many, or fewer than there are ranks."""
     cp = layout.cp if layout.cp_method == "ulysses" else 1
     fit: list[int] = []
     for n in range(1, heads + 1):

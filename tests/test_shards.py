@@ -35,26 +35,36 @@ def test_beside(n):
 def test_alone(n):
     spend("alone")
     assert n < 3
+
+@pytest.mark.waits
+@pytest.mark.parametrize("n", range(4))
+def test_waits(n):
+    spend("waits")
 """
 
 
 def test_what_is_alone_is_alone_and_a_fault_is_told(tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         (tmp_path / f"test_{name}.py").write_text(BODY)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone: nothing beside it\n")
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n    alone: nothing beside it\n    waits: its kind beside it\n"
+    )
     words = ["-m", "pytest", "-p", "shards", "-n", "2", "--dist", "loadfile", "--import-mode=importlib", "-q"]
     done = subprocess.run(
         [sys.executable, *words], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(HERE)}, capture_output=True,
         text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
-    assert re.fullmatch(r"3 failed, 33 passed in \S+s.*", done.stdout.splitlines()[-1])
+    assert re.fullmatch(r"3 failed, 45 passed in \S+s.*", done.stdout.splitlines()[-1])
     rows = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     spans = [(name, pid, float(begun), float(ended)) for name, pid, begun, ended in rows]
-    assert len(spans) == 36 and len({pid for _, pid, *_ in spans}) == 2
+    assert len(spans) == 48 and len({pid for _, pid, *_ in spans}) == 2
     alone = [span for span in spans if span[0] == "alone"]
     assert len({pid for _, pid, *_ in alone}) == 1
     for one in alone:
         assert not [two for two in spans if two is not one and two[2] < one[3] and one[2] < two[3]]
-    beside = [span for span in spans if span[0] == "beside"]
-    assert any(a[2] < b[3] and b[2] < a[3] for a in beside for b in beside if a[1] != b[1])
+    for kind in ("beside", "waits"):
+        own = [span for span in spans if span[0] == kind]
+        others = [span for span in spans if span[0] != kind]
+        assert any(a[2] < b[3] and b[2] < a[3] for a in own for b in own if a[1] != b[1])
+        assert not [b for a in own for b in others if a[2] < b[3] and b[2] < a[3]]

@@ -93,7 +93,7 @@ class Walked(Silent):
         self.add("recv", ranks=(group[me - 1],), bytes=amount, number=number)
         return number
 
-    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+    def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         for t, buffer, r in transfers:
             amount = self._bytes(self.p.chunks[buffer[0]].specs[r], buffer)
             number = self.start(
@@ -104,10 +104,10 @@ class Walked(Silent):
             else:
                 self.flights[buffer, r] = number
 
-    def arrive(self, buffer: BufferKey, register: int) -> None:
+    def wait_recv(self, buffer: BufferKey, register: int) -> None:
         self.wait(self.flights.pop((buffer, register)))
 
-    def settle(self) -> None:
+    def wait_sends(self) -> None:
         for number in self.sends:
             self.wait(number)
         self.sends.clear()

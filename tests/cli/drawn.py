@@ -131,6 +131,8 @@ def values_of(key: Key) -> st.SearchStrategy[object]:
     """Values of a key: mostly sound ones and those at its bounds, and any."""
     if key.name == "output.folder":
         return st.sampled_from(["runs", "out", "", "a.toml", 3])
+    if key.name == "checkpoint.folder":
+        return st.sampled_from(["inside", "apart", "runs", ".", "", "a.toml", 3])
     hints = (key.hint, *get_args(key.hint))
     words: list[object] = [w for hint in hints if get_origin(hint) is Literal for w in get_args(hint)]
     if bool in hints:
@@ -139,7 +141,7 @@ def values_of(key: Key) -> st.SearchStrategy[object]:
         words += [n for n in (1, 2, 3, 4, 8, 0.1, 0.5, 64) if key.least <= n <= key.most]
         words += [int(key.least), int(key.most), key.most, key.most + 1, key.least - 1]
     if tuple in map(get_origin, hints):
-        words += [[0.9, 0.95], ["enter"], ["swiglu", "norm"], [0], ["*:moments=int8"], []]
+        words += [[0.9, 0.95], ["tp_all_gather"], ["swiglu", "norm"], [0], ["*:moments=int8"], []]
     sound = st.sampled_from([*words, *([key.default] if key.default is not None else [])] or ["x"])
     return st.integers(0, 5).flatmap(lambda n: sound if n else ATOMS | TREES)
 

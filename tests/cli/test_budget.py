@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from penteract.cli.budget import settle_budget
 from penteract.config.files.write import to_toml
 from penteract.config.layout import Layout
 from penteract.config.recompute import NONE, MemoryBudget
 from penteract.config.rules.resolve import resolve
+from penteract.planner.settle_budget import settle_budget
 
 Tell = Callable[..., Any]
 Calls = list[dict[str, Any]]

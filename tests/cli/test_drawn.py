@@ -47,7 +47,7 @@ def _once(folder: Path, drawn: Input) -> Ended:
 
 
 @pytest.mark.alone
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn=INPUTS)
 def test_any_input_is_done_or_refused(alone: None, tmp_path_factory: pytest.TempPathFactory, drawn: Input) -> None:
     folder = tmp_path_factory.getbasetemp()

@@ -127,9 +127,9 @@ def test_of_sequences_and_tokens_the_later_layer_decides(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("written", "recompute"),
     [
-        ("none", ("enter",)),
+        ("none", ("tp_all_gather",)),
         ("full", ("*",)),
-        ('["enter", "swiglu"]', ("enter", "swiglu")),
+        ('["tp_all_gather", "swiglu"]', ("tp_all_gather", "swiglu")),
         ("norm,swiglu", ("norm", "swiglu")),
     ],
 )

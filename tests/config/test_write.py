@@ -21,7 +21,7 @@ CHANGES = st.fixed_dictionaries(
         "training.seed": st.integers(0, 2**48),
         "data.source": st.lists(st.text(st.characters(categories=["L", "N", "P"]), min_size=1)),
         "model.name": st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1),
-        "memory.recompute": st.sampled_from(["none", "full", ["enter", "swiglu"], []]),
+        "memory.recompute": st.sampled_from(["none", "full", ["tp_all_gather", "swiglu"], []]),
         "parallel.tp": st.sampled_from([1, 2, 4]),
         "data.pack_documents": st.booleans(),
         "model.qk_norm": st.booleans(),

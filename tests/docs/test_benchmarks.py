@@ -1,4 +1,5 @@
-"""docs/benchmarks.md is what the records give; the pages are short enough, and what they name exists."""
+"""docs/benchmarks.md and docs/kernels.md are what the records give; the pages are short enough, and what they name
+exists."""
 
 from __future__ import annotations
 
@@ -25,16 +26,15 @@ def planned_times() -> dict[str, Any]:
     return json.loads((RESULTS / "planned_times.json").read_text(encoding="utf-8"))["groups"]
 
 
-def test_page_is_what_the_records_give() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"], capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize("script", ["benchmarks/tables.py", "docs/kernels.py"])
+def test_page_is_what_the_records_give(script: str) -> None:
+    done = subprocess.run([sys.executable, str(ROOT / script), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_record_is_in_the_page() -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert [path.name for path in RESULTS.iterdir() if f"results/{path.name})" not in page] == []
+def test_every_record_is_in_a_page() -> None:
+    pages = "".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("benchmarks", "kernels"))
+    assert [path.name for path in RESULTS.iterdir() if f"results/{path.name})" not in pages] == []
 
 
 def test_readme_is_short() -> None:

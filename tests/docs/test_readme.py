@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import forks
+from explore.served import served
 from penteract.cli.overrides import split_overrides
 from penteract.config.files.write import template
 from penteract.config.rules.resolve import resolve
@@ -68,7 +69,8 @@ def run(words: Sequence[str], folder: Path, limit: float = 60) -> subprocess.Com
 TRAINING = [c for c in COMMANDS if train_words(c) is not None]
 PLANS = [c for c in COMMANDS if c.startswith("penteract plan ")]
 CONVERTING = [c for c in COMMANDS if c.startswith("penteract convert ")]  # what was trained before
-QUICK = [c for c in COMMANDS if c.startswith("penteract ") and c not in (*TRAINING, *CONVERTING)]
+SERVING = [c for c in COMMANDS if c.startswith("penteract explore")]  # until Ctrl-C
+QUICK = [c for c in COMMANDS if c.startswith("penteract ") and c not in (*TRAINING, *CONVERTING, *SERVING)]
 SHOWN = [(a, b) for a, b in pairwise(BLOCKS) if b[0] == "text"]
 RUN_FILE = "8b.toml"  # the planner's; what `init` writes is a template's
 
@@ -87,7 +89,7 @@ def _timeless(output: str) -> str:
 
 def test_every_command_is_of_a_kind_that_is_tested() -> None:
     assert len(TRAINING) >= 4 and len(PLANS) >= 6 and len(CONVERTING) == 1
-    assert set(COMMANDS) == {*TRAINING, *CONVERTING, *QUICK, "make demo", "make test"}
+    assert set(COMMANDS) == {*TRAINING, *CONVERTING, *SERVING, *QUICK, "make demo", "make test"}
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,15 @@ def test_quick_commands_run(command: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.alone
+@pytest.mark.parametrize("command", SERVING)
+def test_serving_commands_serve(command: str) -> None:
+    with served(*shlex.split(command)[2:]) as running:
+        assert running.open().status == 303
+        opening = running.ask("opening")[0]["question"]
+        assert running.ask("memory", question=opening)[0]["figures"]
+
+
 @pytest.mark.parametrize("shown", SHOWN, ids=lambda pair: pair[0][0])
 def test_output_is_as_shown(shown: tuple[tuple[str, str], tuple[str, str]], tmp_path: Path) -> None:
     (kind, source), (_, expected) = shown
@@ -144,7 +155,7 @@ def test_output_is_as_shown(shown: tuple[tuple[str, str], tuple[str, str]], tmp_
 @pytest.mark.alone
 def test_training_commands_run_in_their_order(tmp_path: Path) -> None:
     """The demo, then what the page does after it, each for a few steps: what `latest` means follows from the order."""
-    page = [c for c in COMMANDS if c.startswith("penteract ") and "--draw" not in c and c not in PLANS]
+    page = [c for c in COMMANDS if c.startswith("penteract ") and "--draw" not in c and c not in (*PLANS, *SERVING)]
     for i, command in enumerate(["penteract train --preset tiny", *page]):
         words = without(shlex.split(command)[1:], "--steps")
         if words[0] == "train":

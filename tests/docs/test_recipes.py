@@ -63,7 +63,7 @@ from penteract.readings.price import price
 from penteract.readings.time import bounds, ops
 from penteract.readings.time.cost import DIMENSION
 from penteract.readings.time.step import StepClock
-from penteract.schedule.actions import Compute, ComputeList, Exchange
+from penteract.schedule.actions import Compute, ComputeList, P2PBatch
 from penteract.schedule.check import check
 from penteract.schedule.draw import draw
 from penteract.schedule.registry import SCHEDULES, generate
@@ -571,7 +571,7 @@ def test_a_fault_of_a_schedule_is_named() -> None:
     """Lists that would deadlock: what rank 1 sends waits for what it has not received."""
     placement = round_robin(2, 1)
     lists = with_transfers(generate("1f1b", 2, 1, 3), placement)
-    at = next(i for i, a in enumerate(lists[1]) if isinstance(a, Exchange) and len(a.transfers) == 2)
+    at = next(i for i, a in enumerate(lists[1]) if isinstance(a, P2PBatch) and len(a.transfers) == 2)
     late = [*lists[1][:at], *lists[1][at + 1 :], lists[1][at]]
     check(lists, placement, 3)
     with pytest.raises(Bug, match="SCHEDULE"):

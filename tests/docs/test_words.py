@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import penteract
@@ -33,6 +34,11 @@ RETIRED = {
     "min_pp, max_pp, min_vpp, max_vpp": "least_pp most_pp least_vpp most_vpp",
     "Bracketed, MOMENT_BLOCK, moment codebook": "Rounded",
 }
+# These are plain English in a sentence, but not as a name in code: identifiers, or strings that name an op.
+RETIRED_NAMES = {
+    "P2PBatch, post_p2p, wait_recv, wait_sends": "Exchange exchange exchanges _exchange",
+}
+RETIRED_STRINGS = {"tp_all_gather, tp_reduce_scatter": "enter leave"}
 # What people type, what they read and what a vocabulary of tokens has are words; a function has a body.
 PLAIN = {"word", "words", "body", "bodies"}
 WHERE = ("src/penteract/ops", "src/penteract/step", "src/penteract/readings", "src/penteract/engine/kernels",
@@ -60,6 +66,29 @@ def test_retired_words_do_not_come_back() -> None:
     assert not found, RETIRED
 
 
+def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, identifier) of all that a file names."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name", "asname"):
+            if isinstance(name := getattr(node, field, None), str):
+                yield getattr(node, "lineno", 0), name
+
+
+def test_retired_names_do_not_come_back() -> None:
+    retired = {name for names in RETIRED_NAMES.values() for name in names.split()}
+    strings = {name for names in RETIRED_STRINGS.values() for name in names.split()}
+    found = list[str]()
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        tree, where = ast.parse(path.read_text(encoding="utf-8")), path.relative_to(ROOT)
+        found += [f"{where}:{line}: {name}" for line, name in names(tree) if name in retired]
+        found += [
+            f"{where}:{node.lineno}: {node.value!r}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and node.value in strings
+        ]
+    assert not found, RETIRED_NAMES | RETIRED_STRINGS
+
+
 def test_no_function_hides_a_package() -> None:
     packages = {p.name for p in (ROOT / "src" / "penteract").iterdir() if (p / "__init__.py").is_file()}
     assert packages.isdisjoint(penteract.__all__)
@@ -73,7 +102,7 @@ def test_no_folder_is_a_list_of_everything() -> None:
     """About twelve entries: with more, some are read together and want a package."""
     crowded = {}
     for folder in packages():
-        entries = [p for p in folder.iterdir() if p.name not in ("__init__.py", "__pycache__")]
+        entries = [p for p in folder.iterdir() if not p.name.startswith("_") and p.name != "py.typed"]
         if len(entries) > 16:
             crowded[folder.name] = len(entries)
     assert crowded == {}

@@ -12,7 +12,7 @@ import forks
 from penteract.engine.runtime.generation import FOLDER, Generation
 from penteract.errors import BadNumerics, Preempted
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.waits
 
 RUN_ID = "4242"  # a job's number, which it keeps when it is run again
 

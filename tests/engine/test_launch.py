@@ -21,7 +21,7 @@ from penteract.engine.runtime.cpu_affinity import usable_here
 from penteract.engine.runtime.launch import launch
 from penteract.engine.session import rundir
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.waits
 
 RANK = Path(__file__).with_name("ranks.py")
 

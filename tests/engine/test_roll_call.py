@@ -18,12 +18,16 @@ import forks
 from penteract.engine.data.description import describe
 from penteract.engine.runtime.rank import Rank
 from penteract.engine.runtime.roll_call import RollCall
+from penteract.engine.runtime.run_key import RunKey
+from penteract.engine.runtime.signed_store import SignedStore
 from penteract.errors import BadInput, PeerLost, PenteractError
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.waits
 
 SMALL = ("--preset=tiny", "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",
          "--steps=2", "--parallel.dp=2", "--training.validation_every=0")  # fmt: skip
+
+KEY = RunKey(b"of this run", "127.0.0.1:4000")
 
 
 def trained(folder: Path, *more: Sequence[str], world: int = 2) -> list[subprocess.CompletedProcess[str]]:
@@ -87,7 +91,8 @@ def store() -> dist.TCPStore:
 
 def rank(store: dist.TCPStore, number: int, world: int, *, limit: float = 20.0, **facts: str) -> RollCall:
     host = "ab"[number // 2]
-    return RollCall(store.clone(), number, world, host, facts, limit, per_host=2)  # type: ignore[attr-defined]
+    signed = SignedStore(store.clone(), "roll", number, KEY, strict=True)  # type: ignore[attr-defined]
+    return RollCall(signed, number, world, host, facts, limit, per_host=2)
 
 
 def test_ranks_that_agree_go_on(store: dist.TCPStore) -> None:

@@ -20,7 +20,7 @@ from penteract.engine.runtime.stopping import Phase, Stopping
 from penteract.engine.session.grace import Grace
 from penteract.engine.session.metrics import read_metrics
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.waits
 
 SMALL = ("train", "--preset=tiny", "--batch.sequence_length=64", "--batch.global_batch_size=4",
          "--batch.micro_batch_size=1", "--training.validation_every=0")  # fmt: skip

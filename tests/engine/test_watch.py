@@ -21,7 +21,7 @@ from penteract.engine.runtime.failures import is_of_a_peer
 from penteract.engine.runtime.watch import Watcher
 from penteract.engine.session import rundir
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.waits
 
 
 class World:
@@ -169,7 +169,7 @@ def test_a_rank_that_has_finished_may_be_silent(tmp_path: Path) -> None:
 
 def test_the_guard_notices_a_store_that_does_not_answer(tmp_path: Path) -> None:
     with watching(tmp_path, 1, 2) as watcher:
-        watcher._beat = lambda rank: (time.sleep(3), b"")[1]  # type: ignore[method-assign]
+        watcher.store.get = lambda name: (time.sleep(3), b"")[1]  # type: ignore[method-assign]
         assert until(lambda: watcher.heard, 2.5)
     assert watcher.heard is not None
     assert "store of rank 0 or its launcher is gone: no answer" in watcher.heard["what"]

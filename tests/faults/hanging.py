@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 STEPS = 4
 AT = 3  # the step of the fault
+PAUSE_S = 2.5  # of a rank that goes on
 
 
 def main(words: list[str]) -> int:
@@ -42,8 +44,9 @@ def main(words: list[str]) -> int:
             comm.groups.make([Round(tuple(tuple(range(i, world, half)) for i in range(half)))])
             comm._log(comm.groups[ranks], ranks, "dp")
             rank.barrier()
-            for number in range(1, STEPS + 1):
-                step(number, rank, comm, ranks, order if number == AT else "", folder)
+            at = orders.get("at", AT)
+            for number in range(1, at + STEPS - AT + 1):
+                step(number, rank, comm, ranks, order if number == at else "", folder)
     except PenteractError as e:
         print(e, file=sys.stderr, flush=True)
         return e.exit_code
@@ -93,6 +96,54 @@ def step(number: int, rank: object, comm: object, ranks: tuple[int, ...], order:
         with progress.during("save"):
             pause("save")
             rank.barrier()  # type: ignore[attr-defined]
+
+
+def alone(words: list[str]) -> int:
+    """`alone RUN_DIR JSON`: a run of one rank without a process group. {"order": "step", "at": 12, "limits": {…}}."""
+    import torch
+
+    from penteract.config.run import Limits
+    from penteract.engine.runtime.hangs.rank_progress import RankProgress
+    from penteract.engine.runtime.rank import Rank
+    from penteract.engine.runtime.watch import watched
+
+    folder, orders = Path(words[0]), json.loads(words[1])
+    progress = RankProgress(Limits(**orders["limits"]))
+    order, at = orders["order"], orders["at"]
+    threading.Thread(target=time.sleep, args=[300], name="a-loader", daemon=True).start()
+    with watched(Rank(0, 1, torch.device("cpu"), None, progress), folder):
+        progress.enter("data" if order == "preparing" else "compile")
+        if order in ("preparing", "compile"):
+            hang_alone(folder, order)
+        for number in range(1, at + 2):
+            progress.begin_step(number, first=number == 1)
+            progress.did("F0")
+            if number == at and order == "save":
+                with progress.during("save"):
+                    hang_alone(folder, order)
+            elif number == at:
+                hang_alone(folder, order)
+            time.sleep(0.02)
+            progress.did("B0")
+    return 0
+
+
+def hang_alone(folder: Path, order: str) -> None:
+    """Hang, or wait for a while and go on."""
+    (folder / "hung").write_text(str(time.time()))
+    if order in ("goes on", "preparing"):
+        time.sleep(PAUSE_S)
+    elif order == "traced":  # as pdb does when it stops
+        sys.settrace(lambda *_: None)
+        sys._getframe().f_trace = lambda *_: None
+        time.sleep(2 * PAUSE_S)
+        sys.settrace(None)
+    elif order == "in C":
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    else:
+        time.sleep(300)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import forks
 from faults.hanging import main
 from penteract.engine.session import rundir
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.waits
 
 LIMIT = 4
 ALL_END_S = LIMIT + 5
@@ -55,9 +55,9 @@ class Ranks:
 
 
 @contextmanager
-def ranks(folder: Path, world: int = 4, **orders: str) -> Iterator[Ranks]:
-    limits = {"step": LIMIT, "save": LIMIT, "data": 600, "validate": 600}
-    told = {name.removeprefix("rank"): order for name, order in orders.items()}
+def ranks(folder: Path, world: int = 4, limit: int = LIMIT, **orders: str | int) -> Iterator[Ranks]:
+    limits = {"step": limit, "save": LIMIT, "data": 600, "validate": 600}
+    told: dict[str, object] = {name.removeprefix("rank"): order for name, order in orders.items()}
     started = Ranks(folder, world, told | {"limits": limits})
     try:
         yield started

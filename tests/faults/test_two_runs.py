@@ -18,7 +18,7 @@ import forks
 from penteract.engine.checkpoint import committed, manifest
 from penteract.engine.session.metrics import read_metrics
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.waits
 
 SMALL = (
     "--preset=tiny", "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",

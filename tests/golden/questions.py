@@ -56,7 +56,7 @@ LAYOUTS = {
     "8b_pp4_zb_h1": layout(*NODE, "pp=4,schedule=zb_h1,zero=1,loss=reference"),
     "8b_cp2_gather": layout(*NODE, "cp=2,cp_method=all_gather,zero=1"),
     "8b_cp2_ring": layout(*NODE, "cp=2,cp_method=ring,zero=1"),
-    "8b_cp2_exchange": layout(*NODE, "cp=2,cp_method=ulysses,zero=1"),
+    "8b_cp2_ulysses": layout(*NODE, "cp=2,cp_method=ulysses,zero=1"),
     # One device, a tied table over a pipeline, other makers.
     "1b_1xh200": layout("llama-3.2-1b", "1xH200", 8192, "mbs=4"),
     "3b_tied_pp4": layout("llama-3.2-3b", "8xH200", 8192, "pp=4,zero=1"),

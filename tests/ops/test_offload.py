@@ -18,9 +18,9 @@ from tiny import SIZES
 MODEL = ModelSpec(**{**SIZES, "layers": 5})
 EDITS = (
     Edit(("*",), ("layer_inputs",)),
-    Edit(("enter",), ("*",)),
+    Edit(("tp_all_gather",), ("*",)),
     Edit((), ("attention", "swiglu")),
-    Edit(("enter", "swiglu"), ("layer_inputs", "linear")),
+    Edit(("tp_all_gather", "swiglu"), ("layer_inputs", "linear")),
 )
 
 

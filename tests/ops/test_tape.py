@@ -44,21 +44,23 @@ def test_recomputing_by_name_adds_that_word_to_the_backward_alone() -> None:
 
 def test_weight_gradients_are_the_same_set_wherever_they_run() -> None:
     tape = record(MODEL, Mesh(Layout(tp=2)), 0, 16).tape
-    fused, split = lower(tape, Edit(("enter",))), lower(tape, Edit(("enter",)), split=True)
+    fused, split = lower(tape, Edit(("tp_all_gather",))), lower(tape, Edit(("tp_all_gather",)), split=True)
     late = op_names(split, "Wgt", "weight_gradient")
     assert late and set(late) == {"linear", "embedding"}
     assert sorted(op_names(fused, "Bwd", "weight_gradient")) == sorted(op_names(split, "Inp", "weight_gradient") + late)
 
 
 def test_weight_gradients_run_beside_the_collective_of_their_input() -> None:
-    calls = [i.call for i in lower(record(MODEL, Mesh(Layout(tp=2)), 0, 16).tape, Edit(("enter",))).actions["Bwd"]]
+    calls = [
+        i.call for i in lower(record(MODEL, Mesh(Layout(tp=2)), 0, 16).tape, Edit(("tp_all_gather",))).actions["Bwd"]
+    ]
     said = [(c.site.op_name, c.phase) for c in calls]
     at = said.index(("reduce_scatter", "start"))
     between = said[at : said.index(("reduce_scatter", "finish"))]
     assert ("linear", "weight_gradient") in between
 
 
-@pytest.mark.parametrize("recompute", [(), ("enter",), ("*",)])
+@pytest.mark.parametrize("recompute", [(), ("tp_all_gather",), ("*",)])
 def test_every_register_is_freed_once_after_its_last_use(recompute: tuple[str, ...]) -> None:
     chunk = lower(record(MODEL, Mesh(Layout(tp=2)), 0, 16).tape, Edit(recompute))
     instructions = [*chunk.actions["Fwd"], *chunk.actions["Bwd"]]

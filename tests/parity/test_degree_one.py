@@ -45,14 +45,14 @@ def _value(do: Do, shape: tuple[int, ...] = (4, 2, 8), role: Role = "compute") -
 
 
 IDENTITIES: list[tuple[str, Redistribution, Callable[[Do], list[Value]]]] = [
-    ("enter", tensor.enter, lambda do: [_value(do)]),
-    ("leave", tensor.leave, lambda do: [_value(do)]),
-    ("gather", context.gather, lambda do: [_value(do)]),
+    ("tp_all_gather", tensor.tp_all_gather, lambda do: [_value(do)]),
+    ("tp_reduce_scatter", tensor.tp_reduce_scatter, lambda do: [_value(do)]),
+    ("cp_all_gather", context.cp_all_gather, lambda do: [_value(do)]),
     ("to heads", context.to_heads, lambda do: [_value(do)]),
     ("to tokens", context.to_tokens, lambda do: [_value(do)]),
     ("counts", expert.counts, lambda do: [_value(do, (4,), "index")]),
-    ("send", expert.send, lambda do: [_value(do, (8, 8)), _value(do, (), "host"), _value(do, (8,), "index")]),
-    ("back", expert.back, lambda do: [_value(do, (8, 8)), _value(do, (), "host"), _value(do, (8,), "index")]),
+    ("dispatch", expert.dispatch, lambda do: [_value(do, (8, 8)), _value(do, (), "host"), _value(do, (8,), "index")]),
+    ("combine", expert.combine, lambda do: [_value(do, (8, 8)), _value(do, (), "host"), _value(do, (8,), "index")]),
 ]
 
 

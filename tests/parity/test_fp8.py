@@ -52,7 +52,7 @@ RECIPE = {
 GATHERED = replace(usual("tensorwise"), gather=True)
 PLACES = [
     (DENSE, Layout(dp=2, tp=2, zero=2, bucket_bytes=2**12)),
-    (DENSE, Layout(tp=2, cp=2, gradient_accumulation_steps=2, recompute=("enter", "linear"))),
+    (DENSE, Layout(tp=2, cp=2, gradient_accumulation_steps=2, recompute=("tp_all_gather", "linear"))),
     (DENSE, Layout(pp=3, gradient_accumulation_steps=3, schedule="zb_h1")),
     (LATENT, Layout(tp=2, cp=2, cp_method="ring")),
     (EXPERTS, Layout(dp=2, cp=2, ep=2)),
@@ -168,8 +168,11 @@ def test_a_layout_is_one_process(pool: Pool, model: ModelSpec, layout: Layout, n
 CAST_ONCE = [
     (DENSE, Layout(fuse=("fp8",), gradient_accumulation_steps=2)),
     (DENSE, Layout(dp=2, tp=2, zero=2, bucket_bytes=2**12, fuse=FUSIONS)),
-    (DENSE, Layout(tp=2, cp=2, gradient_accumulation_steps=2, recompute=("enter", "linear"), fuse=("mlp", "fp8"))),
-    (DENSE, Layout(tp=2, cp=2, recompute=("enter", "quantise", "rms_norm"), fuse=("norm", "mlp", "fp8"))),
+    (
+        DENSE,
+        Layout(tp=2, cp=2, gradient_accumulation_steps=2, recompute=("tp_all_gather", "linear"), fuse=("mlp", "fp8")),
+    ),
+    (DENSE, Layout(tp=2, cp=2, recompute=("tp_all_gather", "quantise", "rms_norm"), fuse=("norm", "mlp", "fp8"))),
     (DENSE, Layout(pp=3, gradient_accumulation_steps=3, schedule="zb_h1", fuse=FUSIONS)),
     (DENSE, Layout(dp=2, zero=3, recompute=("*",), fuse=FUSIONS)),
     (DENSE, Layout(dp=2, offload=("linear", "quantise"), fuse=FUSIONS)),

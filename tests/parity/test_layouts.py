@@ -15,7 +15,7 @@ def check(pool: Pool, case: Case) -> None:
     assert not red, "\n".join([repr(case), *red])
 
 
-@settings(max_examples=70, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(case=cases(max_ranks=8))
 def test_a_layout_is_one_process_and_its_price(pool: Pool, case: Case) -> None:
     check(pool, case)

@@ -38,7 +38,14 @@ LAYOUTS = [
     (AHEAD, Layout(dp=4, gradient_accumulation_steps=3, zero=3, shard_group=2, recompute=("*",))),
     (
         TIED,
-        Layout(dp=2, pp=2, gradient_accumulation_steps=3, zero=3, schedule="zb_h1", recompute=("enter", "layer_norm")),
+        Layout(
+            dp=2,
+            pp=2,
+            gradient_accumulation_steps=3,
+            zero=3,
+            schedule="zb_h1",
+            recompute=("tp_all_gather", "layer_norm"),
+        ),
     ),
     (TIED, Layout(dp=2, pp=2, vpp=2, gradient_accumulation_steps=4, zero=3, schedule="interleaved")),
     (DEEP, Layout(dp=2, cp=2, gradient_accumulation_steps=3, zero=3, schedule="gpipe", reduce_scatter_once=True)),

@@ -79,7 +79,7 @@ def test_recomputing_some_takes_no_less_than_none_and_no_more_than_all(name: str
 def test_a_floor_is_below_what_is_allocated(name: str) -> None:
     prices, shares = estimator(ASKS[name]), list[float]()
     for run in drawn(name, 60):
-        for lay in (run[0], run[-1], replace(run[-1], recompute=("enter", "swiglu"))):
+        for lay in (run[0], run[-1], replace(run[-1], recompute=("tp_all_gather", "swiglu"))):
             estimate = prices.estimate(lay)
             shares.append(prices.floor(lay) / estimate.allocated)
             assert shares[-1] <= 1, lay

@@ -186,7 +186,7 @@ def lower_stages(lay: Layout) -> list[Layout]:
     found = [replace(lay, zero=1, reduce_scatter_once=False, reshard_after_step=False)]
     if lay.zero == 3 and not (lay.reduce_scatter_once or lay.reshard_after_step):
         found += [replace(lay, zero=2), replace(lay, reduce_scatter_once=True), replace(lay, reshard_after_step=True)]
-    plain = [replace(other, recompute=("enter",)) for other in found] if lay.schedule != "zb_h1" else []
+    plain = [replace(other, recompute=("tp_all_gather",)) for other in found] if lay.schedule != "zb_h1" else []
     return found + [low for low in plain if low not in found]
 
 

@@ -67,7 +67,7 @@ def by_hand(ask: Ask) -> list[Layout]:
         for pipe, method, ep, expert_tp, zero, recompute, size in product(
             pipes, CP_METHODS if cp > 1 else ["all_gather"],
             [n for n in range(1, dp * cp + 1) if dp * cp % n == 0] if moe else [1],
-            {1, tp} if moe else [1], sharings(ask, dp * cp, tp), [("enter",), ("*",)], sizes,
+            {1, tp} if moe else [1], sharings(ask, dp * cp, tp), [("tp_all_gather",), ("*",)], sizes,
         ):  # fmt: skip
             if (zero[2] or zero[3]) and max(1, total // (dp * size)) == 1:
                 continue
@@ -157,7 +157,7 @@ def test_tensor_groups_stay_on_a_node_unless_asked() -> None:
     ("pins", "kept"),
     [
         ({"tp": (2,)}, lambda lay: lay.tp == 2),
-        ({"recompute": ("none",), "zero": (1,)}, lambda lay: lay.recompute == ("enter",) and lay.zero == 1),
+        ({"recompute": ("none",), "zero": (1,)}, lambda lay: lay.recompute == ("tp_all_gather",) and lay.zero == 1),
         ({"schedule": ("interleaved",), "vpp": (3,)}, lambda lay: lay.vpp == 3),
         ({"micro_batch_size": (1, 2), "pp": (1, 2)}, lambda lay: lay.micro_batch_size < 3 and lay.pp < 3),
         ({"zero": (3,), "reduce_scatter_once": (True,)}, lambda lay: lay.zero == 3 and lay.reduce_scatter_once),

@@ -23,7 +23,14 @@ from penteract.schedule.registry import SCHEDULES
 WORLD = 16
 LENGTH = 128  # tokens of a sequence
 LARGEST = 8  # sequences of a micro-batch that rough bounds look at
-RECOMPUTES = (("enter",), (), ("*",), ("enter", "swiglu"), ("enter", "rms_norm", "swiglu"), ("attention", "linear"))
+RECOMPUTES = (
+    ("tp_all_gather",),
+    (),
+    ("*",),
+    ("tp_all_gather", "swiglu"),
+    ("tp_all_gather", "rms_norm", "swiglu"),
+    ("attention", "linear"),
+)
 OFFLOADS = ((), (), ("layer_inputs",), ("*",), ("swiglu", "linear"))
 
 

@@ -19,7 +19,8 @@ from penteract.config.presets import TINY
 from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import Rates
 from penteract.readings.estimator import Estimator
-from penteract.readings.time.bounds import Bounds, RankOf, count_gathers, gathered
+from penteract.readings.time.bounds import Bounds
+from penteract.readings.time.gather_counts import RankOf, count_gathers, gathered
 from penteract.readings.time.step import StepClock
 from penteract.schedule.registry import schedule_of
 from penteract.step.program import compile_step

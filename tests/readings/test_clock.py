@@ -22,7 +22,7 @@ from penteract.config.precision.policy import RECIPES, Policy, policy
 from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import GroupSpan, Rates
 from penteract.readings.time.clock import CHAINED, IN, OUT, RUN, START, SYNC, WAIT, Key, Op, ps
-from penteract.readings.time.derive import derive
+from penteract.readings.time.derive import Order, derive
 from penteract.readings.time.numbered_schedule import Post, numbered_schedule
 from penteract.readings.time.rank_clock import MESSAGE
 from penteract.readings.time.stage import Stage
@@ -58,11 +58,11 @@ class Told:
         self.started = 0
         self.in_flight: dict[Key, int] = {}
         self.coming: dict[int, int] = {}
-        derived, clock, sent = derive(self.stage, line.computes[r]), self.stage.clock, list[int]()
+        derived, clock, sent = derive(self.stage, Order.of(line.computes[r])), self.stage.clock, list[int]()
         self._action(derived.opening)
         for item in line.todo[r]:
-            if isinstance(item, Post):
-                sent = self._post(item, sent)
+            if item < 0:
+                sent = self._post(line.posts[r][~item], sent)
             else:
                 self.in_flight[MESSAGE] = self.coming.pop(line.reads[r][item], -1)
                 self._action(derived.actions[item])
@@ -109,7 +109,7 @@ class Told:
     def _post(self, post: Post, sent: list[int]) -> list[int]:
         """Every message has a number; what was sent before is waited for first."""
         self._waits(sent)
-        numbers = {i: self.started + k for k, i in enumerate(post.messages)}
+        numbers = {i: self.started + k for k, (i, _) in enumerate(post.messages)}
         self.seen += [("message", n) for n in numbers.values()]
         self.started += len(numbers)
         self.coming |= {i: n for i, n in numbers.items() if i not in post.sends}

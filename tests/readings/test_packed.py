@@ -44,8 +44,11 @@ def check(case: Case, precision: Policy, optimizer_kinds: OptimizerKinds) -> Non
         one_by_one = Counter[tuple[object, ...]]()
         for plan in bucket_planner.bucket_plans(lay, stage):
             one_by_one[_kind(plan.at(stage))] += 1
-        told = bucket_planner.counted(lay, bucket_planner.runs(lay, stage), stage)
-        assert [(_kind(plan.at(stage)), n) for plan, n in told] == list(one_by_one.items())
+        groups = bucket_planner.groups(lay)
+        joined = next(runs for runs, ranks in zip(groups.joined, groups.ranks, strict=True) if stage in ranks)
+        for runs in (bucket_planner.runs(lay, stage), joined):
+            told = bucket_planner.counted(lay, runs, stage)
+            assert [(_kind(plan.at(stage)), n) for plan, n in told] == list(one_by_one.items())
 
 
 def _kind(plan: BucketPlan) -> tuple[object, ...]:

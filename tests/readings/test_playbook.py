@@ -127,8 +127,8 @@ def test_activations_over_ranks() -> None:
 
 
 def test_holding_what_tp_gathered() -> None:
-    """Without sequence parallelism in what is kept (the book's 10 + 24/t), each region's gathered input is whole: that
-    is what `enter` is made again for; held instead, it takes 4sbh more, less the cut one that nothing else reads."""
+    """Without sequence parallelism in what is kept (the book's 10 + 24/t), each region's gathered input is whole. So it
+    is gathered again in backward; kept instead, it takes 4sbh more, less the shard that nothing else reads then."""
     t = 2
     held = of_a_layer("kept", LLAMA, replace(ONE, tp=t, recompute=()))
     assert held - of_a_layer("kept", LLAMA, replace(ONE, tp=t)) == 4 * s * b * h - 4 * s * b * h // t
@@ -166,7 +166,7 @@ def test_data_parallel_volume() -> None:
     assert wires(cut, "updated") == {"all_gather": 2 * N_LLAMA}
 
 
-@pytest.mark.parametrize(("recompute", "gathers"), [((), 4), (("enter",), 6)])
+@pytest.mark.parametrize(("recompute", "gathers"), [((), 4), (("tp_all_gather",), 6)])
 def test_tensor_parallel_volume(recompute: tuple[str, ...], gathers: int) -> None:
     """8·L·s·b·h elements a step, four in each direction; the book's /t is what a rank puts in, a ledger's is the whole
     tensor. What is not held is gathered twice more."""
@@ -189,7 +189,7 @@ def test_pipeline_volume() -> None:
 
 def test_context_parallel_volume() -> None:
     """Ring: (cp - 1)·b·(s/cp)·(keys and values) forward, as the book has it; backward the same again, and the gradients
-    of both, which travel one step further to be home. Gather: keys and values whole, once each way. Exchange: q, k, v
+    of both, which travel one step further to be home. Gather: keys and values whole, once each way. Ulysses: q, k, v
     and o of a rank's tokens, each way."""
     cp, layers = 4, LLAMA.layers
     share = 2 * b * (s // cp) * (2 * kv * c)
@@ -199,8 +199,8 @@ def test_context_parallel_volume() -> None:
     gather = wires(told(LLAMA, Layout(cp=cp, micro_batch_size=b)), "over cp")
     assert gather == {"all_gather": layers * cp * share, "reduce_scatter": layers * cp * share}
     copied = 2 * b * (s // cp) * (2 * cp * c)  # two KV heads for four ranks: neighbours get copies
-    exchange = wires(told(LLAMA, Layout(cp=cp, cp_method="ulysses", micro_batch_size=b)), "over cp")
-    assert exchange == {"all_to_all": layers * 2 * (copied + 2 * b * (s // cp) * 2 * a * c)}
+    ulysses = wires(told(LLAMA, Layout(cp=cp, cp_method="ulysses", micro_batch_size=b)), "over cp")
+    assert ulysses == {"all_to_all": layers * 2 * (copied + 2 * b * (s // cp) * 2 * a * c)}
 
 
 def test_expert_parallel_volume() -> None:

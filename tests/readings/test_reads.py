@@ -116,7 +116,7 @@ def test_what_is_read_too_late_is_refused() -> None:
 def test_a_view_is_no_value() -> None:
     """It cannot be a key, nor be copied unseen."""
     memo = Memo[object]()
-    for wrong in (hash, lambda lay: lay == LAYOUT, lambda lay: replace(lay, tp=1)):
+    for wrong in (hash, lambda lay: lay == LAYOUT, lambda lay: replace(lay, tp=1), lambda lay: lay.put(tp=1)):
         with pytest.raises(TypeError):
             memo.ask(LAYOUT, (), wrong)
 

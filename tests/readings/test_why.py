@@ -136,7 +136,7 @@ def test_layers_that_are_alike_are_counted(model: ModelSpec, layout: Layout) -> 
 
 LAYOUTS = (
     Layout(dp=2, tp=2, pp=2, cp=2, gradient_accumulation_steps=4),
-    Layout(dp=4, tp=2, cp=2, cp_method="ring", zero=1, recompute=("enter", "swiglu")),
+    Layout(dp=4, tp=2, cp=2, cp_method="ring", zero=1, recompute=("tp_all_gather", "swiglu")),
     Layout(tp=2, cp=2, cp_method="ulysses", recompute=("*",), gradient_accumulation_steps=2),
     Layout(pp=2, gradient_accumulation_steps=4, recompute=()),
     Layout(dp=2, tp=2, cp=2, loss="chunked"),
@@ -219,7 +219,10 @@ def test_text_and_json() -> None:
         assert f"\n{heading}  " in "\n" + told.text()
 
 
-@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3]], ids=str)
+SHARDED = [Layout(dp=4, zero=zero, gradient_accumulation_steps=2) for zero in (2, 3)]  # with ring buffers
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3], *SHARDED], ids=str)
 def test_the_whole_is_what_a_plan_sums_up(layout: Layout) -> None:
     """Of the fullest rank, rows and the estimate's memory have the same sums under the same names."""
     estimate = Estimator(DENSE, cluster(f"{layout.world}xH200"), sequence_length=64, precision="bf16").estimate(layout)

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from penteract.errors import Bug
-from penteract.schedule.actions import ActionList, Compute, Exchange, Transfer
+from penteract.schedule.actions import ActionList, Compute, P2PBatch, Transfer
 from penteract.schedule.check import check
 from penteract.schedule.registry import ScheduleName, generate, schedule_of
 from penteract.schedule.transfers import with_transfers
@@ -66,10 +66,10 @@ def test_a_dropped_transfer(case: Case) -> None:
     lists = sound(case)
     for rank, i in places(lists):
         action = lists[rank][i]
-        if not isinstance(action, Exchange):
+        if not isinstance(action, P2PBatch):
             continue
         for gone in action.transfers:
-            rest = Exchange(tuple(t for t in action.transfers if t is not gone))
+            rest = P2PBatch(tuple(t for t in action.transfers if t is not gone))
             text = fault(replaced(lists, rank, [*lists[rank][:i], rest, *lists[rank][i + 1 :]]), case)
             assert f"rank {rank}" in text
 
@@ -85,15 +85,15 @@ def test_a_doubled_action(case: Case) -> None:
 
 @every_case
 def test_two_transfers_swapped(case: Case) -> None:
-    """Messages with one peer must keep their order, in whichever exchange they are."""
+    """Messages with one peer must keep their order, in whichever P2P batch they are."""
     lists = sound(case)
     for rank, actions in enumerate(lists):
-        mine = [t for a in actions if isinstance(a, Exchange) for t in a.transfers]
+        mine = [t for a in actions if isinstance(a, P2PBatch) for t in a.transfers]
         for one, two in combinations(mine, 2):
             if one.peer == two.peer:
                 swap = {one: two, two: one}
                 mutated: ActionList = [
-                    Exchange(tuple(swap.get(t, t) for t in a.transfers)) if isinstance(a, Exchange) else a
+                    P2PBatch(tuple(swap.get(t, t) for t in a.transfers)) if isinstance(a, P2PBatch) else a
                     for a in actions
                 ]
                 fault(replaced(lists, rank, mutated), case)
@@ -104,7 +104,7 @@ def test_a_send_before_its_producer(case: Case) -> None:
     lists = sound(case)
     for rank, i in places(lists):
         action = lists[rank][i]
-        if not isinstance(action, Exchange):
+        if not isinstance(action, P2PBatch):
             continue
         for moved in (t for t in action.transfers if t.kind == "Send"):
             kinds = ("Fwd",) if moved.what == "value" else ("Bwd", "Inp")
@@ -113,9 +113,9 @@ def test_a_send_before_its_producer(case: Case) -> None:
                 for j, a in enumerate(lists[rank])
                 if isinstance(a, Compute) and a.kind in kinds and (a.micro, a.chunk) == (moved.micro, moved.chunk)
             )
-            rest = Exchange(tuple(t for t in action.transfers if t is not moved))
+            rest = P2PBatch(tuple(t for t in action.transfers if t is not moved))
             mutated = [*lists[rank][:i], rest, *lists[rank][i + 1 :]]
-            mutated.insert(producer, Exchange((moved,)))
+            mutated.insert(producer, P2PBatch((moved,)))
             assert f"{moved} comes before" in fault(replaced(lists, rank, mutated), case)
 
 
@@ -126,9 +126,9 @@ def test_rings_that_send_first_wait_for_each_other() -> None:
     for actions in sound(case):
         apart.append([])
         for action in actions:
-            if isinstance(action, Exchange):
+            if isinstance(action, P2PBatch):
                 send_first = sorted(action.transfers, key=lambda t: t.kind, reverse=True)
-                apart[-1] += [Exchange((t,)) for t in send_first]
+                apart[-1] += [P2PBatch((t,)) for t in send_first]
             else:
                 apart[-1].append(action)
     text = fault(apart, case)
@@ -140,14 +140,14 @@ def test_rings_that_send_first_wait_for_each_other() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (Exchange((Transfer("Send", "value", 0, 0, 0),)), "leaves the pipeline"),
-        (Exchange((Transfer("Recv", "value", 0, 0, 1),)), "names the wrong rank"),
+        (P2PBatch((Transfer("Send", "value", 0, 0, 0),)), "leaves the pipeline"),
+        (P2PBatch((Transfer("Recv", "value", 0, 0, 1),)), "names the wrong rank"),
         (Compute("Fwd", 9, 0), "is outside"),
         (Compute("Wgt", 0, 0), "comes before Inp"),
         (Compute("Bwd", 0, 0), "comes before Fwd"),
     ],
 )
-def test_an_action_that_cannot_be(wrong: Compute | Exchange, words: str) -> None:
+def test_an_action_that_cannot_be(wrong: Compute | P2PBatch, words: str) -> None:
     case: Case = ("1f1b", 2, 1, 2)
     lists = sound(case)
     assert words in fault([lists[0], [wrong, *lists[1]]], case)

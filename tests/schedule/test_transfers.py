@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penteract.errors import Bug
-from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange
+from penteract.schedule.actions import ActionList, Compute, ComputeList, P2PBatch
 from penteract.schedule.check import check
 from penteract.schedule.registry import SCHEDULES, ScheduleName, breach, generate, schedule_of
 from penteract.schedule.schedule import round_robin
@@ -41,8 +41,8 @@ def test_a_small_pipeline_in_full() -> None:
 
 def test_a_value_comes_round_to_the_next_chunk() -> None:
     first, last = with_transfers(generate("interleaved", 2, 2, 2), round_robin(2, 2))
-    sent = [str(t) for a in last if isinstance(a, Exchange) for t in a.transfers if t.kind == "Send"]
-    got = [str(t) for a in first if isinstance(a, Exchange) for t in a.transfers if t.kind == "Recv"]
+    sent = [str(t) for a in last if isinstance(a, P2PBatch) for t in a.transfers if t.kind == "Send"]
+    got = [str(t) for a in first if isinstance(a, P2PBatch) for t in a.transfers if t.kind == "Recv"]
     assert sent[:2] == ["Send value 0 to rank 0", "Send value 1 to rank 0"]
     assert got[:2] == ["Recv value 0.1 from rank 1", "Recv value 1.1 from rank 1"]
 
@@ -55,14 +55,14 @@ def test_grouping_is_a_freedom_not_a_need(case: tuple[ScheduleName, int, int, in
     computed, placement = generate(name, pp, vpp, micros), schedule_of(name).placement(pp, vpp)
     grouped = with_transfers(computed, placement)
     apart: list[ActionList] = [
-        [one for a in actions for one in ([Exchange((t,)) for t in a.transfers] if isinstance(a, Exchange) else [a])]
+        [one for a in actions for one in ([P2PBatch((t,)) for t in a.transfers] if isinstance(a, P2PBatch) else [a])]
         for actions in grouped
     ]
     assert check(apart, placement, micros).makespan == check(grouped, placement, micros).makespan
-    assert [[a for a in actions if not isinstance(a, Exchange)] for actions in grouped] == computed
+    assert [[a for a in actions if not isinstance(a, P2PBatch)] for actions in grouped] == computed
     for actions in grouped:
         for a in actions:
-            if isinstance(a, Exchange):
+            if isinstance(a, P2PBatch):
                 assert len({(t.kind, t.peer) for t in a.transfers}) == len(a.transfers) > 0
 
 

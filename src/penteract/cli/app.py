@@ -25,6 +25,7 @@ VERBS = (
     "convert",
     "doctor",
     "init",
+    "explore",
 )  # each a module of this folder, with a function of its name
 
 _HELP = "Train large language models split over many GPUs, and see what each way to split them does."

@@ -16,6 +16,7 @@ from cyclopts import Parameter
 
 from penteract.cli.folders import find_run
 from penteract.config.files.keys import keys
+from penteract.engine.session import checkpoint_folder
 from penteract.errors import BadInput, CorruptData, PenteractError
 from penteract.units import show_bytes
 
@@ -60,6 +61,7 @@ def checkpoints(
     if prune is not None and prune < 1:
         raise BadInput("USAGE", "not a number of steps to keep", where="--prune", found=prune, allowed=">= 1")
     folder = find_run(run, keys()["output.folder"].default, flag="penteract checkpoints", needs="checkpoints")
+    checkpoint_folder.find(folder)
     removed = _prune(folder, prune) if prune is not None else []
     rows = list(_rows(folder / "checkpoints", verify=verify))
     if json:
@@ -95,7 +97,8 @@ def _row(one: Any, at: Path, state: str, problem: str = "") -> CheckpointRow:
 def _prune(folder: Path, keep: int) -> list[str]:
     """Remove old checkpoints, as the holder of the run; returns their folders."""
     engine, lease = import_module("penteract.engine.checkpoint"), import_module("penteract.engine.session.lease")
-    taken, where = lease.take(folder).begin(), folder / "checkpoints"
+    where = checkpoint_folder.find(folder, write=True)
+    taken = lease.take(folder).begin()
     try:
         with engine.failing(where, "remove old checkpoints"):
             before = [*(one.at for one in engine.committed(where)), *where.glob("aside-*/step-*")]

@@ -16,6 +16,7 @@ from penteract.cli.world import launched
 from penteract.config.files.keys import keys
 from penteract.config.rules.resolve import resolve
 from penteract.engine.doctor.finding import Finding
+from penteract.engine.session import checkpoint_folder
 from penteract.errors import BadInput
 
 EXAMPLES = ("penteract doctor", "penteract doctor --json", "penteract doctor /scratch/runs")
@@ -23,7 +24,7 @@ _COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "bad": "bold red"}
 
 
 def doctor(
-    folder: Annotated[Path | None, Parameter(help="Where runs will be written; its disk is checked.")] = None,
+    folder: Annotated[Path | None, Parameter(help="Where runs will be written, or a run; its disk is checked.")] = None,
     /,
     *,
     json: Annotated[
@@ -38,13 +39,25 @@ def doctor(
     """
     report, probe = import_module("penteract.engine.doctor.report"), import_module("penteract.engine.doctor.probe.here")
     ranks, wrong = _ranks()
-    machine = probe.this_machine(folder or Path(keys()["output.folder"].default), os.environ, ranks)
-    findings = (*report.examine(machine), *wrong)
+    disk, more = _disk(folder or Path(keys()["output.folder"].default))
+    machine = probe.this_machine(disk, os.environ, ranks)
+    findings = (*report.examine(machine), *more, *wrong)
     if json:
         print(dumps(report.as_json(machine, findings)))
     else:
         _show(findings)
     return 0 if report.can_train(findings) else BadInput.exit_code
+
+
+def _disk(folder: Path) -> tuple[Path, tuple[Finding, ...]]:
+    """The folder whose disk matters: of a run, that of its checkpoints. And findings about them."""
+    if not (folder / "run.toml").is_file():
+        return folder, ()
+    try:
+        at = checkpoint_folder.find(folder, write=True)
+    except BadInput as error:
+        return folder, (Finding("disk", f"{error.what}: {error.found}", "bad", error.fix),)
+    return at.resolve(), (Finding("disk", f"checkpoints of {folder} are in {at.resolve()}"),)
 
 
 def _ranks() -> tuple[int, tuple[Finding, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from penteract.engine.session import checkpoint_folder
 from penteract.errors import BadInput
 from penteract.units import printable
 
@@ -30,13 +31,19 @@ def find_run(name: str, out: str, *, flag: str, needs: str) -> Path:
     )
 
 
+def _has(run: Path, needs: str) -> bool:
+    """Whether a run holds `needs`. Checkpoints that lie elsewhere and are missing count: an earlier run must not be
+    taken in its place."""
+    return (run / needs).exists() or (needs.startswith("checkpoints") and checkpoint_folder.is_missing(run))
+
+
 def _latest(out: Path, flag: str, needs: str) -> Path:
     """`out`/latest if it holds `needs`, else the newest run that does: a failed start does not hide earlier runs."""
     link = out / "latest"
-    if (link / _MARK).is_file() and (link / needs).exists():
+    if (link / _MARK).is_file() and _has(link, needs):
         return link.resolve()
     runs = [path for path in out.iterdir() if (path / _MARK).is_file()] if out.is_dir() else []
-    able = [path.resolve() for path in runs if (path / needs).exists()]
+    able = [path.resolve() for path in runs if _has(path, needs)]
     if not able:
         fix = "train one first: penteract train"
         raise BadInput("RUN", "there is no run yet", where=flag, found=f"latest in {out}/", fix=fix)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -18,22 +18,19 @@ from penteract.cli.files import check_files, not_written, report_if_stopped, wri
 from penteract.cli.overrides import parts_of_precision
 from penteract.cli.progress import ProgressLine, on_a_terminal
 from penteract.config.hardware import HEADROOM
-from penteract.config.mesh import Mesh
 from penteract.errors import BadInput
 from penteract.planner.options import check_option, check_options
 from penteract.planner.plan import Plan, estimator
 from penteract.planner.report.as_json import as_dict, budget
 from penteract.planner.report.as_text import as_text_whole, basis, spent, stopped, wrapped
 from penteract.planner.report.explain import contest, explain, named
+from penteract.planner.report.memory_by_line import memory_by_line
 from penteract.planner.report.models_table import catalogue, catalogue_rows
 from penteract.planner.report.what_if import sentence, what_if
 from penteract.planner.search.best import Timed
 from penteract.planner.search.collector import uncollected
 from penteract.planner.search.progress import Stopped
 from penteract.units import parse_count
-
-if TYPE_CHECKING:
-    from penteract.readings.explain.terms import Why
 
 EXAMPLES = (
     "penteract plan llama-3.1-8b --gpus 8xH200",
@@ -130,7 +127,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     written = write_all(found, chosen, why or 1, out, trace, trace_stage) if chosen else []
     reasons = _reasons(found, chosen, why) if chosen and found.counts.fit and (why or not json) else []
     if json:
-        terms = _by_line(found, chosen).as_dict() if chosen and why else None
+        terms = memory_by_line(found, chosen).as_dict() if chosen and why else None
         more = {"budget": cost and asdict(cost), "explanation": reasons, "terms": terms}
         report = as_dict(found) | {key: value for key, value in more.items() if value}
         print(to_json.dumps(report | {"notes": [*report["notes"], *written]}))
@@ -153,7 +150,7 @@ def _exit_code(found: Plan) -> int:
 
 def _show(found: Plan, chosen: Timed, last: Sequence[str], *, why: bool, draw: bool) -> None:
     if why:
-        by_line = _by_line(found, chosen).text(width=min(100, _width() or 100))
+        by_line = memory_by_line(found, chosen).text(width=min(100, _width() or 100))
         print(f"\n{wrapped(basis(found), _width())}\n\n{by_line}")
     if draw:
         from penteract.schedule.draw import draw_generated  # imported here: most plans do without it
@@ -208,21 +205,6 @@ def _what_if(found: Plan, chosen: Timed) -> str:
     if two is None:
         return "There is no layout of another mesh."
     return sentence(named(found, two[1]), what_if(found, *two, estimator))
-
-
-def _by_line(found: Plan, chosen: Timed) -> Why:
-    """The memory of the fullest rank, by the source lines that allocate it."""
-    from penteract.readings.explain.why import why as reasons  # imported here: most plans do without it
-
-    stage = max(range(len(chosen.estimate.by_stage)), key=lambda i: chosen.estimate.by_stage[i])
-    rank = Mesh(chosen.layout).group("pp", 0)[stage]
-    ask = found.ask
-    memory = chosen.estimate.memory
-    report = reasons(
-        ask.model, chosen.layout, ask.sequence_length, chosen.estimate.precision, rank,
-        optimizer_kinds=ask.optimizer_kinds,
-    )  # fmt: skip
-    return report.whole(memory["activations"], memory["other"])
 
 
 def _next(why: int | None, out: Path | None, *, fits: bool) -> str:

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from penteract.cli.budget import settle_budget
 from penteract.cli.engine import engine
 from penteract.cli.folders import find_run
 from penteract.cli.gpu_defaults import card_here, settle_defaults
@@ -21,6 +20,7 @@ from penteract.config.presets import PRESETS
 from penteract.config.rules.resolve import Resolved, resolve
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
+from penteract.planner.settle_budget import settle_budget
 from penteract.readings.composed import Composer
 from penteract.readings.price import price
 from penteract.schedule.draw import draw_generated

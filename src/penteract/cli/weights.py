@@ -10,6 +10,7 @@ from penteract.cli.folders import find_run
 from penteract.config.files.read import read_overrides, read_toml
 from penteract.config.rules.resolve import Resolved, model_at
 from penteract.engine.hf.folder import CONFIG, TOKENIZER, open_folder, refuse_another_model, weights_alone
+from penteract.engine.session import checkpoint_folder
 from penteract.errors import BadInput
 
 _RUN, _MANIFEST = "run.toml", "manifest.json"
@@ -31,14 +32,14 @@ def find_weights(name: str, out: str, *, flag: str) -> Source:
         if (path / CONFIG).is_file():
             return Source(path, path, theirs=True)
         if (path / _MANIFEST).is_file():
-            run = path.resolve().parent.parent
-            return Source(path, run if (run / _RUN).is_file() else None, theirs=False)
+            return Source(path, checkpoint_folder.run_of(path), theirs=False)
         if path.is_dir() and not (path / _RUN).is_file():
             raise BadInput("WEIGHTS", "no weights here", where=flag, found=name[:120],
                            allowed=f"a folder with {CONFIG}, or with {_RUN}", fix="check the path")  # fmt: skip
     except (OSError, ValueError):
         pass  # not a valid path: find_run raises
     run = find_run(name, out, flag=flag, needs="checkpoints/latest")
+    checkpoint_folder.find(run)
     return Source(run, run, theirs=False)
 
 

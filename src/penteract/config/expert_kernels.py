@@ -1,7 +1,7 @@
 """Which kernels of experts' products a layout may have, by arithmetic.
 
 Products by groups take all experts of a rank at once, and find on the device where the rows of each begin: a step does
-not wait for the host to count them, but where rows are exchanged.
+not wait for the host to count them, but where an all-to-all sends them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.schedule.schedule import Placement
@@ -41,7 +42,7 @@ class Edit(NamedTuple):
 PLAIN = Edit()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """One way to split a training step over `world` ranks.
 
@@ -75,10 +76,10 @@ class Layout:
     shard_group: int = 0
     reduce_scatter_once: bool = False
     reshard_after_step: bool = False
-    recompute: tuple[str, ...] = ("enter",)
+    recompute: tuple[str, ...] = ("tp_all_gather",)
     recompute_every: int = 1
     recompute_first: int = 0
-    recompute_else: tuple[str, ...] = ("enter",)
+    recompute_else: tuple[str, ...] = ("tp_all_gather",)
     offload: tuple[str, ...] = ()
     offload_every: int = 1
     offload_optimizer: bool = False
@@ -89,6 +90,18 @@ class Layout:
     fuse: tuple[Fusion, ...] = ()  # ops that become one, see `ops/fuse.py`
     experts: ExpertKernel = "reference"  # a product for each expert, or one for all, of torch or of the package quack
     bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter
+
+    @staticmethod
+    def of(fields: Mapping[str, Any], **others: Any) -> Layout:
+        """`Layout(**fields, **others)` in a tenth of the time: a search makes a hundred thousand."""
+        made = object.__new__(Layout)
+        made.__dict__.update(fields)
+        made.__dict__.update(others)
+        return made
+
+    def put(self, **changes: Any) -> Layout:
+        """`dataclasses.replace` in a tenth of the time."""
+        return Layout.of(self.__dict__, **changes)
 
     @property
     def world(self) -> int:

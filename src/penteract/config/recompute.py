@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penteract.units import Bytes
 
 # "none" still repeats the all-gather of tokens, which saves much memory; "full" keeps only a layer's input.
-NONE: tuple[str, ...] = ("enter",)
+NONE: tuple[str, ...] = ("tp_all_gather",)
 WHOLE: Mapping[str, tuple[str, ...]] = {"none": NONE, "full": ("*",)}
 
 # Common names for groups of ops (Megatron-LM's recompute_modules).

@@ -60,6 +60,7 @@ class Data:
     """
 
     source: str | tuple[str, ...] = "builtin"
+    revision: str = "auto"  # of "hf:NAME": a commit, a branch or a tag; auto: the newest. A run keeps the commit
     validation_fraction: float = 0.05
     allow_change: bool = False  # whether a resumed run may go on with other data
     pack_documents: bool = True  # several documents share a sequence, and attention stays inside each
@@ -80,10 +81,11 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """When checkpoints are saved, and how many are kept."""
+    """When and where checkpoints are saved, and how many are kept."""
 
     every: int = 0  # steps; 0: only at the end
     keep: int = 2  # the newest; 0: all
+    folder: str = "inside"  # of this run alone; "inside": in the run's folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from penteract.parallel import context, tensor
 def attention(do: Do, m: ModelSpec, name: str, x: Value, sequence_length: int) -> Value:
     """x [S@cp·tp, B, D] -> same.   Heads are sharded over tp; if tp exceeds the KV heads, neighbouring ranks share
     one."""
-    h = do.redistribute(tensor.enter, x)  # [S@cp, B, D]
+    h = do.redistribute(tensor.tp_all_gather, x)  # [S@cp, B, D]
     hq, hk, hv = do.fork(h, 3)
     q = do.linear(hq, *_projection(m, name, "q", m.heads))  # [S@cp, B, H@tp·C]
     k = do.linear(hk, *_projection(m, name, "k", m.kv_heads))
@@ -28,7 +28,7 @@ def attention(do: Do, m: ModelSpec, name: str, x: Value, sequence_length: int) -
                        scale=score_scale(m), window=m.sliding_window)  # fmt: skip
     width = m.heads * m.head_size
     out = Param(f"{name}.o.weight", (m.hidden_size, width), (Shard(1, "tp"),), scale=m.residual_std, matrix=True)
-    y = do.redistribute(tensor.leave, do.linear(o, out))  # [S@cp·tp, B, D]
+    y = do.redistribute(tensor.tp_reduce_scatter, do.linear(o, out))  # [S@cp·tp, B, D]
     return do.add_bias(y, Param(f"{name}.o.bias", (m.hidden_size,), decay=False)) if m.output_bias else y
 
 

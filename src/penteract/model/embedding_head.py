@@ -11,7 +11,7 @@ from penteract.parallel import tensor
 def embed(do: Do, m: ModelSpec, ids: str, sequence_length: int) -> Value:
     """Token ids [S@cp, B], the input named `ids` -> [S@cp·tp, B, D]"""
     own = (sequence_length // do.layout.cp, do.layout.micro_batch_size)
-    return do.redistribute(tensor.leave, do.embedding(do.input(ids, own), _table(m, "embedding")))
+    return do.redistribute(tensor.tp_reduce_scatter, do.embedding(do.input(ids, own), _table(m, "embedding")))
 
 
 def score(do: Do, m: ModelSpec, h: Value, targets: str, term: str) -> None:

@@ -30,24 +30,24 @@ def latent_attention(do: Do, m: ModelSpec, latent: LatentSpec, name: str, x: Val
         where = do.input("positions:tp", (own[0] // do.layout.tp, own[1]))
         key = do.rope(key, where, head_size=latent.rope_size, theta=m.rope_theta, scaling=m.rope_scaling)
 
-    c, key = context.sources(do, do.redistribute(tensor.enter, c), do.redistribute(tensor.enter, key))
+    c, key = context.sources(do, do.redistribute(tensor.tp_all_gather, c), do.redistribute(tensor.tp_all_gather, key))
     unfolded = do.linear(c, _up(m, f"{name}.kv_up", latent.plain_size + latent.value_size, latent.kv_rank))
     k, v = do.op("unfold_heads", unfolded, key, plain_size=latent.plain_size, value_size=latent.value_size)
     o = context.attend(do, q, k, v, sequence_length, head_size=m.head_size, value_size=latent.value_size,
                        scale=score_scale(m), window=m.sliding_window)  # fmt: skip
     width = m.heads * latent.value_size
     out = Param(f"{name}.o.weight", (m.hidden_size, width), (Shard(1, "tp"),), scale=m.residual_std, matrix=True)
-    y = do.redistribute(tensor.leave, do.linear(o, out))
+    y = do.redistribute(tensor.tp_reduce_scatter, do.linear(o, out))
     return do.add_bias(y, Param(f"{name}.o.bias", (m.hidden_size,), decay=False)) if m.output_bias else y
 
 
 def _queries(do: Do, m: ModelSpec, latent: LatentSpec, name: str, x: Value) -> Value:
     """[S@cp·tp, B, D] -> [S@cp, B, H@tp·C], through the queries' own latent if there is one."""
     if not latent.query_rank:
-        return do.linear(do.redistribute(tensor.enter, x), _up(m, f"{name}.q", m.head_size, m.hidden_size))
+        return do.linear(do.redistribute(tensor.tp_all_gather, x), _up(m, f"{name}.q", m.head_size, m.hidden_size))
     c = do.linear(x, *_down(m, f"{name}.q_down", latent.query_rank))
     c = do.rms_norm(c, _norm(f"{name}.q_norm", latent.query_rank), m.norm_epsilon)
-    return do.linear(do.redistribute(tensor.enter, c), _up(m, f"{name}.q_up", m.head_size, latent.query_rank))
+    return do.linear(do.redistribute(tensor.tp_all_gather, c), _up(m, f"{name}.q_up", m.head_size, latent.query_rank))
 
 
 def _down(m: ModelSpec, name: str, rank: int) -> tuple[Param, ...]:

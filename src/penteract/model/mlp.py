@@ -10,7 +10,7 @@ from penteract.parallel import tensor
 
 def mlp(do: Do, m: ModelSpec, name: str, x: Value, ffn_size: int) -> Value:
     """x [S@cp·tp, B, D] -> same.   Columns F are sharded over tp."""
-    h = do.redistribute(tensor.enter, x)  # [S@cp, B, D]
+    h = do.redistribute(tensor.tp_all_gather, x)  # [S@cp, B, D]
     if m.activation == "swiglu":
         hg, hu = do.fork(h)
         h = do.swiglu(
@@ -19,7 +19,7 @@ def mlp(do: Do, m: ModelSpec, name: str, x: Value, ffn_size: int) -> Value:
     else:
         h = do.gelu(do.linear(h, *_columns(m, name, "up", ffn_size)))
     down = Param(f"{name}.down.weight", (m.hidden_size, ffn_size), (Shard(1, "tp"),), scale=m.residual_std, matrix=True)
-    y = do.redistribute(tensor.leave, do.linear(h, down))
+    y = do.redistribute(tensor.tp_reduce_scatter, do.linear(h, down))
     return do.add_bias(y, Param(f"{name}.down.bias", (m.hidden_size,), decay=False)) if m.mlp_bias else y
 
 

@@ -13,9 +13,9 @@ from penteract.parallel import expert, tensor
 # Choices summed over all ranks that share a sequence; no gradient flows through a count.
 over_sequence = single_collective("choices", "sequence", "all_reduce")
 
-# If experts are sharded over tp, expert indices are gathered with the tokens. Named as `enter`, to be recomputed with
-# it.
-_indices = single_collective("enter", "tp", "all_gather")
+# If experts are sharded over tp, expert indices are gathered with the tokens. The name is the same, so that a layout
+# recomputes both or none.
+_indices = single_collective("tp_all_gather", "tp", "all_gather")
 
 
 def moe(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_length: int) -> Value:
@@ -47,8 +47,8 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
     split = do.layout.expert_tp > 1
     if split:
         tokens, weights, experts = (
-            do.redistribute(tensor.enter, tokens),
-            do.redistribute(tensor.enter, weights),
+            do.redistribute(tensor.tp_all_gather, tokens),
+            do.redistribute(tensor.tp_all_gather, weights),
             do.redistribute(_indices, experts),
         )
     order, copies = do.op("expert_permutation", experts, experts=spec.experts)
@@ -59,11 +59,11 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
     # Host sizes are needed for an all-to-all, and for one product per expert.
     by_host = do.mesh.size("ep") > 1 or not all(grouped)
     sizes = expert.split_sizes(do, copies, coming) if by_host else offsets
-    h = do.redistribute(expert.send, do.op("permute", tokens, order, top_k=spec.top_k)[0], sizes, order)  # [R, D]
+    h = do.redistribute(expert.dispatch, do.op("permute", tokens, order, top_k=spec.top_k)[0], sizes, order)  # [R, D]
     rows = [offsets if one else sizes for one in grouped]
-    y = do.redistribute(expert.back, _experts(do, h, matrices, rows), sizes, order)  # [s·B·k, D]
+    y = do.redistribute(expert.combine, _experts(do, h, matrices, rows), sizes, order)  # [s·B·k, D]
     out = do.op("unpermute", y, weights, order, top_k=spec.top_k)[0]
-    return do.redistribute(tensor.leave, out) if split else out
+    return do.redistribute(tensor.tp_reduce_scatter, out) if split else out
 
 
 def _matrices(do: Do, m: ModelSpec, spec: MoESpec, name: str) -> tuple[Param, Param, Param]:

@@ -27,7 +27,8 @@ def token_indices(sequence_length: int, ranks: int, rank: int) -> list[int]:
     return [*range(rank * n, (rank + 1) * n), *range((2 * ranks - 1 - rank) * n, (2 * ranks - rank) * n)]
 
 
-gather = single_collective("gather", "cp", "all_gather", "reduce_scatter")  # [S@cp, B, K·C] -> [S, B, K·C]
+# [S@cp, B, K·C] -> [S, B, K·C]
+cp_all_gather = single_collective("cp_all_gather", "cp", "all_gather", "reduce_scatter")
 
 
 def _to_heads(steps: Steps, x: Value) -> Value:
@@ -101,7 +102,7 @@ def ring(**shape: Any) -> Redistribution:
 def sources(do: Do, *values: Value) -> Values:
     """The inputs of keys and values, each [S@cp, B, ..]. With `cp_method = "all_gather"` they are gathered, [S, B, ..],
     before keys and values are computed from them, since they are smaller."""
-    return tuple(do.redistribute(gather, x) if do.layout.cp_method == "all_gather" else x for x in values)
+    return tuple(do.redistribute(cp_all_gather, x) if do.layout.cp_method == "all_gather" else x for x in values)
 
 
 def attend(do: Do, q: Value, k: Value, v: Value, sequence_length: int, **shape: Any) -> Value:
@@ -117,7 +118,7 @@ def attend(do: Do, q: Value, k: Value, v: Value, sequence_length: int, **shape: 
     every = do.input("index:all", (sequence_length,))
     match do.layout.cp_method:
         case "all_gather":
-            k, v = (t if t.shape[0] == sequence_length else do.redistribute(gather, t) for t in (k, v))
+            k, v = (t if t.shape[0] == sequence_length else do.redistribute(cp_all_gather, t) for t in (k, v))
             return do.op("attention", q, k, v, index, start, every, **shape)[0]
         case "ring":
             keys = [index, *(do.input(f"index:{i} before", (own,)) for i in range(1, cp))]

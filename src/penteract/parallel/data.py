@@ -158,10 +158,13 @@ def bucket_plans(rules: BucketRules, units: Sequence[Unit]) -> Iterator[BucketPl
     with several owning stages come last, in the order of their names: all their stages must plan them alike and reduce
     them in the same order, whatever else they hold.
     """
-    whole = list[Param]()
+    whole, packed = list[Param](), dict[Unit, tuple[list[BucketPlan], list[Param]]]()
     for number, unit in reversed(list(enumerate(units))):
-        yield from rules.of_unit(unit, number)
-        whole += rules.not_per_unit(unit)
+        if unit not in packed:  # equal units may be one object
+            packed[unit] = list(rules.of_unit(unit, number)), list(rules.not_per_unit(unit))
+        plans, rest = packed[unit]
+        yield from (BucketPlan(p.key, p.params, p.offsets, p.elements, number) for p in plans)
+        whole += rest
     open_: dict[BucketKey, Filling] = {}
     for p in sorted(whole, key=rules.sort_key):
         key, n = rules.kind(p)

@@ -2,8 +2,8 @@
 
 Split      experts, over ranks of dp·cp, which hold different tokens.
 Traffic    counts   forward all-to-all of the number of copies for each expert (no gradient)
-           send     forward all-to-all of token copies to their experts   backward all-to-all back
-           back     forward all-to-all of results to their tokens          backward all-to-all again
+           dispatch forward all-to-all of token copies to their experts   backward all-to-all of their gradients back
+           combine  forward all-to-all of results back to their tokens    backward all-to-all of their gradients again
 Costs      the residual stream top_k times, both ways; sizes are data-dependent, no token is dropped.
 Helps      when experts are many and large; hurts when routing is uneven: all wait for the rank with the most tokens.
 Papers     Lepikhin 2020 (2006.16668); DeepSeek-V3 2024 (2412.19437) §2.1.2
@@ -18,18 +18,19 @@ counts = single_collective("counts", "ep", "all_to_all")  # [X] -> [X]: this ran
 
 
 def _cross(steps: Steps, x: Value, splits: Value, rows: Dim, direction: str) -> Value:
-    """Send token copies to their experts ("send": sorted by expert on arrival) or back to their tokens ("back")."""
+    """Send token copies to their experts ("dispatch": sorted by expert on arrival), or results back to their tokens
+    ("combine")."""
     if steps.mesh.size("ep") == 1:
         return x
-    if direction == "back":
+    if direction == "combine":
         (x,) = steps.forward("sort_chunks", x, splits, inverse=True)
     y = steps.collective("all_to_all_v", "ep", x, rows=rows, also_reads=(splits,), direction=direction)
-    return steps.forward("sort_chunks", y, splits, inverse=False)[0] if direction == "send" else y
+    return steps.forward("sort_chunks", y, splits, inverse=False)[0] if direction == "dispatch" else y
 
 
 def _redistribution(name: str, direction: str, reverse: str) -> Redistribution:
     def rows(steps: Steps, sent: Dim, way: str) -> Dim:
-        return Received(steps.layer) if way == "send" else sent
+        return Received(steps.layer) if way == "dispatch" else sent
 
     def forward(steps: Steps, x: Value, splits: Value, sent: Value) -> tuple[Values, Values]:
         return (_cross(steps, x, splits, rows(steps, sent.shape[0], direction), direction),), (splits, sent)
@@ -41,8 +42,8 @@ def _redistribution(name: str, direction: str, reverse: str) -> Redistribution:
     return Redistribution(name, forward, backward)
 
 
-send = _redistribution("send", "send", "back")
-back = _redistribution("back", "back", "send")
+dispatch = _redistribution("dispatch", "dispatch", "combine")
+combine = _redistribution("combine", "combine", "dispatch")
 
 
 def split_sizes(do: Do, copies: Value, coming: Value) -> Value:

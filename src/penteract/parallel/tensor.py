@@ -1,13 +1,14 @@
 """Tensor and sequence parallelism.
 
 Split      heads, ffn columns and vocabulary (weights); tokens (activations between regions).
-Traffic    enter   forward all-gather tokens       backward reduce-scatter the gradient
-           leave   forward reduce-scatter partials  backward all-gather the gradient
+Traffic    tp_all_gather       forward all-gather tokens         backward reduce-scatter the gradient
+           tp_reduce_scatter   forward reduce-scatter partials   backward all-gather the gradient
            cross_entropy   two small all-reduces: the rows' maximum, then their sums   backward none
-           linear_cross_entropy   enter, linear and cross_entropy for some tokens at a time. In training all of it runs
-                   in backward, since a term's scale is known before the step: logits are neither kept nor recomputed.
-           With "enter" among the recomputed ops, the result of `enter` is not kept: it is gathered again for the weight
-           gradients, overlapped with the input gradients. Without it, the gathered result is kept.
+           linear_cross_entropy   tp_all_gather, linear and cross_entropy for some tokens at a time. In training all of
+                   it runs in backward, since a term's scale is known before the step: logits are neither kept nor
+                   recomputed.
+           With "tp_all_gather" among the recomputed ops, the gathered tokens are not kept: they are gathered again for
+           the weight gradients, overlapped with the input gradients. Without it, they are kept.
 Costs      the residual stream four times for each block and direction; only inside a node.
 Helps      when a layer is too large or too slow for one device; hurts when the pieces become small.
 Papers     Chowdhery 2022 (2204.02311) §5 (z-loss); Shoeybi 2019 (1909.08053) §3; Korthikanti 2022 (2205.05198) §4.2
@@ -24,8 +25,9 @@ from penteract.ops.do import Do, Redistribution, Steps, Value, Values, single_co
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec
 
-enter = single_collective("enter", "tp", "all_gather", "reduce_scatter")  # [S@cp·tp, ..] -> [S@cp, ..]
-leave = single_collective("leave", "tp", "reduce_scatter", "all_gather")  # partial [S@cp, ..] -> [S@cp·tp, ..]
+# [S@cp·tp, ..] -> [S@cp, ..], and partial sums [S@cp, ..] -> their sum [S@cp·tp, ..]
+tp_all_gather = single_collective("tp_all_gather", "tp", "all_gather", "reduce_scatter")
+tp_reduce_scatter = single_collective("tp_reduce_scatter", "tp", "reduce_scatter", "all_gather")
 
 
 _LOGITS = 2**28  # of a chunk, if the layout does not set its tokens
@@ -164,7 +166,7 @@ def linear_cross_entropy(do: Do, h: Value, w: Param, targets: Value, term: str, 
     if do.layout.loss == "chunked":
         do.redistribute(Chunks(w, term, do.layout.loss_chunk, z).redistribution(), h, targets)
         return
-    logits = do.linear(do.redistribute(enter, h), w)
+    logits = do.linear(do.redistribute(tp_all_gather, h), w)
     losses = do.redistribute(cross_entropy(z), logits, targets)
     loss, *squares = losses if z else (losses,)
     do.loss(loss, term, copies="tp")

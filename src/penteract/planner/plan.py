@@ -230,8 +230,8 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
     return Plan(ask, counts, tuple(search.best(len(every))), search)
 
 
-def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
-    """The one layout of these axes, checked."""
+def case_of(ask: Ask, axes: Mapping[str, Values]) -> tuple[Case, Settle]:
+    """The one layout of these axes, unchecked, with its batch and GPUs; and what fills the axes that are left open."""
     given: dict[str, Any] = {name: values[0] for name, values in axes.items()}
     given.setdefault("loss", LOSS)
     given.setdefault("elementwise", ask.elementwise)
@@ -249,6 +249,12 @@ def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
             global_batch_size=ask.global_batch_size, world=ask.cluster.gpus,
         ).counted()
     )  # fmt: skip
+    return case, settle
+
+
+def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
+    """The one layout of these axes, checked."""
+    case, settle = case_of(ask, axes)
     _check(ask, case, settle, "--layout")
     with errors_for("--layout"):
         check_op_names(case.layout)

@@ -95,7 +95,7 @@ class MemoryReading:
 
     @tracked
     def _states_of(self, layout: Layout, groups: StageGroups) -> list[BucketMemory]:
-        bucket_planner, each = self.composer.bucket_planner, zip(groups.runs, groups.ranks, strict=True)
+        bucket_planner, each = self.composer.bucket_planner, zip(groups.joined, groups.ranks, strict=True)
         return [
             bucket_planner.state(layout, runs, ranks[0] if bucket_planner.shares(runs) else 0) for runs, ranks in each
         ]

@@ -18,7 +18,7 @@ from penteract.ops.spec import Spec, Widths, size
 from penteract.ops.tape import Call, Site
 from penteract.parallel.data import Bucket
 from penteract.readings.layers.expert_load import Balanced, Load
-from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
+from penteract.schedule.actions import Compute, Overlapped, P2PBatch, Transfer
 from penteract.step import muon, update
 from penteract.step.agreements import Agreement
 from penteract.step.arena import plan_arena
@@ -120,7 +120,7 @@ class Pricing(Silent):
             self.now -= amount
             self.routed -= amount * self._is_routed(buffer, r)
 
-    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+    def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         for t, buffer, r in transfers:
             amount = self._bytes(self.p.chunks[buffer[0]].specs[r], buffer)
             if t.kind == "Recv":
@@ -145,7 +145,7 @@ class Pricing(Silent):
         if len(b.replicate_ranks) > 1:
             self._bucket_wire("all_reduce", b.replicate_ranks, *[Spec((b.shard_size,), "reduce")] * 2)
 
-    def after(self, action: Compute | Overlapped | Exchange) -> None:
+    def after(self, action: Compute | Overlapped | P2PBatch) -> None:
         self.price.kept.append((str(action), self.now))
 
     def measure(self, bucket: int) -> None:

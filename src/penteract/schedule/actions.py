@@ -1,4 +1,5 @@
-"""The actions of a pipeline rank: compute a chunk, exchange with neighbours. Schedules are lists of actions."""
+"""The actions of a pipeline rank: compute a chunk, or post a batch of sends and receives (P2P). Schedules are lists of
+actions."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class Transfer(NamedTuple):
 
     `chunk` is the chunk of this rank that produces (Send) or consumes (Recv) the message. `peer` is the pipeline
     coordinate of the other rank; if both stages are on this rank, it is this rank, and the message is a copy within one
-    exchange. A value goes to the next stage, a gradient to the previous one.
+    P2P batch. A value goes to the next stage, a gradient to the previous one.
     """
 
     kind: Literal["Send", "Recv"]
@@ -55,9 +56,9 @@ class Transfer(NamedTuple):
         return f"{self.kind} {self.what} {_name(self.micro, self.chunk)} {way} rank {self.peer}"
 
 
-class Exchange(NamedTuple):
+class P2PBatch(NamedTuple):
     """Transfers posted together, in this order. In the proof the rank continues when all of them are done. A run waits
-    for a received value when it reads it, and for its sends before the next exchange."""
+    for a received value when it reads it, and for its sends before the next P2P batch."""
 
     transfers: tuple[Transfer, ...]
 
@@ -67,17 +68,17 @@ class Exchange(NamedTuple):
 
 
 ComputeList = list[Compute | Overlapped]
-ActionList = list[Compute | Overlapped | Exchange]
+ActionList = list[Compute | Overlapped | P2PBatch]
 
 
-def computes(action: Compute | Overlapped | Exchange) -> tuple[Compute, ...]:
-    """The chunk walks inside an action: one, two when overlapped, none in an exchange."""
+def computes(action: Compute | Overlapped | P2PBatch) -> tuple[Compute, ...]:
+    """The chunk walks inside an action: one, two when overlapped, none in a P2P batch."""
     match action:
         case Compute():
             return (action,)
         case Overlapped():
             return (action.backward, action.forward)
-        case Exchange():
+        case P2PBatch():
             return ()
 
 

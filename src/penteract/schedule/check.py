@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations, zip_longest
 
 from penteract.errors import Bug
-from penteract.schedule.actions import ActionList, Exchange, computes
+from penteract.schedule.actions import ActionList, P2PBatch, computes
 from penteract.schedule.rendezvous import ActionSpan, Cost, order, rendezvous, unit_cost
 from penteract.schedule.schedule import Placement
 from penteract.schedule.schedule_state import Message, ScheduleState, message_of
@@ -73,9 +73,9 @@ def check(
 
 
 def _one_by_one(actions: ActionList) -> ActionList:
-    """Each transfer in an exchange of its own, so that it must finish before the next is posted: the strictest
+    """Each transfer in a P2P batch of its own, so that it must finish before the next is posted: the strictest
     waits."""
-    return [one for a in actions for one in ([Exchange((t,)) for t in a.transfers] if isinstance(a, Exchange) else [a])]
+    return [one for a in actions for one in ([P2PBatch((t,)) for t in a.transfers] if isinstance(a, P2PBatch) else [a])]
 
 
 def _same_order(lists: Sequence[ActionList], placement: Placement) -> None:
@@ -84,7 +84,7 @@ def _same_order(lists: Sequence[ActionList], placement: Placement) -> None:
     between: defaultdict[tuple[int, int], list[Message]] = defaultdict(list)
     for rank, actions in enumerate(lists):
         for action in actions:
-            for t in action.transfers if isinstance(action, Exchange) else ():
+            for t in action.transfers if isinstance(action, P2PBatch) else ():
                 between[rank, t.peer].append(message_of(t, rank, placement))
     for low, high in combinations(range(len(lists)), 2):
         for a, b in zip_longest(between[low, high], between[high, low]):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import count
 
-from penteract.schedule.actions import ActionList, ComputeList, Exchange, computes
+from penteract.schedule.actions import ActionList, ComputeList, P2PBatch, computes
 from penteract.schedule.registry import ScheduleName, generate, schedule_of
 from penteract.schedule.transfers import with_transfers
 
@@ -83,7 +83,7 @@ def _times(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int) ->
     sent: list[tuple[str, int]] = []
     actions = action_lists(schedule, pp, vpp, micros)[rank]
     for tick, action in zip(count(step=3), actions):
-        if not isinstance(action, Exchange):
+        if not isinstance(action, P2PBatch):
             for kind, _, chunk in computes(action):
                 when[kind, chunk].append(tick + 1)
             continue

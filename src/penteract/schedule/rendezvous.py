@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from penteract.errors import Bug
-from penteract.schedule.actions import ActionList, Compute, Exchange, Overlapped, Transfer, computes
+from penteract.schedule.actions import ActionList, Compute, Overlapped, P2PBatch, Transfer, computes
 from penteract.schedule.schedule import Placement
 from penteract.schedule.schedule_state import Message, message_of
 
@@ -16,9 +16,9 @@ Cost = Callable[[int, Compute], float]  # (rank, walk) -> its time
 
 @dataclass(frozen=True, slots=True)
 class ActionSpan:
-    """When one action ran. An exchange lasts from when it is posted until its last message is done."""
+    """When one action ran. A P2P batch lasts from when it is posted until its last message is done."""
 
-    action: Compute | Overlapped | Exchange
+    action: Compute | Overlapped | P2PBatch
     start: float
     end: float
 
@@ -35,17 +35,17 @@ class TotalOrder:
     Moments are numbered: the start of rank r is r, the end of the i-th step is ranks + i.
 
     steps   (rank, action)
-    after   the moment at which the rank is ready for the step: it then starts, or posts its exchange
-    meets   the moments at which its peers post an exchange; empty for other actions
+    after   the moment at which the rank is ready for the step: it then starts, or posts its P2P batch
+    meets   the moments at which its peers post a P2P batch; empty for other actions
     """
 
     ranks: int
-    steps: tuple[tuple[int, Compute | Overlapped | Exchange], ...]
+    steps: tuple[tuple[int, Compute | Overlapped | P2PBatch], ...]
     after: tuple[int, ...]
     meets: tuple[tuple[int, ...], ...]
 
     def ends(self, took: Iterable[float], wire: float) -> list[float]:
-        """The time of each moment. `took`: seconds of each step; ignored for an exchange."""
+        """The time of each moment. `took`: seconds of each step; ignored for a P2P batch."""
         at = [0.0] * self.ranks
         for after, meets, seconds in zip(self.after, self.meets, took, strict=True):
             at.append(max(at[after], *[at[i] for i in meets]) + wire if meets else at[after] + seconds)
@@ -65,7 +65,7 @@ def order(lists: Sequence[ActionList], placement: Placement) -> TotalOrder:
     Raises Bug("SCHEDULE") with the cycle of ranks if they wait for each other.
     """
     pp = len(lists)
-    steps, after, meets = list[tuple[int, Compute | Overlapped | Exchange]](), list[int](), list[tuple[int, ...]]()
+    steps, after, meets = list[tuple[int, Compute | Overlapped | P2PBatch]](), list[int](), list[tuple[int, ...]]()
     at, now = [0] * pp, list(range(pp))  # by rank: its next action, and its current moment
     posted: dict[tuple[Message, int], int] = {}  # (message, rank) -> the moment at which that rank came to it
     awake = list(range(pp))
@@ -74,7 +74,7 @@ def order(lists: Sequence[ActionList], placement: Placement) -> TotalOrder:
         actions = lists[rank]
         while at[rank] < len(actions):
             action, met = actions[at[rank]], ()
-            if isinstance(action, Exchange):
+            if isinstance(action, P2PBatch):
                 both = [(message_of(t, rank, placement), t.peer) for t in action.transfers]
                 for message, peer in both:
                     if (message, rank) not in posted:
@@ -111,7 +111,7 @@ def _deadlock(
     path: list[tuple[int, Transfer]] = []
     while rank not in [r for r, _ in path]:
         action = lists[rank][at[rank]] if at[rank] < len(lists[rank]) else None
-        if not isinstance(action, Exchange):
+        if not isinstance(action, P2PBatch):
             raise Bug("SCHEDULE", f"{path[-1][1]} is never met, its peer is done", where=f"rank {path[-1][0]}")
         waits = next(t for t in action.transfers if (message_of(t, rank, placement), t.peer) not in posted)
         path.append((rank, waits))

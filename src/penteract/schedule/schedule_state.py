@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import NoReturn
 
 from penteract.errors import Bug
-from penteract.schedule.actions import Compute, Exchange, Overlapped, Payload, Transfer, computes
+from penteract.schedule.actions import Compute, Overlapped, P2PBatch, Payload, Transfer, computes
 from penteract.schedule.schedule import Placement
 
 Fact = tuple[str, int, int]  # (what happened, micro, chunk)
@@ -29,10 +29,14 @@ class Message:
 
 def message_of(transfer: Transfer, rank: int, placement: Placement) -> Message:
     """The message of `transfer` on `rank`: its payload, and from which stage to which."""
-    sends = transfer.kind == "Send"
+    source = source_of(transfer, rank, placement)
+    return Message(transfer.what, transfer.micro, source, source + (1 if transfer.what == "value" else -1))
+
+
+def source_of(transfer: Transfer, rank: int, placement: Placement) -> int:
+    """The stage from which a message of `rank` comes: a value goes to the next stage, a gradient to the previous."""
     here = placement.stages[rank][transfer.chunk]
-    there = here + (1 if sends == (transfer.what == "value") else -1)
-    return Message(transfer.what, transfer.micro, *((here, there) if sends else (there, here)))
+    return here if transfer.kind == "Send" else here - (1 if transfer.what == "value" else -1)
 
 
 @dataclass(slots=True)
@@ -48,9 +52,9 @@ class ScheduleState:
     kept_peak: int = 0
     received_peak: int = 0
 
-    def step(self, action: Compute | Overlapped | Exchange) -> None:
+    def step(self, action: Compute | Overlapped | P2PBatch) -> None:
         """Do one action. Its parts run together: each sees only the state before all of them."""
-        parts = action.transfers if isinstance(action, Exchange) else computes(action)
+        parts = action.transfers if isinstance(action, P2PBatch) else computes(action)
         for part in parts:
             self._require(part)
         self._require_copies([t for t in parts if isinstance(t, Transfer) and t.peer == self.rank])

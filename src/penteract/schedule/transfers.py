@@ -12,8 +12,8 @@ from penteract.schedule.actions import (
     Compute,
     ComputeKind,
     ComputeList,
-    Exchange,
     Overlapped,
+    P2PBatch,
     Payload,
     Transfer,
     computes,
@@ -118,10 +118,10 @@ class _Play:
 
 
 def _grouped(line: _Line) -> ActionList:
-    """Groups adjacent transfers into exchanges, each with at most one message to and one from each peer.
+    """Groups adjacent transfers into P2P batches, each with at most one message to and one from each peer.
 
     They keep their order, in which each could be done before the next is posted: none depends on another in its group.
-    Messages of the same direction and peer stay in separate exchanges, so messages are matched only by their order.
+    Messages of the same direction and peer stay in separate P2P batches, so messages are matched only by their order.
     """
     result: ActionList = []
     together: dict[tuple[str, int], Transfer] = {}  # by direction and peer
@@ -129,14 +129,14 @@ def _grouped(line: _Line) -> ActionList:
         if isinstance(event, Transfer):
             way = event.kind, event.peer
             if way in together:
-                result.append(Exchange(tuple(together.values())))
+                result.append(P2PBatch(tuple(together.values())))
                 together = {}
             together[way] = event
             continue
         if together:
-            result.append(Exchange(tuple(together.values())))
+            result.append(P2PBatch(tuple(together.values())))
             together = {}
         result.append(event)
     if together:
-        result.append(Exchange(tuple(together.values())))
+        result.append(P2PBatch(tuple(together.values())))
     return result

@@ -51,7 +51,7 @@ class _Planning(Silent):
         for r in call.outs:
             self._new(buffer, r)
 
-    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+    def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         for t, buffer, r in transfers:
             if t.kind == "Recv":
                 self._new(buffer, r)

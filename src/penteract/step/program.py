@@ -29,7 +29,7 @@ from penteract.ops.tape import OpCall, Site
 from penteract.parallel import context, expert, tensor
 from penteract.parallel.data import Bucket, Unit, buckets
 from penteract.parallel.pipeline import stage_layers
-from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Overlapped
+from penteract.schedule.actions import ActionList, Compute, ComputeList, Overlapped, P2PBatch
 from penteract.schedule.registry import ScheduleName, generate, schedule_of
 from penteract.schedule.transfers import with_transfers
 from penteract.step.agreements import losses, means
@@ -37,9 +37,9 @@ from penteract.step.events import At, Events, events
 
 # Those with a result, which can be recomputed.
 REDISTRIBUTIONS: tuple[Redistribution, ...] = (
-    tensor.enter, tensor.leave, tensor.cross_entropy(0.0),
-    context.gather, context.ring(), context.to_heads, context.to_tokens,
-    expert.counts, expert.send, expert.back, over_sequence,
+    tensor.tp_all_gather, tensor.tp_reduce_scatter, tensor.cross_entropy(0.0),
+    context.cp_all_gather, context.ring(), context.to_heads, context.to_tokens,
+    expert.counts, expert.dispatch, expert.combine, over_sequence,
 )  # fmt: skip
 # Ops that only redistributions call: these are recomputed as a whole.
 INSIDE = frozenset({
@@ -67,7 +67,7 @@ class Program:
     everything: tuple[Param, ...]  # of all stages
     owning_stages: OwningStages
     buckets: tuple[Bucket, ...]
-    actions: tuple[Compute | Overlapped | Exchange, ...]
+    actions: tuple[Compute | Overlapped | P2PBatch, ...]
     events: Events
 
     @property
@@ -229,7 +229,7 @@ def _runs(ops: Sequence[OpCall], layers: int) -> Iterator[list[OpCall]]:
 def _numbered(p: Program) -> Iterator[tuple[At, Instruction]]:
     """Every instruction of the step, with its position."""
     for a, action in enumerate(p.actions):
-        if not isinstance(action, Exchange):
+        if not isinstance(action, P2PBatch):
             for position, (_, instruction) in enumerate(p.instructions(action)):
                 yield (a, position), instruction
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from penteract.ops.tape import Call
-from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
+from penteract.schedule.actions import Compute, Overlapped, P2PBatch, Transfer
 from penteract.step.agreements import Agreement, OutsideTape, after_backward, at_begin, totals
 from penteract.step.events import Around
 from penteract.step.fsdp import Event
@@ -35,13 +35,13 @@ class Reading(Protocol):
         """These registers are not read again: their storage may be reused."""
         ...
 
-    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+    def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         """Post sends and receives of registers in the given order. Registers to receive get storage here."""
 
-    def arrive(self, buffer: BufferKey, register: int) -> None:
-        """Wait for a received value, right before it is read."""
+    def wait_recv(self, buffer: BufferKey, register: int) -> None:
+        """Wait until a posted receive has filled its register, right before the register is read."""
 
-    def settle(self) -> None:
+    def wait_sends(self) -> None:
         """Wait for all sends, right before the next ones are posted, so that compute never waits for a send earlier."""
 
     def wait_all_gather(self, bucket: int) -> None:
@@ -59,7 +59,7 @@ class Reading(Protocol):
     def replicate(self, bucket: int) -> None:
         """Start the all-reduce of a shard's gradients over its replicas."""
 
-    def after(self, action: Compute | Overlapped | Exchange) -> None:
+    def after(self, action: Compute | Overlapped | P2PBatch) -> None:
         """An action and all its events are done."""
         ...
 
@@ -92,15 +92,15 @@ class Silent:
     def scales(self) -> None: ...
     def call(self, buffer: BufferKey, call: Call) -> None: ...
     def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None: ...
-    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None: ...
-    def arrive(self, buffer: BufferKey, register: int) -> None: ...
-    def settle(self) -> None: ...
+    def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None: ...
+    def wait_recv(self, buffer: BufferKey, register: int) -> None: ...
+    def wait_sends(self) -> None: ...
     def wait_all_gather(self, bucket: int) -> None: ...
     def acquire_gradient_buffer(self, bucket: int) -> None: ...
     def reduce(self, bucket: int) -> None: ...
     def wait_reduce_scatter(self, bucket: int) -> None: ...
     def replicate(self, bucket: int) -> None: ...
-    def after(self, action: Compute | Overlapped | Exchange) -> None: ...
+    def after(self, action: Compute | Overlapped | P2PBatch) -> None: ...
     def widen(self, bucket: int) -> None: ...
     def measure(self, bucket: int) -> None: ...
     def factors(self) -> None: ...
@@ -154,9 +154,9 @@ def _actions(p: Program, reading: Reading, *, counted: bool) -> list[int]:
     coming = set[tuple[BufferKey, int]]()
     flying: dict[int, None] = {}
     for a, action in enumerate(p.actions):
-        if isinstance(action, Exchange):
-            _settle(reading, sent)
-            sent = _exchange(p, action, reading, coming)
+        if isinstance(action, P2PBatch):
+            _wait_sends(reading, sent)
+            sent = _post_p2p(p, action, reading, coming)
         else:
             for position, (buffer, instruction) in enumerate(p.instructions(action)):
                 around = p.events.get((a, position), _QUIET)
@@ -164,12 +164,12 @@ def _actions(p: Program, reading: Reading, *, counted: bool) -> list[int]:
                 for r in instruction.call.ins if coming else ():
                     if (buffer, r) in coming:
                         coming.remove((buffer, r))
-                        reading.arrive(buffer, r)
+                        reading.wait_recv(buffer, r)
                 reading.call(buffer, instruction.call)
                 reading.free(buffer, instruction.frees)
                 _ask(p, reading, around.after, flying)
         reading.after(action)
-    _settle(reading, sent)
+    _wait_sends(reading, sent)
     _ask(p, reading, p.events.get((len(p.actions), 0), _QUIET).before, flying)
     return list(flying)
 
@@ -197,19 +197,19 @@ def _ask(p: Program, reading: Reading, events: tuple[Event, ...], flying: dict[i
                 reading.replicate(bucket)
 
 
-def _settle(reading: Reading, sent: list[tuple[BufferKey, int]]) -> None:
-    """Wait for the sends and free what they sent; this happens before the next exchange at the latest."""
-    reading.settle()
+def _wait_sends(reading: Reading, sent: list[tuple[BufferKey, int]]) -> None:
+    """Wait for the sends and free what they sent; this happens before the next P2P batch at the latest."""
+    reading.wait_sends()
     for buffer, register in sent:
         reading.free(buffer, (register,))
 
 
-def _exchange(
-    p: Program, action: Exchange, reading: Reading, coming: set[tuple[BufferKey, int]]
+def _post_p2p(
+    p: Program, action: P2PBatch, reading: Reading, coming: set[tuple[BufferKey, int]]
 ) -> list[tuple[BufferKey, int]]:
-    """Post an exchange; what it receives is added to `coming`. -> the registers to free once they are sent."""
+    """Post a P2P batch; what it receives is added to `coming`. -> the registers to free once they are sent."""
     resolved = tuple((t, (t.chunk, t.micro), _register(p, t)) for t in action.transfers)
-    reading.exchange(resolved)
+    reading.post_p2p(resolved)
     coming |= {(buffer, r) for t, buffer, r in resolved if t.kind == "Recv"}
     return [(buffer, r) for t, buffer, r in resolved if t.kind == "Send" and r in p.chunks[t.chunk].freed_by_send]
 

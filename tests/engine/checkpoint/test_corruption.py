@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.checkpoint.shards import load_whole, noise, same, save_all, save_whole
-from penteract.engine.checkpoint import Slice, latest, load, verify
+from penteract.engine.checkpoint import Slice, check, committed, latest, load, take, verify
 from penteract.engine.checkpoint.durable import Room, write
 from penteract.engine.checkpoint.slices import digest
 from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
@@ -189,3 +189,34 @@ def test_loading_runs_nothing(tmp_path: Path) -> None:
     with pytest.raises(PenteractError):
         load(at, [Slice("b", (9,), (0,), torch.zeros(9, dtype=torch.bfloat16))])
     assert not marker.exists()
+
+
+def test_a_step_in_the_folder_of_another_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An old step must not become the newest."""
+    old, new = (save_whole(tmp_path, step, TENSORS) for step in (10, 20))
+    shutil.copytree(old, tmp_path / "step-00000030")
+    with caplog.at_level(logging.WARNING, "penteract"):
+        assert latest(tmp_path) == new
+    assert "step-00000030 is damaged, trying the one before: a step has the folder of another step 10" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["2 {}\n", "2 \n", "2", "\0", "", "1 0123456789abcdef\n", "9 {}\n", "-2\n", "2\n\n"])
+def test_an_epoch_is_not_believed(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """Steps of later epochs are newer, so one flipped bit could make a run go back."""
+    take(tmp_path, 1)
+    old = save_whole(tmp_path, 10, TENSORS, epoch=1)
+    new = save_whole(tmp_path, 20, TENSORS, epoch=1)
+    first, _, rest = (old / "epoch").read_text().partition(" ")
+    assert first == "1" and [c.epoch for c in committed(tmp_path)] == [1, 1]
+    (old / "epoch").write_text(text.format(rest.strip()))
+    with caplog.at_level(logging.WARNING, "penteract"):
+        assert latest(tmp_path) == new
+        with pytest.raises(CorruptData, match="its epoch is damaged"):
+            check(old)
+
+
+def test_epochs_of_the_first_versions_are_read(tmp_path: Path) -> None:
+    at = save_whole(tmp_path, 10, TENSORS)
+    (at / "epoch").write_text("3\n")
+    check(at)
+    assert [c.epoch for c in committed(tmp_path)] == [3]

@@ -20,6 +20,7 @@ class Data:
     source: str | tuple[str, ...]
     validation_fraction: float = 0.1
     pack_documents: bool = True
+    revision: str = "auto"
 
 
 def documents(path: Path, count: int) -> Data:

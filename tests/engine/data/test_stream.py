@@ -91,17 +91,22 @@ def test_without_the_library_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_datasets_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_dataset(name: str, config: str | None, *, split: str, streaming: bool) -> list[dict[str, object]]:
+    def load_dataset(
+        name: str, config: str | None, *, split: str, streaming: bool, revision: str | None
+    ) -> list[dict[str, object]]:
         assert (split, streaming) == ("train", True)
         if name == "none":
             raise FileNotFoundError(f"no dataset {name}")
-        return [{"text": f"{name} {config}"}, {"kernel": 1}]
+        return [{"text": f"{name} {config} {revision}"}, {"kernel": 1}]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     texts = iter(hugging_face_texts(StreamedCorpus("a", "c"))())
-    assert next(texts) == "a c"
+    assert next(texts) == "a c None"
     with pytest.raises(CorruptData, match="row 1 · found kernel"):
         next(texts)
-    assert next(iter(hugging_face_texts(StreamedCorpus("a", ""))())) == "a None"
+    assert next(iter(hugging_face_texts(StreamedCorpus("a", ""))())) == "a None None"
+    assert next(iter(hugging_face_texts(StreamedCorpus("a", "c", "v2"))())) == "a c v2"
     with pytest.raises(BadInput, match="could not open the dataset · hf:none · found no dataset none"):
         hugging_face_texts(StreamedCorpus("none", ""))
+    with pytest.raises(BadInput, match=r"could not open the dataset · hf:none at revision v2 · found"):
+        hugging_face_texts(StreamedCorpus("none", "", "v2"))

@@ -22,7 +22,7 @@ def failing(path: Path, doing: str) -> Iterator[None]:
     except OSError as e:
         raise DiskFailure(
             "DISK", f"could not {doing}", where=str(e.filename or path), found=e.strerror or str(e),
-            fix="free some space, or choose another --output.folder; the last checkpoint is intact",
+            fix="free some space, or choose another --checkpoint.folder; the last checkpoint is intact",
         ) from e  # fmt: skip
 
 

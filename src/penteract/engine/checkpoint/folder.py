@@ -18,6 +18,7 @@ from typing import NamedTuple
 from penteract.config.files.regular import read_regular
 from penteract.engine.checkpoint import durable as disk
 from penteract.engine.checkpoint import manifest
+from penteract.engine.checkpoint.slices import digest
 from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
 
 log = logging.getLogger("penteract")
@@ -74,22 +75,45 @@ def committed(folder: Path) -> list[Committed]:
 
 
 def _epoch(at: Path) -> int:
-    """The epoch that committed a step; 0 if no run did."""
+    """The epoch that committed a step; 0 if no run did, or it cannot be read."""
+    return (_read_epoch(at) or 0) if (at / EPOCH).exists() else 0
+
+
+def _epoch_text(epoch: int, step: int) -> str:
+    """The file of an epoch. One flipped bit could make an old step the newest, so it has a digest."""
+    return f"{epoch} {digest(f'epoch {epoch} of step {step}'.encode())[:16]}\n"
+
+
+def _read_epoch(at: Path) -> int | None:
+    """The epoch in a step's file; None if it is damaged. The first versions wrote no digest."""
     with contextlib.suppress(OSError, ValueError):
-        return int(read_regular(at / EPOCH, largest=20))
-    return 0
+        text = read_regular(at / EPOCH, largest=64).decode("ascii")
+        epoch, _, signed = text.partition(" ")
+        if not signed and re.fullmatch(r"[0-9]+\n", text):
+            return int(text)
+        if (name := _STEP.fullmatch(at.name)) and text == _epoch_text(int(epoch), int(name[1])):
+            return int(epoch)
+    return None
 
 
 def check(at: Path) -> None:
-    """Check the manifest, and that files exist with their sizes; bytes are checked when they are read. Raises
-    CorruptData."""
-    for name, size in manifest.read(at).files.items():
+    """Check the manifest, that the folder's name and epoch are its own, and that files exist with their sizes; bytes
+    are checked when they are read. Raises CorruptData."""
+    stored, name = manifest.read(at), _STEP.fullmatch(at.name)
+    if name and int(name[1]) != stored.step:
+        raise CorruptData("CHECKPOINT", "a step has the folder of another", where=str(at),
+                          found=f"step {stored.step}", allowed=f"step {int(name[1])}",
+                          fix=f"mv {at.name} {step_folder(at.parent, stored.step).name}")  # fmt: skip
+    if name and (at / EPOCH).exists() and _read_epoch(at) is None:
+        raise CorruptData("CHECKPOINT", "its epoch is damaged", where=str(at / EPOCH),
+                          fix="remove this step's folder: the one before is used then")  # fmt: skip
+    for file, size in stored.files.items():
         try:
-            found = (at / name).stat().st_size
+            found = (at / file).stat().st_size
         except OSError as e:
-            raise CorruptData("CHECKPOINT", "a file is missing", where=str(at / name), found=e.strerror) from e
+            raise CorruptData("CHECKPOINT", "a file is missing", where=str(at / file), found=e.strerror) from e
         if found != size:
-            raise CorruptData("CHECKPOINT", "a file is truncated or not of its size", where=str(at / name),
+            raise CorruptData("CHECKPOINT", "a file is truncated or not of its size", where=str(at / file),
                               found=f"{found} bytes", allowed=f"{size} bytes")  # fmt: skip
 
 
@@ -169,7 +193,7 @@ def commit(folder: Path, step: int, epoch: int) -> Path:
     """Rename the unfinished checkpoint to `step-N`. A crash at any point leaves the old or the new one complete."""
     at, fresh = step_folder(folder, step), unfinished(folder, step, epoch)
     if epoch:
-        disk.write(fresh / EPOCH, [f"{epoch}\n".encode()])
+        disk.write(fresh / EPOCH, [_epoch_text(epoch, step).encode()])
     disk.sync(fresh)
     if at.exists():
         disk.rename(at, replaced(at))

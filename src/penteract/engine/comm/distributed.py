@@ -16,7 +16,7 @@ from penteract.engine.comm.comm import Ranks, Work
 from penteract.engine.comm.groups import CHANNELS, Channel, ProcessGroups, axes, needed
 from penteract.engine.comm.journal import Entry, GroupLog, Journal
 from penteract.engine.dtypes import dtype_of
-from penteract.schedule.actions import Exchange
+from penteract.schedule.actions import P2PBatch
 from penteract.step.program import Program
 
 
@@ -155,8 +155,8 @@ class Nccl(Distributed):
         border = (p.sequence_length // lay.cp // lay.tp, lay.micro_batch_size, p.model.hidden_size)
         x = torch.zeros(border, dtype=dtype_of("compute", p.precision), device="cuda")
         ranks, y = p.mesh.group("pp", self.rank), torch.empty_like(x)
-        exchanges = (a for a in p.actions if isinstance(a, Exchange))
-        peers = {p.mesh.neighbour(self.rank, t.peer) for a in exchanges for t in a.transfers}
+        batches = (a for a in p.actions if isinstance(a, P2PBatch))
+        peers = {p.mesh.neighbour(self.rank, t.peer) for a in batches for t in a.transfers}
         for what, pair in product(CHANNELS, sorted(sorted((self.rank, peer)) for peer in peers - {self.rank})):
             for sender in pair:
                 other = pair[sender == pair[0]]

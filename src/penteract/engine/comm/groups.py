@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
@@ -28,6 +29,14 @@ class Round(NamedTuple):
 
     groups: tuple[Ranks, ...]
     channel: Channel = ""
+
+
+def abort_groups() -> None:
+    """Tear down all process groups of this rank: ends NCCL's blocked collectives, but not gloo's."""
+    abort: Callable[[], None] | None = getattr(dist.distributed_c10d, "_abort_process_group", None)
+    if abort is not None and dist.is_initialized():
+        with suppress(Exception):
+            abort()
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ Everything here is numpy; nothing imports torch.
 
 from penteract.engine.data.open import DataChoice, open_samples
 from penteract.engine.data.pack import Sample, Samples
+from penteract.engine.data.revision import pin
 from penteract.engine.data.tokenizer import TextTokenizer, open_tokenizer
 from penteract.engine.data.tokens import write_tokens
 from penteract.engine.data.validate import check_data, check_vocabulary
@@ -20,5 +21,6 @@ __all__ = [
     "check_vocabulary",
     "open_samples",
     "open_tokenizer",
+    "pin",
     "write_tokens",
 ]

@@ -75,10 +75,11 @@ class TokenCorpus:
 
 @dataclass(frozen=True)
 class StreamedCorpus:
-    """A Hugging Face dataset; `config` may be empty."""
+    """A Hugging Face dataset; `config` may be empty. `revision`: a commit, a branch or a tag; "": the newest."""
 
     name: str
     config: str
+    revision: str = ""
 
 
 def find_corpus(source: str | tuple[str, ...]) -> TextCorpus | TokenCorpus | StreamedCorpus:

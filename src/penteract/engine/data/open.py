@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from penteract.engine.data.tokens import TokenStream, is_complete, read_tokens, 
 from penteract.errors import BadInput
 from penteract.units import MIB
 
+AUTO = "auto"  # `DataChoice.revision`: the newest
 LARGE = 16 * MIB  # text from this size on is tokenised once, into the cache folder
 
 
@@ -24,6 +26,11 @@ class DataChoice(Protocol):
     @property
     def source(self) -> str | tuple[str, ...]:
         """The built-in text, a file, several files, or a Hugging Face dataset."""
+        ...
+
+    @property
+    def revision(self) -> str:
+        """The commit of a Hugging Face dataset; "auto": the newest."""
         ...
 
     @property
@@ -50,7 +57,7 @@ def open_samples(
     packing = DocumentPacking(sequence_length, tokenizer.end_of_document if data.pack_documents else None)
     corpus = find_corpus(data.source)
     if isinstance(corpus, StreamedCorpus):
-        texts = hugging_face_texts(corpus)
+        texts = hugging_face_texts(replace(corpus, revision="" if data.revision == AUTO else data.revision))
         train, validation = split_stream(texts, tokenizer, packing, fraction=data.validation_fraction, seed=seed)
         needed: list[tuple[str, Samples]] = []
     else:

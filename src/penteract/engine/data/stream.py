@@ -120,10 +120,10 @@ def hugging_face_texts(corpus: StreamedCorpus) -> Texts:
         raise no_datasets(corpus) from e
     try:
         rows = cast("Iterable[dict[str, object]]",
-                    load_dataset(corpus.name, corpus.config or None, split="train", streaming=True))  # fmt: skip
+                    load_dataset(corpus.name, corpus.config or None, split="train", streaming=True,
+                                 revision=corpus.revision or None))  # fmt: skip
     except Exception as e:  # the library raises many kinds: no such name, no network, no permission
-        raise BadInput("SOURCE", "could not open the dataset", where=f"hf:{corpus.name}", found=e,
-                       fix="check its name, its config (hf:NAME:CONFIG) and the network") from e  # fmt: skip
+        raise not_opened(corpus, e) from e
 
     def texts() -> Iterator[str]:
         for number, row in enumerate(rows):
@@ -135,6 +135,13 @@ def hugging_face_texts(corpus: StreamedCorpus) -> Texts:
             yield text
 
     return texts
+
+
+def not_opened(corpus: StreamedCorpus, e: Exception) -> BadInput:
+    """The error where the dataset cannot be opened."""
+    at = f" at revision {corpus.revision}" if corpus.revision else ""
+    return BadInput("SOURCE", "could not open the dataset", where=f"hf:{corpus.name}{at}", found=e,
+                    fix="check its name, its config (hf:NAME:CONFIG) and the network")  # fmt: skip
 
 
 def no_datasets(corpus: StreamedCorpus) -> BadInput:

@@ -33,12 +33,12 @@ def allocate_micro_batches(program: Program, device: torch.device) -> list[Micro
 
 
 class HostBatch(NamedTuple):
-    """This rank's part of the global batch that begins at sample `first_sample`, on the host: the samples of each
+    """This rank's part of the global batch that begins at sample `first_sample`, on the host: the tensors of each
     micro-batch, and its targets that are not ignored, one count for each loss term."""
 
     samples: Samples
     first_sample: int
-    samples_by_micro_batch: list[list[Sample]]
+    micro_batches: list[MicroBatch]
     target_counts: list[int]
 
 
@@ -60,16 +60,15 @@ class BatchLoader:
         prefetched, self.prefetched = self.prefetched, None
         hit = prefetched is not None and prefetched.samples is samples and prefetched.first_sample == first_sample
         loaded = prefetched if prefetched is not None and hit else self._read(samples, first_sample)
-        for tensors, own_samples in zip(self.micro_batches, loaded.samples_by_micro_batch, strict=True):
-            for name, x in micro_batch(self.program, own_samples, torch.device("cpu")).items():
-                out = tensors[name]
+        for tensors, on_host in zip(self.micro_batches, loaded.micro_batches, strict=True):
+            for name, x in on_host.items():
                 # Asynchronous from a temporary tensor: torch's pinned allocator reuses its memory only after the copy.
-                out.copy_(device_of(out.device).pin(x), non_blocking=True)
+                tensors[name].copy_(x, non_blocking=True)
         return None if hit else loaded.target_counts
 
     def check_readable(self, samples: Samples, first_sample: int) -> None:
         """Read a batch only to see that it can be read."""
-        self._read(samples, first_sample)
+        self._samples(samples, first_sample)
 
     def prefetch_task(self, samples: Samples, first_sample: int) -> Callable[[], list[int] | None]:
         """A function that prefetches the batch that begins at sample `first_sample`, and returns this rank's target
@@ -89,7 +88,17 @@ class BatchLoader:
         return self.prefetched.target_counts
 
     def _read(self, samples: Samples, first_sample: int) -> HostBatch:
+        """Everything that the host has to do for a batch, so that a step that was prefetched begins with copies."""
+        by_micro_batch = self._samples(samples, first_sample)
+        made = list[MicroBatch]()
+        for own_samples, tensors in zip(by_micro_batch, self.micro_batches, strict=True):
+            on_host = micro_batch(self.program, own_samples, torch.device("cpu"))
+            made.append({name: device_of(tensors[name].device).pin(x) for name, x in on_host.items()})
+        return HostBatch(samples, first_sample, made, target_counts(self.program, by_micro_batch))
+
+    def _samples(self, samples: Samples, first_sample: int) -> list[list[Sample]]:
+        """The samples of each micro-batch, whose documents this program's kernels can compute."""
         by_micro_batch = [[samples.sample(i) for i in ids] for ids in samples_of(self.program, first_sample)]
         for own_samples in by_micro_batch:
             check_documents(self.program, own_samples)
-        return HostBatch(samples, first_sample, by_micro_batch, target_counts(self.program, by_micro_batch))
+        return by_micro_batch

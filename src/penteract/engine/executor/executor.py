@@ -25,7 +25,7 @@ from penteract.engine.optim.optimizer import AdamW, Factors
 from penteract.engine.optim.streamed import StreamedState
 from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.tape import Call
-from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
+from penteract.schedule.actions import Compute, Overlapped, P2PBatch, Transfer
 from penteract.step.agreements import Agreement, Name
 from penteract.step.arena import plan_arena
 from penteract.step.program import BufferKey, Program
@@ -168,7 +168,7 @@ class Run:
     def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
         self.registers.free(buffer, registers)
 
-    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+    def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         ranks, own = self._ranks("pp"), dict[tuple[str, int], torch.Tensor]()
         for t, buffer, r in transfers:
             peer = self.p.mesh.neighbour(self.p.rank, t.peer)
@@ -184,10 +184,10 @@ class Run:
                 (self.registers[buffer, r],) = self.registers.make(buffer, (r,))
                 self.works[buffer, r] = self.comm.receive(self.registers[buffer, r], peer, ranks, t.what)
 
-    def arrive(self, buffer: BufferKey, register: int) -> None:
+    def wait_recv(self, buffer: BufferKey, register: int) -> None:
         self.comm.finish(self.works.pop((buffer, register)))
 
-    def settle(self) -> None:
+    def wait_sends(self) -> None:
         for work in self.sends:
             self.comm.finish(work)
         self.sends.clear()
@@ -230,7 +230,7 @@ class Run:
             wire = narrowed(flat.own_gradient, self.wire) if cut else flat.reduced_shard(self.wire)
             self.reducing[bucket] = self.comm.sum(flat.bucket.replicate_ranks, wire)
 
-    def after(self, action: Compute | Overlapped | Exchange) -> None:
+    def after(self, action: Compute | Overlapped | P2PBatch) -> None:
         if self.on_action is not None:
             self.on_action(str(action))
 
@@ -330,7 +330,7 @@ class Run:
         if site.op_name == "all_to_all_v":
             splits = others[0]
             send, receive = splits.sent, splits.received
-            if site.attrs["direction"] == "back":
+            if site.attrs["direction"] == "combine":
                 send, receive = receive, send
             self.received[site.layer, buffer[1]] = sum(splits.received)
             (y,) = self.registers.make(buffer, call.outs)

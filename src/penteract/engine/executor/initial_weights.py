@@ -1,12 +1,18 @@
 """The weights that a run starts from: each parameter is a function of (seed, name) alone, so every layout starts from
-the same model. Parameters are drawn side by side on the host's cores, as each has a generator of its own."""
+the same model.
+
+A large parameter is drawn in tiles, each by a generator of its own, and a rank draws only tiles of which it keeps
+something: its rectangle, and with ZeRO 3 its shard of that. Tiles are drawn side by side on the host's cores.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import prod
 
 import torch
 
@@ -15,42 +21,132 @@ from penteract.engine.runtime.cpu_affinity import usable_here
 from penteract.ops.params import Param
 from penteract.step.program import Program
 
-FEW = 2**24  # elements: so many are drawn before threads have started
-MOST = 8  # threads: each holds one whole parameter in fp32
+TILE = (1024, 512)  # rows and columns; parameters of fewer elements are one tile
+FEW = 2**24  # elements of this rank: so many are drawn before threads have started
+MOST = 8  # threads
+AHEAD = 2**28  # elements that are drawn before they are copied to where they belong, in fp32
+
+Span = tuple[int, int]  # begin and end
 
 
 def initialise(p: Program, state: TrainingState, seed: int) -> None:
     """Fill parameters, and their master weights."""
-    few = sum(q.numel(p.mesh) for q in p.params) < FEW
-    fill(state, ((q, initial(p, q, seed)) for q in p.params) if few else drawn(p, seed))
+    kept = kept_elements(p, state)
+    few = sum(n - at for at, n in kept.values()) < FEW
+    fill(state, drawn(p, seed, kept, threads=1 if few else threads_here()))
 
 
-def drawn(p: Program, seed: int) -> Iterator[tuple[Param, torch.Tensor]]:
-    """The parameters of a rank in their order, each with its rectangle; a few are drawn ahead."""
-    here = max(1, torch.cuda.device_count())  # ranks that share the host's cores
-    threads = max(1, min(MOST, usable_here() // here))
-    waiting = deque[tuple[Param, Future[torch.Tensor]]]()
+def threads_here() -> int:
+    """Threads that draw: this rank's part of the host's cores."""
+    return max(1, min(MOST, usable_here() // max(1, torch.cuda.device_count())))
+
+
+def kept_elements(p: Program, state: TrainingState) -> dict[str, Span]:
+    """The elements of each parameter's rectangle, in row-major order, that this rank keeps: all of them, or its
+    shard's; (0, 0) if it keeps none."""
+    cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}
+    shards = {part.param.name: (part.begin, part.begin + len(part.values)) for part in state.pieces("parameter")}
+    return {q.name: shards.get(q.name, (0, 0)) if q.name in cut else (0, q.numel(p.mesh)) for q in p.params}
+
+
+def drawn(p: Program, seed: int, kept: dict[str, Span], *, threads: int) -> Iterator[tuple[Param, torch.Tensor]]:
+    """The parameters of a rank in their order, each with its rectangle, which holds numbers where they are kept."""
+    waiting = deque[tuple[Param, torch.Tensor, list[Future[None]]]]()
+    ahead = 0
     with ThreadPoolExecutor(threads) as pool:
         for q in p.params:
-            waiting.append((q, pool.submit(initial, p, q, seed)))
-            if len(waiting) > threads:
+            rectangle = torch.empty(q.local_shape(p.mesh))
+            waiting.append((q, rectangle, [pool.submit(work) for work in tasks(p, q, seed, kept[q.name], rectangle)]))
+            ahead += rectangle.numel()
+            while waiting and (threads == 1 or ahead > AHEAD):
+                ahead -= waiting[0][1].numel()
                 yield _first(waiting)
         while waiting:
             yield _first(waiting)
 
 
-def _first(waiting: deque[tuple[Param, Future[torch.Tensor]]]) -> tuple[Param, torch.Tensor]:
-    q, made = waiting.popleft()
-    return q, made.result()
+def _first(waiting: deque[tuple[Param, torch.Tensor, list[Future[None]]]]) -> tuple[Param, torch.Tensor]:
+    q, rectangle, pending = waiting.popleft()
+    for each in pending:
+        each.result()
+    return q, rectangle
 
 
-def initial(p: Program, q: Param, seed: int) -> torch.Tensor:
-    """This rank's rectangle of a parameter, made from the whole."""
+def tasks(p: Program, q: Param, seed: int, kept: Span, rectangle: torch.Tensor) -> Iterator[Callable[[], None]]:
+    """What fills the kept elements of this rank's rectangle of a parameter."""
+    if kept[0] == kept[1]:
+        return
     if q.scale is None:
-        return torch.full(q.local_shape(p.mesh), q.fill)
-    digest = hashlib.sha256(f"{seed}/{q.name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    whole = torch.randn(q.shape, generator=generator).mul_(q.scale)
-    for dim, (at, n) in enumerate(zip(q.offset(p.mesh, p.rank), q.local_shape(p.mesh), strict=True)):
-        whole = whole.narrow(dim, at, n)
-    return whole
+        yield lambda: _set(rectangle, q.fill)
+        return
+    rows = rectangle.view(-1, rectangle.shape[-1])
+    for tile in tiles(q.shape, q.offset(p.mesh, p.rank), rectangle.shape, kept):
+        yield lambda tile=tile: tile.draw(seed, q, rows)
+
+
+def _set(rectangle: torch.Tensor, fill: float) -> None:
+    rectangle.fill_(fill)
+
+
+Place = tuple[slice, slice]  # rows and columns
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A part of a parameter [rows, columns]; its leading dims are rows.
+
+    name    behind that of the parameter; empty if it is the whole parameter
+    places  what of it is kept, and where that lies in the rank's rectangle
+    """
+
+    name: str
+    size: tuple[int, int]
+    places: list[tuple[Place, Place]] = field(default_factory=list[tuple[Place, Place]])
+
+    def draw(self, seed: int, q: Param, rectangle: torch.Tensor) -> None:
+        """Draw it, and put what is kept into the rectangle [rows, columns]."""
+        digest = hashlib.sha256(f"{seed}/{q.name}{self.name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+        numbers = torch.randn(self.size, generator=generator)
+        for inside, into in self.places:
+            torch.mul(numbers[inside], q.scale or 0.0, out=rectangle[into])
+
+
+def tiles(shape: Sequence[int], offset: Sequence[int], local: Sequence[int], kept: Span) -> Iterable[Tile]:
+    """The tiles of a parameter of this `shape` that hold something of the elements `kept` of a rectangle: it begins at
+    `offset` and has the shape `local`."""
+    rows, columns = prod(shape[:-1]), shape[-1]
+    whole = rows * columns <= prod(TILE)
+    high, wide = (rows, columns) if whole else TILE
+    found = dict[tuple[int, int], Tile]()
+    first, last = kept[0] // local[-1], -(-kept[1] // local[-1])  # rows of the rectangle
+    for at, begin, end in _runs(shape[:-1], offset[:-1], local[:-1]):
+        low, top = max(first, at), min(last, at + end - begin)
+        for i, of_tile, of_rows in _overlaps((begin + low - at, begin + top - at), high):
+            for j, across, of_columns in _overlaps((offset[-1], offset[-1] + local[-1]), wide):
+                if (i, j) not in found:
+                    size = min(high, rows - i * high), min(wide, columns - j * wide)
+                    found[i, j] = Tile("" if whole else f"/{i}/{j}", size)
+                into = slice(of_rows.start + low, of_rows.stop + low), of_columns
+                found[i, j].places.append(((of_tile, across), into))
+    return found.values()
+
+
+def _runs(shape: Sequence[int], offset: Sequence[int], local: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """The rows of a rectangle that are neighbours in the parameter, [begin, end), and the first of them in the
+    rectangle. Its leading dims are (experts, rows), rows, or none."""
+    *outer, inner = (1, 1, *shape)[-2:]
+    begins, counts = (0, 0, *offset)[-2:], (1, 1, *local)[-2:]
+    assert len(outer) == 1 and prod(shape) == outer[0] * inner
+    for i in range(counts[0]):
+        begin = (begins[0] + i) * inner + begins[1]
+        yield i * counts[1], begin, begin + counts[1]
+
+
+def _overlaps(span: Span, step: int) -> Iterator[tuple[int, slice, slice]]:
+    """The multiples of `step` in which a span lies: number, what of it is in the span, and where that is in the
+    span."""
+    begin, end = span
+    for i in range(begin // step, -(-end // step) if begin < end else begin // step):
+        low, top = max(begin, i * step), min(end, (i + 1) * step)
+        yield i, slice(low - i * step, top - i * step), slice(low - begin, top - begin)

@@ -36,13 +36,13 @@ class ProfiledRun:
         with record_function(names.of_agreement(agreement)):
             self.run.agree(agreement)
 
-    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+    def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         with record_function(" · ".join(names.of_transfer(t) for t, _, _ in transfers)):
-            self.run.exchange(transfers)
+            self.run.post_p2p(transfers)
 
-    def arrive(self, buffer: BufferKey, register: int) -> None:
+    def wait_recv(self, buffer: BufferKey, register: int) -> None:
         with record_function(names.WAIT_STAGE):
-            self.run.arrive(buffer, register)
+            self.run.wait_recv(buffer, register)
 
     def wait_all_gather(self, bucket: int) -> None:
         with record_function(names.WAIT_PARAMETERS):

@@ -18,6 +18,7 @@ from typing import IO, Any
 from penteract.engine.doctor.probe import cgroup
 from penteract.engine.runtime.cpu_affinity import threads_of
 from penteract.engine.runtime.deaths import death
+from penteract.engine.runtime.run_key import VARIABLE, new_key
 from penteract.engine.runtime.stopping import Phase, Stopping
 from penteract.engine.session import rundir
 from penteract.errors import Bug, PeerLost, Preempted
@@ -45,6 +46,7 @@ def launch(world: int, words: Sequence[str], folder: Path, environment: Mapping[
         try:
             with _store_socket() as store:
                 place = rank_environment(environment, 0, world, store.getsockname()[1])
+                place |= {VARIABLE: new_key()}
                 ranks.start(0, [sys.executable, *words, f"--store-fd={store.fileno()}"], place, store.fileno())
             for r in range(1, world):
                 ranks.start(r, [sys.executable, *words], place | {"RANK": str(r), "LOCAL_RANK": str(r)})

@@ -21,23 +21,31 @@ from penteract.engine.comm.journal import GroupLog
 from penteract.engine.executor.device import device_of, pick_device
 from penteract.engine.runtime.hangs.rank_progress import RankProgress
 from penteract.engine.runtime.roll_call import TELL_S, RollCall
+from penteract.engine.runtime.run_key import VARIABLE, RunKey
+from penteract.engine.runtime.signed_store import SignedStore
 from penteract.engine.runtime.store import open_store
 from penteract.errors import PeerLost, PenteractError
 
 log = logging.getLogger("penteract")
 
-_PREPARED = "penteract/first"
+_PREPARED = "first"
+_UNSIGNED = (
+    "rows that ranks leave in their store are not signed: who reaches %s can end this run · fix: export "
+    '%s="$(openssl rand -hex 32)" for all ranks'
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """`number` of `world`; `store` is None when there is one rank. `progress`: how far its main thread is."""
+    """`number` of `world`; `store` is None when there is one rank. `progress`: how far its main thread is. `key`: what
+    signs its rows in the store."""
 
     number: int
     world: int
     device: torch.device
     store: dist.distributed_c10d.Store | None
     progress: RankProgress = field(default_factory=RankProgress, compare=False)
+    key: RunKey = field(default_factory=RunKey, compare=False)
 
     def __post_init__(self) -> None:
         if self.world > 1:  # before any use: other ranks look in the journal for who is a member
@@ -67,6 +75,7 @@ class Rank:
         out. Raises PeerLost on them after `limit` seconds (`limits.data`)."""
         if self.store is None:
             return task()
+        store = SignedStore(self.store, "penteract", self.number, self.key)
         journal, kind = self.progress.journal, "wait for rank 0's data"
         if self.number == 0:
             line = f"rank 0 prepares the data · the others wait up to {limit:.0f} s (limits.data)"
@@ -78,11 +87,11 @@ class Rank:
             finally:
                 late.cancel()
             with journal.inside(self._prepared, kind):
-                self.store.set(_PREPARED, "done")
+                store.set(_PREPARED, "done")
             return None
         try:
             with journal.inside(self._prepared, kind):
-                self.store.wait([_PREPARED], timedelta(seconds=limit))
+                store.wait(_PREPARED, limit)
         except dist.DistStoreError as e:
             raise PeerLost("DATA", f"rank 0 has not prepared the data in {limit:.0f} s", where="limits.data",
                            fix=f"--limits.data {4 * limit:.0f}, or tokenise the text beforehand") from e  # fmt: skip
@@ -122,11 +131,13 @@ def join(
     facts: Mapping[str, str] | None = None,
     limits: Limits | None = None,
     listener: int | None = None,
+    key: RunKey | None = None,
 ) -> Rank:
     """Join the ranks that a launcher set up in `environment`; without one, the only rank.
 
     `facts`: what must be equal on all ranks, beside their software and devices. `listener`: see `open_store`, which
-    owns it. Raises PeerLost if some are missing after `limits.join` seconds, BadInput if they differ: on all ranks.
+    owns it. `key`: signs what ranks tell each other. Raises PeerLost if some are missing after `limits.join` seconds,
+    BadInput if they differ, or if a stranger has written to their store: on all ranks.
     """
     limits = limits or Limits()
     world, number = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
@@ -143,8 +154,9 @@ def join(
     store = open_store(environment, limits.join, listener)
     own = {"python": platform.python_version(), "torch": torch.__version__, "penteract": __version__}
     own |= {"device": kind.name, **(facts or {})}
+    key = key or RunKey()
     RollCall(
-        dist.distributed_c10d.PrefixStore("roll", store),
+        SignedStore(store, "roll", number, key, strict=True),
         number,
         world,
         socket.gethostname(),
@@ -152,6 +164,8 @@ def join(
         limits.join,
         per_host=per_host,
     ).hold()
+    if number == 0 and not key.secret:
+        log.info(_UNSIGNED, key.at, VARIABLE)
     try:
         dist.init_process_group(
             kind.backend, store=store, rank=number, world_size=world, timeout=timedelta(seconds=limits.collective)
@@ -160,4 +174,4 @@ def join(
         where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
         raise PeerLost("JOIN", f"the ranks could not connect: {' '.join(str(e).split())[:160]}", where=where,
                        fix="see what the other ranks print, and whether hosts reach each other") from e  # fmt: skip
-    return Rank(number, world, chosen, dist.distributed_c10d._get_default_store(), RankProgress(limits))
+    return Rank(number, world, chosen, dist.distributed_c10d._get_default_store(), RankProgress(limits), key)

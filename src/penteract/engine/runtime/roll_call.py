@@ -1,7 +1,8 @@
 """The roll call: all ranks are there and agree, before any of them makes something.
 
-Each rank leaves two keys in the store: a row (its host, and a digest of its facts) and the facts. Rank 0 alone reads
-the rows, and answers with one key. So the store is read about twice for each rank, however many there are.
+Each rank leaves two rows in the store: its host with a digest of its facts, and the facts. Rank 0 alone reads them, and
+answers with one. So the store is read about twice for each rank, however many there are. A row that is not signed with
+the run's key ends the roll call.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
+from penteract.engine.runtime.signed_store import SignedStore
 from penteract.errors import BadInput, PeerLost, PenteractError
 
 TELL_S = 5.0  # from here on a wait is said
 LATER_S = 15.0  # the answer may come later than this rank's own limit, because rank 0 began to wait later
 READ_S = 5.0  # rank 0 waits so long for its answer to be read, because the store may end with it
 _SHOWN = 3  # differences of a rank that are named
-_SEEN, _ANSWER, _READ = "seen", "answer", "read"
+_ANSWER = "answer"
 
 log = logging.getLogger("penteract")
 
@@ -35,7 +37,7 @@ class RollCall:
     """One rank's part. `facts`: what must be equal on all ranks, name -> text. `limit`: seconds, `limits.join`.
     `per_host`: ranks of this host. It guesses the host of a rank that never came."""
 
-    store: dist.distributed_c10d.Store
+    store: SignedStore  # a strict one
     rank: int
     world: int
     host: str
@@ -46,7 +48,17 @@ class RollCall:
 
     def hold(self) -> None:
         """Wait until all ranks are there. Raises PeerLost on all that are there if some are missing after `limit`,
-        BadInput on all ranks if their facts differ."""
+        BadInput on all ranks if their facts differ, or if a stranger has written to the store."""
+        try:
+            error = self._call()
+        except BadInput as refused:
+            with suppress(BadInput):
+                self._answer(refused)
+            raise
+        if error is not None:
+            raise error
+
+    def _call(self) -> PenteractError | None:
         text = json.dumps(dict(self.facts), sort_keys=True)
         row = {"host": self.host, "per_host": self.per_host, "digest": hashlib.sha256(text.encode()).hexdigest()}
         self.store.set(f"facts/{self.rank}", text)
@@ -54,17 +66,15 @@ class RollCall:
         if (first["host"], first["pid"]) != (self.host, os.getpid()):
             twice = BadInput("RANKS", f"two processes are rank {self.rank}", where=f"one on {first['host']}",
                              found=f"another on {self.host}", fix="a RANK of its own for each process")  # fmt: skip
-            self._answer(twice)
-        self.store.add(_SEEN, 1)
-        error = self._lead() if self.rank == 0 else self._follow()
-        if error is not None:
-            raise error
+            return self._answer(twice)
+        return self._lead() if self.rank == 0 else self._follow()
 
     # ---- rank 0 ----------------------------------------------------------------------------------------------
 
     def _lead(self) -> PenteractError | None:
         told, pause = False, 0.02
-        while self.store.add(_SEEN, 0) < self.world and not self.store.check([_ANSWER]):
+        everyone = [f"row/{r}" for r in range(self.world)]
+        while not self.store.check(everyone) and not self.store.check([_ANSWER]):
             if (waited := time.monotonic() - self._began) > self.limit:
                 break
             if waited > TELL_S and not told:
@@ -86,7 +96,8 @@ class RollCall:
         error = self._answer(error)
         if error is not None:
             until = time.monotonic() + READ_S
-            while self.store.add(_READ, 0) < self.store.add(_SEEN, 0) - 1 and time.monotonic() < until:
+            there = set(range(1, self.world)) - set(self._missing())
+            while not self.store.check([f"read/{r}" for r in there]) and time.monotonic() < until:
                 time.sleep(0.02)
         return error
 
@@ -119,7 +130,7 @@ class RollCall:
 
     def _difference(self) -> BadInput | None:
         """The error that names a rank whose facts are not those of most ranks; of two kinds as many, not rank 0's."""
-        rows = [json.loads(text) for text in self.store.multi_get([f"row/{r}" for r in range(self.world)])]  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
+        rows = [json.loads(text) for text in self.store.multi_get([f"row/{r}" for r in range(self.world)])]
         digests = [row["digest"] for row in rows]
         usual = Counter(digests).most_common(1)[0][0]  # the first met, among equals
         odd = [r for r, digest in enumerate(digests) if digest != usual]
@@ -142,14 +153,14 @@ class RollCall:
 
     def _follow(self) -> PenteractError | None:
         try:
-            self.store.wait([_ANSWER], timedelta(seconds=self.limit + LATER_S))
+            self.store.wait(_ANSWER, self.limit + LATER_S)
         except dist.DistStoreError:
             if self.store.check(["row/0"]):  # rank 0 came late, and waits for others until its own limit
-                self.store.wait([_ANSWER], timedelta(seconds=self.limit + LATER_S))
+                self.store.wait(_ANSWER, self.limit + LATER_S)
             else:
                 return PeerLost("JOIN", f"rank 0 of {self.world} did not join in {self.limit:.0f} s",
                                 where=f"limits.join, rank {self.rank} on {self.host}",
                                 fix="see what rank 0 prints")  # fmt: skip
         error = self._answer(None)
-        self.store.add(_READ, 1)
+        self.store.set(f"read/{self.rank}", "yes")
         return error

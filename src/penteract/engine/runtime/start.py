@@ -6,16 +6,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from penteract.config.files.write import to_toml
 from penteract.config.rules.resolve import Resolved
+from penteract.config.run import RunSpec
 from penteract.engine.hf.folder import remember
 from penteract.engine.runtime.cpu_affinity import usable_here
 from penteract.engine.runtime.generation import Generation
 from penteract.engine.runtime.launch import launch
-from penteract.engine.session import lease, rundir
+from penteract.engine.session import checkpoint_folder, lease, rundir
 from penteract.errors import BadInput
 from penteract.units import KIB, show_bytes
 
@@ -49,14 +52,15 @@ def train(  # noqa: PLR0913 (options of the command line)
     words += [f"--{name}={path}" for name, path in paths if path is not None]
     if launched:
         worker = import_module("penteract.engine.runtime.worker")
-        return worker.joined(lambda: _folder(resolved, resume, init), resolved.run, words, generation)
+        return worker.joined(lambda: _take(resolved, resume, init), resolved.run, words, generation)
     _check_memory(resolved, rank_bytes)
-    folder, taken = _folder(resolved, resume, init)
+    folder, taken, _ = _take(resolved, resume, init)
     command = ["-m", "penteract.engine.runtime.worker", str(folder), f"--epoch={taken.epoch}", *words]
     try:
         return launch(resolved.run.layout.world, command, folder, os.environ)
     finally:
         rundir.cancel_resume(folder)
+        checkpoint_folder.release(folder)
         taken.end()
 
 
@@ -92,27 +96,41 @@ def _available() -> int:
     return next((int(line.split()[1]) * KIB for line in lines if line.startswith("MemAvailable:")), 0)
 
 
-def _folder(resolved: Resolved, resume: Path | None, init: Path | None) -> tuple[Path, lease.Lease]:
-    """The run's folder: a new one, or the one that is resumed; and the lease of it. If another process takes it over,
-    this one stops as if by SIGTERM.
+class Taken(NamedTuple):
+    """A run's folder, the lease of it, and the run as its file keeps it."""
+
+    folder: Path
+    lease: lease.Lease
+    run: RunSpec
+
+
+def _take(resolved: Resolved, resume: Path | None, init: Path | None) -> Taken:
+    """Make a run's folder, or take the one that is resumed. If another process takes it over, this one stops as if by
+    SIGTERM.
 
     A resumed run keeps its run.toml until its checkpoint is read, so a refused resume changes nothing. Nor is anything
-    made where the data are wrong.
+    made where the data are wrong. What depends on this moment is settled: where checkpoints are, the dataset's commit.
     """
+    data = import_module("penteract.engine.data")
+    run, at = resolved.run, None
+    run = replace(run, checkpoint=replace(run.checkpoint, folder=checkpoint_folder.absolute(run.checkpoint.folder)))
     if resume is not None:
         lease.refuse_held(resume, say=_say)
-        import_module("penteract.engine.session.resume").check_resume(resume, resolved.run)
-    run = resolved.run
-    import_module("penteract.engine.data").check_data(
-        run.data, run.tokenizer, run.sequence_length, run.model.vocab_size
-    )
-    folder = resume or rundir.create(resolved.run.out, resolved.run.model.name)
+        at = checkpoint_folder.of_resumed(resume, run.checkpoint.folder)
+        import_module("penteract.engine.session.resume").check_resume(resume, run, at)
+    else:
+        checkpoint_folder.refuse_taken(run.checkpoint.folder, run.out)
+    data.check_data(run.data, run.tokenizer, run.sequence_length, run.model.vocab_size)
+    run = replace(run, data=replace(run.data, revision=data.pin(run.data.source, run.data.revision, _say)))
+    folder = resume or rundir.create(run.out, run.model.name, checkpoints=run.checkpoint.folder)
     taken = lease.take(folder, say=_say)
+    if at is not None:
+        checkpoint_folder.settle(folder, at)
     taken.ousted = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    (folder / (rundir.NEXT if resume else rundir.RUN)).write_text(to_toml(resolved))
+    (folder / (rundir.NEXT if resume else rundir.RUN)).write_text(to_toml(replace(resolved, run=run)))
     if init is not None:
         remember(folder, init)
-    return folder, taken.begin()
+    return Taken(folder, taken.begin(), run)
 
 
 def _say(line: str) -> None:

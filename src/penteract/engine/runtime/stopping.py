@@ -21,7 +21,7 @@ EXIT_CODE = 75  # of a run that was stopped and can go on; `errors.Preempted` ha
 AGAIN_S = 5.0  # a second signal sooner is the same request: a scheduler sends one to launchers and ranks alike
 LAST_S = 2.0  # for last words: a full pipe or a hung disk must not keep the process
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-_SHOW_CURSOR = b"\x1b[?25h"  # the live table hides it
+SHOW_CURSOR = b"\x1b[?25h"  # the live table hides it
 
 
 class Phase(Enum):
@@ -181,7 +181,7 @@ class Stopping:
                 do()
         with suppress(OSError):
             if os.isatty(1):
-                os.write(1, _SHOW_CURSOR)
+                os.write(1, SHOW_CURSOR)
 
     def line(self) -> str:
         """What is printed when a request ends this process at once."""

@@ -24,12 +24,17 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from penteract.engine.comm.groups import abort_groups
 from penteract.engine.runtime.failures import first_line, from_exception, is_of_a_peer
+from penteract.engine.runtime.hangs.alone import AloneWatch, error_alone
 from penteract.engine.runtime.hangs.blame import Verdict, unlike
 from penteract.engine.runtime.hangs.finder import Finder, read
+from penteract.engine.runtime.hangs.own_watch import OwnWatch, hung_row, stacks
 from penteract.engine.runtime.hangs.rank_progress import RankProgress
 from penteract.engine.runtime.hangs.record import Own, Record, decode, encode
 from penteract.engine.runtime.rank import Rank
+from penteract.engine.runtime.run_key import RunKey
+from penteract.engine.runtime.signed_store import SignedStore
 from penteract.engine.runtime.stopping import Stopping
 from penteract.engine.session import rundir
 from penteract.errors import Bug, PeerLost, PenteractError, Preempted
@@ -54,22 +59,24 @@ class Watcher:
     """Watches the other ranks, from `start` to `finish` or `end`.
 
     `abort` is called before this process ends because of another rank; it may block.
-    `timeout`: seconds without a heartbeat after which a rank counts as lost.
+    `key`: what signs the rows of the store. `timeout`: seconds without a heartbeat after which a rank counts as lost.
     `told`: a launcher prints what errors.jsonl says, so this rank need not.
     """
 
     def __init__(  # noqa: PLR0913 (the last two are for tests)
         self, store: dist.distributed_c10d.Store, rank: int, world: int, run_dir: Path, abort: Callable[[], None],
-        stopping: Stopping | None = None, progress: RankProgress | None = None, *, interval: float = 0.5,
-        timeout: float = 30.0,
+        stopping: Stopping | None = None, progress: RankProgress | None = None, *, key: RunKey | None = None,
+        interval: float = 0.5, timeout: float = 30.0,
     ) -> None:  # fmt: skip
         # A separate connection: a blocking wait of the main thread may hold the other.
-        self.store = dist.distributed_c10d.PrefixStore("watch", store.clone())  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
+        own = store.clone()  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
+        self.store = SignedStore(own, "watch", rank, key)
         self.rank, self.world, self.run_dir, self.abort = rank, world, run_dir, abort
         self.interval, self.timeout, self.told = interval, timeout, False
         self.stopping, self.progress = stopping or Stopping(), progress or RankProgress()
         self._own = Own(self.progress, socket.gethostname())
         self._finder = Finder(self.store, rank, world, timeout)
+        self._own_watch = OwnWatch(self.progress, rank, alone=False)
         self._patient = False
         self._stopped = False  # whether a signal had asked this rank to stop when it noticed another's failure
         self.final: Callable[[int], None] = lambda code: None  # called with the exit code of the rank that failed first
@@ -94,12 +101,12 @@ class Watcher:
         with suppress(RuntimeError):
             self._finder.release()
             self.store.set(f"done/{self.rank}", "1")
-            self.store.add("done", 1)
-            start = time.monotonic()
-            while self.rank == 0 and self.store.add("done", 0) < self.world:
-                if limit is not None and time.monotonic() - start > limit:
-                    break
-                time.sleep(self.interval / 10)
+            start, others = time.monotonic(), self.world - 1 if self.rank == 0 else 0
+            while others and (limit is None or time.monotonic() - start <= limit):
+                if self.store.get(f"done/{others}"):  # who has finished stays so: each is waited for in turn
+                    others -= 1
+                else:
+                    time.sleep(self.interval / 10)
         self._over.set()
 
     def report(self, exception: BaseException) -> PenteractError:
@@ -152,9 +159,12 @@ class Watcher:
                 own = self._own.next(self._turns, passed)
                 self.store.set(f"beat/{self.rank}", encode(own))
                 self._watch_next(passed)
-                if (verdict := self._finder.turn(own, passed)) is not None:
+                if (hung := self._own_watch.turn(own)) is not None:
+                    self._first(hung_row(hung, own, self.run_dir, stacks()))
+                elif (verdict := self._finder.turn(own, passed)) is not None:
                     self._tell(verdict, self._finder.records)
-                row = json.loads(self.store.get(_ABORT)) if self.store.check([_ABORT]) else None
+                text = self.store.get(_ABORT)
+                row = json.loads(text) if text else None
             except RuntimeError as e:
                 if self._over.wait(GRACE_S) or (self.stopping.watches_parent and self._saved_without_store()):
                     return None
@@ -175,11 +185,13 @@ class Watcher:
         """Check the heartbeat of the next rank that has not finished. Set the abort key if there was none for `timeout`
         seconds. `passed`: seconds since the last check."""
         watched = self._last_beat[0] if self._last_beat[0] != self.rank else (self.rank + 1) % self.world
-        while watched != self.rank and self.store.check([f"done/{watched}"]):
+        while watched != self.rank and self.store.get(f"done/{watched}"):
             watched = (watched + 1) % self.world
         if watched == self.rank:
             return
-        beat = self._beat(watched)
+        beat = self.store.get(f"beat/{watched}")
+        if not beat and watched == self._last_beat[0]:  # none, or none of this run: as if nothing had come
+            beat = self._last_beat[1]
         self._silence = self._silence + passed if (watched, beat) == self._last_beat else 0.0
         self._last_beat = (watched, beat)
         if self._silence > self.timeout:
@@ -194,10 +206,6 @@ class Watcher:
             last_turn = self._turns
             if silence > self.timeout:
                 return self._leave(self._store_is_gone(f"no answer for {silence:.0f} s"))
-
-    def _beat(self, rank: int) -> bytes:
-        key = f"beat/{rank}"
-        return self.store.get(key) if self.store.check([key]) else b""
 
     def _leave(self, row: dict[str, Any]) -> None:
         """End this process because of `row`, unless the main thread is ending it."""
@@ -219,7 +227,7 @@ class Watcher:
         """The error for a broken connection: that of the abort key; else the ranks without a new heartbeat are lost, or
         ranks have entered unlike collectives. One rank finds out, and the others wait for it a little longer."""
         try:
-            finder = self.store.add(_BLAMES, 1) == 1
+            finder = self.store.compare_set(_BLAMES, "", str(self.rank)) == str(self.rank).encode()
             before = read(self.store, self.world) if finder else {}
             if (row := self._told(BLAME_S if finder else BLAME_S + 2 * GRACE_S)) is not None:
                 return self._peer(row)
@@ -243,8 +251,8 @@ class Watcher:
         """Wait for the abort key."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            if self.store.check([_ABORT]):
-                return json.loads(self.store.get(_ABORT))
+            if text := self.store.get(_ABORT):
+                return json.loads(text)
             time.sleep(self.interval / 5)
         return None
 
@@ -327,14 +335,19 @@ def watched(
     *, told: bool = False,
 ) -> Iterator[None]:  # fmt: skip
     """Train inside this context. This rank's failure is reported to the others and raised as a PenteractError; a
-    failure of theirs ends this process. `final` is called with the exit code of the rank that failed first.
+    failure of theirs ends this process, and so does a hang. `final` is called with the exit code of the rank that
+    failed first.
 
     Writes `status.json` and `errors.jsonl`. `told`: a launcher prints what `errors.jsonl` says.
     """
     stopping = stopping or Stopping()
-    watcher = None
-    if rank.store is not None:
-        watcher = Watcher(rank.store, rank.number, rank.world, run_dir, abort_groups, stopping, rank.progress)
+    watcher, alone = None, None
+    if rank.store is None:
+        alone = AloneWatch(rank.progress, run_dir, final, told=told)
+        alone.start()
+    else:
+        watcher = Watcher(rank.store, rank.number, rank.world, run_dir, abort_groups, stopping, rank.progress,
+                          key=rank.key)  # fmt: skip
         watcher.final = final
         watcher.told = told
         watcher.start()
@@ -351,32 +364,18 @@ def watched(
             watcher.finish()
         code = 0
     except BaseException as e:
-        error = watcher.end(e) if watcher is not None else _alone(e, run_dir)
+        error = watcher.end(e) if watcher is not None else error_alone(e, run_dir)
         code = error.exit_code
         final(code)
         if watcher is not None:  # the interpreter's normal exit would wait for lost peers in the groups' destructors
             atexit.register(_exit_now, code)
         raise error from e
     finally:
+        if alone is not None:
+            alone.stop()
         if rank.number == 0:
             with suppress(OSError):
                 rundir.write_status(run_dir, rundir.ended(code), exit_code=code)
-
-
-def _alone(e: BaseException, run_dir: Path) -> PenteractError:
-    if isinstance(e, KeyboardInterrupt):
-        e = Preempted("STOPPED", "interrupted before a step was saved", where=str(run_dir))
-    error = from_exception(e)
-    rundir.append_error(run_dir, rundir.error_row(error, 0, e))
-    return error
-
-
-def abort_groups() -> None:
-    """Tear down all process groups of this rank: ends NCCL's blocked collectives, but not gloo's."""
-    abort: Callable[[], None] | None = getattr(dist.distributed_c10d, "_abort_process_group", None)
-    if abort is not None and dist.is_initialized():
-        with suppress(Exception):
-            abort()
 
 
 def _exit_later(code: int) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from penteract.config.files.write import run_values
@@ -17,14 +19,16 @@ from penteract.engine.runtime.failures import from_exception
 from penteract.engine.runtime.generation import Generation
 from penteract.engine.runtime.printing import never_fails
 from penteract.engine.runtime.rank import Rank, join
+from penteract.engine.runtime.run_key import take_key
 from penteract.engine.runtime.stopping import Phase, Stopping
 from penteract.engine.runtime.watch import watched
+from penteract.engine.session import checkpoint_folder
 from penteract.engine.session.lease import Lease
 from penteract.engine.session.session import Session, SessionOptions, closing_line, rundir, set_up
 from penteract.errors import PeerLost, PenteractError, Preempted
 
 # Keys that decide no results: where files are, which are described by themselves, and how long to wait.
-_OWN = ("output.", "limits.", "training.log_level", "data.source", "tokenizer.source")
+_OWN = ("output.", "checkpoint.folder", "limits.", "training.log_level", "data.source", "tokenizer.source")
 
 
 def work(
@@ -46,7 +50,7 @@ def work(
 
 
 def joined(
-    take: Callable[[], tuple[Path, Lease]], spec: RunSpec, words: list[str], generation: Generation | None
+    take: Callable[[], tuple[Path, Lease, RunSpec]], spec: RunSpec, words: list[str], generation: Generation | None
 ) -> int:
     """Train as a rank that a launcher started. Rank 0 creates the run's folder or takes it, and all ranks use it.
 
@@ -58,15 +62,16 @@ def joined(
     path, lease = "", None
     try:
         if rank.number == 0:
-            folder, lease = take()
-            path = f"{lease.epoch}:{folder}"
+            folder, lease, spec = take()
+            path = json.dumps([lease.epoch, spec.data.revision, str(folder)])
     except PenteractError as e:
         rank.agree(f"!{e}")
         raise
     agreed = rank.agree(path)
     if agreed.startswith("!"):
         raise PeerLost("PEER", "rank 0 could not make the run's folder", found=agreed[1:])
-    epoch, _, name = agreed.partition(":")
+    epoch, revision, name = json.loads(agreed)
+    spec = replace(spec, data=replace(spec.data, revision=revision))
     options = _options([name, f"--epoch={epoch}", *words])[0]
 
     def final(code: int) -> None:
@@ -86,6 +91,7 @@ def joined(
     finally:
         if lease is not None:
             rundir.cancel_resume(options.folder)
+            checkpoint_folder.release(options.folder)
             lease.end()
 
 
@@ -94,7 +100,7 @@ def _join(spec: RunSpec, listener: int | None = None) -> Rank:
     set_up(spec)
     facts = {name: value for name, value in run_values(spec).items() if not name.startswith(_OWN)}
     facts |= describe(spec.data.source, spec.tokenizer)
-    return join(os.environ, spec.precision.device, facts, spec.limits, listener)
+    return join(os.environ, spec.precision.device, facts, spec.limits, listener, take_key(os.environ))
 
 
 def main(argv: list[str]) -> int:

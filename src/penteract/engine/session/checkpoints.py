@@ -14,6 +14,7 @@ from typing import Any
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import Slice
 from penteract.engine.runtime.rank import Rank
+from penteract.engine.session import checkpoint_folder
 from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
 from penteract.units import show_bytes
 
@@ -38,7 +39,14 @@ class Checkpoints:
     _loaded: Path | None = None  # what was loaded, until it is proven
 
     def begin(self) -> None:
-        """Take the folder for this epoch."""
+        """Take the folder for this epoch. Raises BadInput on all ranks if one does not see it, or sees another's."""
+        error = None
+        try:
+            checkpoint_folder.find(self.folder.parent, write=True)
+        except BadInput as e:
+            error = e
+        if (error := self.rank.one_of(error)) is not None:
+            raise error
         if self.rank.number == 0:
             with checkpoint.failing(self.folder, "take the folder of checkpoints"):
                 checkpoint.take(self.folder, self.epoch)
@@ -56,12 +64,12 @@ class Checkpoints:
             raise DiskFailure("DISK", f"no room for the checkpoints to come: {copies} of {show_bytes(size)}",
                               where=str(self.folder), found=f"{show_bytes(room.bytes)} free",
                               allowed=f">= {show_bytes(copies * size)}",
-                              fix="another --output.folder, a smaller --checkpoint.keep, or a larger "
+                              fix="another --checkpoint.folder, a smaller --checkpoint.keep, or a larger "
                               "--checkpoint.every")  # fmt: skip
         if room.files is not None and files > room.files:
             raise DiskFailure("DISK", "no room for the files of the checkpoints to come", where=str(self.folder),
                               found=f"{room.files} inodes free", allowed=f">= {files}",
-                              fix="another --output.folder, or remove files there")  # fmt: skip
+                              fix="another --checkpoint.folder, or remove files there")  # fmt: skip
 
     def load(self, load: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
         """Load the newest checkpoint that every rank can read. Newer ones, which are damaged, are set aside.

@@ -21,6 +21,7 @@ from penteract.engine.checkpoint import manifest
 from penteract.engine.checkpoint.manifest import Manifest
 from penteract.engine.checkpoint.slices import DTYPES
 from penteract.engine.dtypes import dtype_of
+from penteract.engine.session import checkpoint_folder
 from penteract.engine.session.saved import RECIPE
 from penteract.errors import BadInput
 
@@ -39,9 +40,10 @@ def resume_settings(spec: RunSpec) -> dict[str, Any]:
     return json.loads(json.dumps(kept))
 
 
-def check_resume(folder: Path, spec: RunSpec) -> None:
-    """Raise BadInput unless a run of `spec` may resume from the newest checkpoint of the run in `folder`."""
-    stored = manifest.read(checkpoint.latest(folder / "checkpoints"))
+def check_resume(folder: Path, spec: RunSpec, at: Path | None = None) -> None:
+    """Raise BadInput unless a run of `spec` may resume from the newest checkpoint of the run in `folder`. `at`: where
+    its checkpoints are, if they have been moved."""
+    stored = manifest.read(checkpoint.latest(at or checkpoint_folder.find(folder)))
     extra = stored.extra
     then, now = (dict(_leaves({"optimizer": "adamw", **kept})) for kept in (extra, resume_settings(spec)))
     other = sorted((key for key in then | now if then.get(key) != now.get(key)), key=lambda key: key == _LAST)

@@ -20,6 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from penteract.engine.session import checkpoint_folder
+from penteract.engine.session.checkpoint_folder import INSIDE
 from penteract.errors import DiskFailure, PenteractError
 
 COMMAND, ERRORS, LATEST, LOGS, RUN, STATUS = (
@@ -28,11 +30,11 @@ COMMAND, ERRORS, LATEST, LOGS, RUN, STATUS = (
 NEXT = "run.next.toml"  # the run file of a resumed run; it replaces RUN once the checkpoint has been read
 
 
-def create(out: str | Path, name: str, command: Sequence[str] | None = None) -> Path:
+def create(out: str | Path, name: str, command: Sequence[str] | None = None, checkpoints: str = INSIDE) -> Path:
     """A new run's directory below `out`, named by day, model and six random digits; `out/latest` points at it.
 
-    `command`: what to write into `command.txt`; by default the arguments of this process.
-    Raises DiskFailure.
+    `command`: what to write into `command.txt`; by default the arguments of this process. `checkpoints`: the
+    `checkpoint.folder`. Raises DiskFailure, and BadInput if another run has that folder.
     """
     out = Path(out)
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:64] or "run"
@@ -43,7 +45,7 @@ def create(out: str | Path, name: str, command: Sequence[str] | None = None) -> 
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 break
-        (folder / "checkpoints").mkdir()
+        checkpoint_folder.make(folder, checkpoints)
         (folder / COMMAND).write_text(shlex.join(sys.argv if command is None else command) + "\n")
         write_status(folder, "created")
         _point(out / LATEST, folder.name)

@@ -25,6 +25,7 @@ from penteract.engine.session import rundir
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.compare import Comparison, load_gradients, save_gradients
 from penteract.engine.session.display import LiveTable
+from penteract.engine.session.garbage import collect_after, collected_between_steps
 from penteract.engine.session.grace import Grace
 from penteract.engine.session.metrics import MetricsWriter
 from penteract.engine.session.resume import other_precision, resume_settings
@@ -156,9 +157,10 @@ class Session:
         """Train to the end; returns the closing line of `--json`."""
         compare = Comparison(self.options.compare) if self.options.compare else None
         under_way: Begun | None = None
-        with self._showing() as shown:
+        with self._showing() as shown, collected_between_steps():
             for number in range(self.first, self.spec.train.steps + 1):
                 begun = self._begin(number)
+                collect_after(number - self.first + 1)  # while the device computes
                 if under_way is not None:
                     self._end(under_way, shown)
                 under_way = begun

@@ -15,6 +15,7 @@ from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.state import TrainingState, fill
 from penteract.engine.hf.folder import CONFIG, open_folder
 from penteract.engine.hf.reading import HfWeights
+from penteract.engine.session import checkpoint_folder
 from penteract.errors import BadInput
 from penteract.step.program import Program
 
@@ -43,8 +44,8 @@ def step_of(path: Path) -> Path:
     """`path` if it is a step's folder; the newest intact step of a run's folder."""
     if (path / MANIFEST).is_file():
         return path
-    if (path / "checkpoints").is_dir():
-        return checkpoint.latest(path / "checkpoints")
+    if (folder := checkpoint_folder.find(path)).is_dir():
+        return checkpoint.latest(folder)
     raise BadInput("WEIGHTS", "no weights here", where=str(path), allowed="a run's folder, or one with config.json",
                    fix="check the path")  # fmt: skip
 

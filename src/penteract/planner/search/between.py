@@ -9,7 +9,7 @@ no less than what a lower ZeRO stage needs wait with their bound.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -79,10 +79,9 @@ def try_between(ask: Ask, search: Search, k: int, counts: Between) -> None:
             continue
         counts.looked_at += 1
         by_sharing = reached.setdefault((rest, precision), {})
-        axes: dict[str, Any] = dict(zip(_NAMES, _values(layout), strict=True))
         simpler = [by_sharing[s] for s in lower if s in by_sharing]
         enough = min([i for i, _ in simpler], default=len(some))
-        options = [Layout(**{**axes, **less}) for less in some]
+        options = [layout.put(**less) for less in some]
         for i, less in enumerate(options[:enough]):
             counts.tried += 1
             estimate = found.within(search.estimators[precision], less)
@@ -103,11 +102,9 @@ def try_between(ask: Ask, search: Search, k: int, counts: Between) -> None:
 
 
 # Getters of how state is sharded, and of all fields but these and `recompute`: compared layouts agree in the latter.
-_NAMES = tuple(f.name for f in fields(Layout))
 _SHARING = ("zero", "reduce_scatter_once", "reshard_after_step")
 _sharing = attrgetter(*_SHARING)
-_rest = attrgetter(*(name for name in _NAMES if name not in (*_SHARING, "recompute")))
-_values = attrgetter(*_NAMES)
+_rest = attrgetter(*(f.name for f in fields(Layout) if f.name not in (*_SHARING, "recompute")))
 
 
 def _candidates(found: Priced, search: Search) -> Iterator[tuple[Seconds, Layout, Policy]]:
@@ -118,10 +115,10 @@ def _candidates(found: Priced, search: Search) -> Iterator[tuple[Seconds, Layout
     for layout, precision in chain(full, higher, rows):
         if layout.recompute != _FULL:
             continue
-        yield search.estimators[precision].bounds.of(replace(layout, recompute=NONE)), layout, precision
+        yield search.estimators[precision].bounds.of(layout.put(recompute=NONE)), layout, precision
 
 
 def _only_lower(search: Search, layout: Layout, precision: Policy, *, own_fits: bool) -> bool:
     """Whether, without recomputation, only layouts with less sharding fit."""
     usable = search.frontier.found.usable
-    return not own_fits and search.estimators[precision].estimate(replace(layout, recompute=NONE)).allocated > usable
+    return not own_fits and search.estimators[precision].estimate(layout.put(recompute=NONE)).allocated > usable

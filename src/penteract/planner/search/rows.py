@@ -174,14 +174,20 @@ class Branch:
 
     def rows(self) -> Iterator[Row]:
         """One row for each micro-batch size."""
-        members: dict[tuple[int, int], list[MemoryOptions]] = {}
-        for memory, sizes in self.family.members:
-            for pair in sizes:
-                members.setdefault(pair, []).append(memory)
-        for (size, steps), memories in members.items():
-            some = {m.recompute for m in memories} if self.comparable else set[tuple[str, ...]]()
-            more = [plain(m.recompute) != m.recompute and plain(m.recompute) in some for m in memories]
-            yield Row(self, size, steps, tuple(compress(memories, map(not_, more))), tuple(compress(memories, more)))
+        distinct = list({id(sizes): sizes for _, sizes in self.family.members}.values())
+        which = {id(sizes): {*sizes} for sizes in distinct}
+        split = dict[tuple[bool, ...], tuple[tuple[MemoryOptions, ...], tuple[MemoryOptions, ...]]]()
+        for pair in dict.fromkeys(pair for sizes in distinct for pair in sizes):
+            having = tuple([pair in which[id(sizes)] for sizes in distinct])
+            if having not in split:
+                split[having] = self._split([m for m, sizes in self.family.members if pair in which[id(sizes)]])
+            yield Row(self, *pair, *split[having])
+
+    def _split(self, memories: list[MemoryOptions]) -> tuple[tuple[MemoryOptions, ...], tuple[MemoryOptions, ...]]:
+        """The options, without those that recompute more than others and are no faster; and these."""
+        some = {m.recompute for m in memories} if self.comparable else set[tuple[str, ...]]()
+        more = [plain(m.recompute) != m.recompute and plain(m.recompute) in some for m in memories]
+        return tuple(compress(memories, map(not_, more))), tuple(compress(memories, more))
 
 
 @dataclass(frozen=True, slots=True)

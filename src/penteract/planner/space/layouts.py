@@ -62,12 +62,24 @@ class LayoutFamily:
 
     def layout(self, memory: MemoryOptions, size: int, steps: int) -> Layout:
         """The member with these options, `size` sequences in a micro-batch and `steps` accumulation steps."""
-        return Layout(**self.rest, **_fields(memory), micro_batch_size=size, gradient_accumulation_steps=steps)
+        return Layout.of(self.rest, **_fields(memory), micro_batch_size=size, gradient_accumulation_steps=steps)
 
     def runs(self) -> Iterator[tuple[Layout, ...]]:
         """Groups of layouts that differ only in the micro-batch size."""
         for memory, sizes in self.members:
             yield tuple(self.layout(memory, *size) for size in sizes)
+
+
+class _Checked(NamedTuple):
+    """Memory options, each with the key of its sizes (why state cannot be sharded, or ""; whether it is tried with one
+    accumulation step) and why its kernels are illegal, or ""; and how many have each key."""
+
+    members: list[tuple[MemoryOptions, tuple[str, bool], str]]
+    keys: Mapping[tuple[str, bool], int]
+
+
+# The legal micro-batch sizes and the reasons of the others, by the arguments of `Space._sizes`.
+_SizeCache = dict[tuple[int, int, ScheduleName, int, str, bool], tuple[Sizes, Counter[str]]]
 
 
 def divisors(n: int) -> tuple[int, ...]:
@@ -203,6 +215,7 @@ class Space:
         """The legal layouts; the others are counted in `refused` by reason."""
         ask, gpus, node = self.ask, self.ask.cluster.gpus, self.ask.cluster.gpus_per_node
         legality = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
+        sizes: _SizeCache = {}
         for mesh in self.meshes:
             dp, tp, pp, cp = mesh
             for method in self.methods(cp):
@@ -214,36 +227,48 @@ class Space:
                 if why:
                     refused[why] += len(pipelines) * sum(self._count(dp, memories[cut]) for _, cut in experts)
                     continue
+                options = {
+                    (ep, cut): self._checked(legality, (dp, cp, method, ep, cut), memories[cut]) for ep, cut in experts
+                }
                 for (schedule, vpp), (ep, expert_tp) in product(pipelines, experts):
                     fixed = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "cp_method": method, "schedule": schedule,
                              "vpp": vpp, "ep": ep, "expert_tp": expert_tp, **self._edits}  # fmt: skip
-                    members = tuple(self._members(legality, fixed, memories[expert_tp], refused))
+                    members = tuple(self._members(legality, fixed, options[ep, expert_tp], refused, sizes))
                     if members:
                         yield LayoutFamily(fixed, members)
 
+    def _checked(
+        self, legality: Legality, about: tuple[int, int, CpMethod, int, int], memories: list[MemoryOptions]
+    ) -> _Checked:
+        """Memory options with all that does not depend on the pipeline. `about`: dp, cp, cp_method, ep, expert_tp."""
+        dp, cp, method, ep, expert_tp = about
+        found = list[tuple[MemoryOptions, tuple[str, bool], str]]()
+        for memory in memories:
+            why = legality.kernel(cp, method, memory.attention) or legality.expert_kernel(expert_tp, memory.experts)
+            found.append((memory, (legality.shards(dp * cp, ep, memory[:4]), self._tried(memory, 1)), why))
+        return _Checked(found, Counter(key for _, key, _ in found))
+
     def _members(
-        self, legality: Legality, fixed: Mapping[str, Any], memories: list[MemoryOptions], refused: Counter[str]
+        self, legality: Legality, fixed: Mapping[str, Any], options: _Checked, refused: Counter[str], cache: _SizeCache
     ) -> Iterator[tuple[MemoryOptions, Sizes]]:
         """The legal ones of the layouts that share `fixed`."""
-        dp, rows = fixed["dp"], fixed["dp"] * fixed["cp"]
-        cache: dict[tuple[str, bool], tuple[Sizes, Counter[str]]] = {}
-        for memory in memories:
-            shards = legality.shards(rows, fixed["ep"], memory[:4])
-            key = shards, self._tried(memory, 1)
+        dp, pp, schedule, vpp = fixed["dp"], fixed["pp"], fixed["schedule"], fixed["vpp"]
+        experts = legality.experts(fixed["tp"], dp * fixed["cp"], fixed["ep"], fixed["expert_tp"])
+        sizes = dict[tuple[str, bool], Sizes]()
+        for (shards, one_step_too), n in options.keys.items():
+            key = (dp, pp, schedule, vpp, experts or shards, one_step_too)
             if key not in cache:
-                steps = [(size, self._steps(dp, size)) for size in self.micro_batches(dp)]
-                sizes = tuple(pair for pair in steps if self._tried(memory, pair[1]))
-                cache[key] = self._sizes(legality, fixed, shards, sizes)
-            sizes, bad = cache[key]
-            if bad:
-                refused.update(bad)
-            if not sizes:
+                cache[key] = self._sizes(legality, *key)
+            sizes[shards, one_step_too], bad = cache[key]
+            for why, times in bad.items():
+                refused[why] += n * times
+        for memory, key, why in options.members:
+            if not (legal := sizes[key]):
                 continue
-            why = legality.kernel(fixed["cp"], fixed["cp_method"], memory.attention)
-            if why := why or legality.expert_kernel(fixed["expert_tp"], memory.experts):
-                refused[why] += len(sizes)
+            if why:
+                refused[why] += len(legal)
             else:
-                yield memory, sizes
+                yield memory, legal
 
     @cached_property
     def _edits(self) -> dict[str, Any]:
@@ -262,16 +287,16 @@ class Space:
         return {name: value for name, value in edits.items() if name != "recompute"}
 
     def _sizes(
-        self, legality: Legality, fixed: Mapping[str, Any], shards: str, tried: Sizes
-    ) -> tuple[Sizes, Counter[str]]:
-        """The legal micro-batch sizes, and the reasons of the others. `shards`: why state cannot be sharded, or ""."""
-        dp, cp, pp = fixed["dp"], fixed["cp"], fixed["pp"]
-        experts = legality.experts(fixed["tp"], dp * cp, fixed["ep"], fixed["expert_tp"])
+        self, legality: Legality, dp: int, pp: int, schedule: ScheduleName, vpp: int, illegal: str, one_step_too: bool,
+    ) -> tuple[Sizes, Counter[str]]:  # fmt: skip
+        """The legal micro-batch sizes, and the reasons of the others. `illegal`: why no size is legal, or "";
+        `one_step_too`: whether sizes with one accumulation step are tried."""
         found, bad = list[tuple[int, int]](), Counter[str]()
-        for size, steps in tried:
-            why = legality.pipeline(fixed["schedule"], pp, fixed["vpp"], steps)
-            why = why or experts or shards or legality.batch(dp, size, steps)
-            if why:
+        for size in self.micro_batches(dp):
+            steps = self._steps(dp, size)
+            if steps == 1 and not one_step_too:
+                continue
+            if why := legality.pipeline(schedule, pp, vpp, steps) or illegal or legality.batch(dp, size, steps):
                 bad[why] += 1
             else:
                 found.append((size, steps))

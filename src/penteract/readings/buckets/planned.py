@@ -78,9 +78,15 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageGroups:
-    """The units of pipeline ranks with the same stages, and which ranks these are. Equal ones are one object."""
+    """The units of pipeline ranks with the same stages, and which ranks these are. Equal ones are one object.
+
+    runs    for each model chunk anew
+    joined  with equal neighbours of two chunks as one run: more layouts have the same ones. It is enough to count
+            buckets, which do not end where a chunk ends
+    """
 
     runs: tuple[Runs, ...]
+    joined: tuple[Runs, ...]
     ranks: tuple[tuple[int, ...], ...]
 
 
@@ -133,10 +139,8 @@ class BucketPlanner:
         key = (assignment, uses, cut)
         if key not in self.interned:
             used = dict(zip(assignment.kinds, uses, strict=True))
-            self.interned[key] = StageGroups(
-                tuple([self._runs(own, used, cut=cut) for own in assignment.by_group(assignment.chains)]),
-                assignment.groups,
-            )
+            runs = tuple([self._runs(own, used, cut=cut) for own in assignment.by_group(assignment.chains)])
+            self.interned[key] = StageGroups(runs, tuple(map(self._joined, runs)), assignment.groups)
         return self.interned[key]
 
     def _runs(self, chains: RankLayers, uses: Mapping[LayerType, Uses], *, cut: bool) -> Runs:
@@ -146,6 +150,16 @@ class BucketPlanner:
             names = {p.name for p in uses[kind].params} if kind in EMBEDDING_AND_HEAD else set[str]()
             out.append(Units(kind, self._unit(uses[kind], frozenset(names & ends), cut=cut), n))
             ends |= names
+        return self.interned.setdefault(tuple(out), Runs(tuple(out)))
+
+    def _joined(self, runs: Runs) -> Runs:
+        """The same units, with equal neighbours as one run."""
+        out = list[Units]()
+        for run in runs.units:
+            if out and out[-1][:2] == run[:2]:
+                out[-1] = Units(run.kind, run.unit, out[-1].number + run.number)
+            else:
+                out.append(run)
         return self.interned.setdefault(tuple(out), Runs(tuple(out)))
 
     def _unit(self, used: Uses, again: frozenset[str], *, cut: bool) -> Unit:

@@ -25,7 +25,7 @@ from penteract.ops.symbols import Size, symbolic
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket, Unit, buckets, shard_groups
 from penteract.parallel.pipeline import stage_layers
-from penteract.schedule.actions import ActionList, Compute, Exchange, computes
+from penteract.schedule.actions import ActionList, Compute, P2PBatch, computes
 from penteract.schedule.in_flight import action_lists
 from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.step.events import READS, Around
@@ -93,10 +93,10 @@ class SymbolicProgram:
         """Every action of one micro-batch, with all reductions of buckets at the end."""
         summed: tuple[Event, ...] = tuple([("reduce", b) for b in range(len(self.program.buckets))])
         p = self.program
-        first = [t for a in p.actions if isinstance(a, Exchange) for t in a.transfers if t.micro == 0]
+        first = [t for a in p.actions if isinstance(a, P2PBatch) for t in a.transfers if t.micro == 0]
         chunks = enumerate(p.chunks)
         walks = [Compute(kind, 0, c) for c, chunk in chunks for kind in chunk.actions]  # type: ignore[arg-type]
-        actions = (Exchange(tuple(first)), *walks)
+        actions = (P2PBatch(tuple(first)), *walks)
         return replace(p, actions=actions, events={(len(actions), 0): Around(summed)})
 
     def warm_up(self) -> Program:

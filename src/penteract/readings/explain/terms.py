@@ -108,7 +108,8 @@ class Why:
         temporary  activations that are not saved: those of one action, and unused offsets of the arena
         workspace  the most that one kernel, or the update, allocates in addition to its registers
         """
-        temporary, workspace = activations - self.total("kept"), other - self.total("data")
+        temporary = activations - self.total("kept")
+        workspace = other - self.total("data") - self.total("ring_buffer")
         rest = (
             _rest("temporary", "within one forward or backward, with fragmentation", temporary),
             _rest("workspace", "of the largest kernel", workspace),

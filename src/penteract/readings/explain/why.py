@@ -26,7 +26,7 @@ from penteract.readings.explain.symbolic_program import SymbolicProgram, symboli
 from penteract.readings.explain.terms import KINDS, Term, TermKind, Why
 from penteract.readings.layers.expert_load import Balanced, Load
 from penteract.readings.price import Pricing, bucket_bytes, host_optimizer_bytes, input_bytes
-from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
+from penteract.schedule.actions import Compute, Overlapped, P2PBatch, Transfer
 from penteract.schedule.registry import ScheduleName
 from penteract.step.agreements import Agreement
 from penteract.step.program import BufferKey, Program
@@ -95,10 +95,10 @@ class _Alive(Silent):
     def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
         self.now -= {(buffer, r) for r in registers}
 
-    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+    def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         self.now |= {(buffer, r) for t, buffer, r in transfers if t.kind == "Recv"}
 
-    def after(self, action: Compute | Overlapped | Exchange) -> None:
+    def after(self, action: Compute | Overlapped | P2PBatch) -> None:
         self.at_last = frozenset(self.now)
 
 
@@ -158,10 +158,10 @@ class _Rows(Silent):
             )
             self.add(_Derived("wires", kind, f"{purpose}{again}", site.line, ranks), amount * self.micros, times)
 
-    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+    def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         for t, buffer, r in transfers:
             pricing = self.pricing()
-            pricing.exchange(((t, buffer, r),))
+            pricing.post_p2p(((t, buffer, r),))
             self.sizes |= {(buffer[0], r): n for (_, r), n in pricing.alive.items()}
             for (kind, ranks), amount in pricing.price.wires.items():
                 row = _Derived("wires", kind, f"{t.what} over pp", self._touched(buffer[0], r), ranks)

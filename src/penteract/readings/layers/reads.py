@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from functools import wraps
 from inspect import isfunction
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from penteract.config.layout import Layout
@@ -41,7 +41,7 @@ class View:
     __slots__ = ("__dict__", "_of")
 
     def __init__(self, of: object) -> None:
-        """`of`: the layout whose fields are read."""
+        """`of`: the layout whose fields are read; no other `View`, as reads of one are recorded by `Memo`."""
         self._of = of
 
     def __getattr__(self, name: str) -> Any:
@@ -71,12 +71,17 @@ class _Changed(View):
         self.__dict__ = fields
 
 
-# A view has the methods of a layout. A changed view computes properties itself, from its changed fields.
+def _not_copied(_: View, **__: Any) -> Layout:
+    raise TypeError("a view of a layout is not copied, as that would read every field: use `changed`")
+
+
+# A view has the methods of a layout, but one. A changed view computes properties itself, from its changed fields.
 for _name, _value in vars(Layout).items():
     if isfunction(_value) and not _name.startswith("__"):
         setattr(View, _name, _value)
     elif isinstance(_value, property):
         setattr(_Changed, _name, _value)
+setattr(View, Layout.put.__name__, _not_copied)
 
 
 def changed(layout: Layout, **fields: Any) -> Layout:
@@ -87,14 +92,13 @@ def changed(layout: Layout, **fields: Any) -> Layout:
 class _Fork(dict[Any, Any]):
     """A node of the tree: values of the fields that are read here -> a further fork, or a result in a 1-tuple."""
 
-    __slots__ = ("names", "read")
+    __slots__ = ("names", "one", "read", "values_of")
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
+        self.one = names[0] if len(names) == 1 else None
         self.read = attrgetter(*names)  # of one name its value, of several a tuple
-
-    def values_of(self, reads: dict[str, Any]) -> Any:
-        return reads[self.names[0]] if len(self.names) == 1 else tuple([reads[name] for name in self.names])
+        self.values_of = itemgetter(*names)  # the same, of a dict
 
 
 class Memo(Generic[_A]):
@@ -106,21 +110,40 @@ class Memo(Generic[_A]):
         """Begin empty."""
         self._roots: dict[Hashable, Any] = {}
 
-    def ask(self, layout: Layout, key: Hashable, make: Callable[..., _A], *about: Any) -> _A:
+    def ask(self, layout: Layout | View, key: Hashable, make: Callable[..., _A], *about: Any) -> _A:
         """The cached result of `make(*about, layout)` for the same field values, or else its result on a view."""
         node: Any = self._roots.get(key)
+        if type(layout) is not View:
+            while type(node) is _Fork:
+                node = node.get(node.read(layout))
+            return self._make(layout, key, make, about) if node is None else node[0]
+        # Inside another cached result. All fields of a fork are read and recorded at once: one by one took most of the
+        # time of a lookup.
+        of, record = layout._of, layout.__dict__
         while type(node) is _Fork:
-            node = node.get(node.read(layout))
-        return self._make(layout, key, make, about) if node is None else node[0]
+            values = node.read(of)
+            if node.one is None:
+                record.update(zip(node.names, values, strict=True))
+            else:
+                record[node.one] = values
+            node = node.get(values)
+        return self._make(of, key, make, about, record) if node is None else node[0]
 
-    def _make(self, layout: Layout, key: Hashable, make: Callable[..., _A], about: tuple[Any, ...]) -> _A:
+    def _make(
+        self, layout: object, key: Hashable, make: Callable[..., _A], about: tuple[Any, ...],
+        record: dict[str, Any] | None = None,
+    ) -> _A:  # fmt: skip
+        """Make a result and cache it. `record`: that of a view which also depends on what the result read."""
         view = View(layout)
         answer = make(*about, cast(Layout, view))
-        self._keep(layout, key, view.seal(), answer)
+        reads = view.seal()
+        if record is not None:
+            record.update(reads)
+        self._keep(layout, key, reads, answer)
         return answer
 
-    def _keep(self, layout: Layout, key: Hashable, read: dict[str, Any], answer: _A) -> None:
-        reads = read.copy()
+    def _keep(self, layout: object, key: Hashable, read: dict[str, Any], answer: _A) -> None:
+        reads = read.copy()  # a sealed view may still be read
         into: dict[Any, Any] = self._roots
         at: Any = key
         while isinstance(fork := into.get(at), _Fork):

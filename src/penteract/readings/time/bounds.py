@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import accumulate
 from math import fsum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -23,21 +21,18 @@ from penteract.parallel.data import Unit
 from penteract.readings.buckets.planned import Runs, StageGroups
 from penteract.readings.costs.rates import GroupSpan
 from penteract.readings.layers.layer_program import LayerProgram, LayerType
-from penteract.readings.layers.reads import Memos, changed, tracked
+from penteract.readings.layers.reads import Memos, tracked
 from penteract.readings.price import host_optimizer_bytes
 from penteract.readings.time.clock import FIRST, LONG, PS, RUN, simulate
+from penteract.readings.time.gather_counts import RankOf, gathered
 from penteract.readings.time.ops import AXES, ActionOps
 from penteract.readings.time.step import StepClock
-from penteract.schedule.actions import Compute
-from penteract.schedule.in_flight import compute_lists
-from penteract.schedule.registry import ScheduleName, schedule_of
-from penteract.step.fsdp import gathers
-from penteract.step.ring_buffer import DEPTH
 from penteract.units import Seconds
 
 _SEPARATE = tuple(range(FIRST, FIRST + len(AXES)))  # every axis on a stream of its own
 _Ranks = tuple[int, ...]
 Pass = Mapping[str, Seconds]  # of one micro-batch in a chunk, by action
+Chunk = tuple[Pass, Seconds, Seconds]  # with its waits, and the host's seconds
 
 
 class Idle(NamedTuple):
@@ -46,6 +41,13 @@ class Idle(NamedTuple):
     seconds: Seconds
     waits: Seconds
     host: Seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdleLayer:
+    """The actions of a layer, each from an idle state. Caches use it as their key."""
+
+    actions: Mapping[str, Idle]
 
 
 class Passes(NamedTuple):
@@ -94,6 +96,8 @@ class Bounds:
 
     steps: StepClock
     memos: Memos = field(default_factory=Memos)
+    of_groups: dict[object, list[Passes]] = field(default_factory=dict[object, "list[Passes]"])
+    chunks: dict[object, Chunk] = field(default_factory=dict[object, "Chunk"])
     counts: dict[object, tuple[int, ...]] = field(default_factory=dict[object, tuple[int, ...]])  # of gathers
     _best: Bounds | None = None
 
@@ -118,7 +122,7 @@ class Bounds:
             steps = self.steps
             self._best = Bounds(StepClock(steps.composer, steps.cluster, steps.rates.at_best()))
         chunk = self.steps.composer.sequence_length * largest if layout.loss == "chunked" else 0
-        at, share = changed(layout, micro_batch_size=largest, loss_chunk=chunk), layout.micro_batch_size / largest
+        at, share = layout.put(micro_batch_size=largest, loss_chunk=chunk), layout.micro_batch_size / largest
         return self._of_passes(layout, self._best.passes(at), share)
 
     def alone(self, layout: Layout) -> Seconds:
@@ -138,32 +142,42 @@ class Bounds:
 
     # ---- passes ----------------------------------------------------------------------------------------------
 
-    @tracked
-    def passes(self, layout: Layout) -> list[Passes]:
+    def passes(self, layout: Layout) -> Sequence[Passes]:
         """Seconds of passes, for each group of pipeline ranks with the same stages."""
         assignment = self.steps.composer.assignment(layout)
-        idle = {kind: self._idle(layout, self.steps.composer.layer_program(layout, kind)) for kind in assignment.kinds}
-        each = list[tuple[Pass, Seconds, Seconds]]()
-        for chain in assignment.chains:
+        idle = {kind: self._idle_of(layout, kind) for kind in assignment.kinds}
+        key = (assignment, *idle.values())
+        if (found := self.of_groups.get(key)) is None:
+            each = [self._chunk(tuple([(idle[kind], n) for kind, n in chain])) for chain in assignment.chains]
+            found = self.of_groups[key] = list(map(_of_group, assignment.by_group(each)))
+        return found
+
+    def _chunk(self, chain: tuple[tuple[IdleLayer, int], ...]) -> Chunk:
+        """One micro-batch in a model chunk of these layers."""
+        if (found := self.chunks.get(chain)) is None:
             total, waits, host = defaultdict[str, Seconds](float), 0.0, 0.0
-            for kind, n in chain:
-                for action, result in idle[kind].items():
+            for idle, n in chain:
+                for action, result in idle.actions.items():
                     total[action] += n * result.seconds
                     waits, host = waits + n * result.waits, host + n * result.host
-            each.append((dict(total), waits, host))
-        return list(map(_of_group, assignment.by_group(each)))
+            found = self.chunks[chain] = dict(total), waits, host
+        return found
 
     @tracked
-    def _idle(self, layout: Layout, piece: LayerProgram) -> Mapping[str, Idle]:
+    def _idle_of(self, layout: Layout, kind: LayerType) -> IdleLayer:
+        return self._idle(layout, self.steps.composer.layer_program(layout, kind))
+
+    @tracked
+    def _idle(self, layout: Layout, piece: LayerProgram) -> IdleLayer:
         ops = self.steps.piece_ops(layout, piece, _SEPARATE)
-        return {name: _from_idle(own, self.steps.launch_ps) for name, own in ops.items()}
+        return IdleLayer({name: _from_idle(own, self.steps.launch_ps) for name, own in ops.items()})
 
     # ---- buckets ---------------------------------------------------------------------------------------------
 
     def _once_of(self, layout: Layout, groups: StageGroups) -> list[Once]:
         """Bucket events of each pipeline rank."""
         out, unlike = [_NOTHING] * layout.pp, not self.steps.stages_aligned_to_nodes(layout)
-        for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
+        for runs, ranks in zip(groups.joined, groups.ranks, strict=True):
             if unlike or self.steps.composer.bucket_planner.shares(runs):
                 for r in ranks:
                     out[r] = self._once(layout, runs, r)
@@ -173,10 +187,9 @@ class Bounds:
                 out[r] = once
         return out
 
-    @tracked
     def _gathers_of(self, layout: Layout, groups: StageGroups) -> Mapping[int, Mapping[_Ranks, Seconds]]:
         """Seconds of all-gathers in a step, on each stream: for one pipeline rank of each group."""
-        if not layout.cuts_units:
+        if layout.zero < 3:
             return {}
         stage = 0 if self.steps.stages_aligned_to_nodes(layout) else None
         return {
@@ -286,18 +299,20 @@ class Bounds:
         reached, group, border = lay.placement.reached, self.steps.composer.assignment(lay).group, self._borders(lay)
         first, there, back, bound = once[reached[0]].update, 0.0, 0.0, 0.0
         sums = [(m * p.work, m * p.work if p.tail is None else p.tail, m * p.late, p.on, p.off) for p in passes]
+        counted = set[tuple[int, int]]()  # what does not depend on a rank's place is the same for equal ranks
         for i, r in enumerate(reached):
             g, own = group[r], once[r]
             work, tail, late, on, off = sums[g]
+            bound = max(bound, first + there + work + own.measure, first + there + work - late + back)
             wires = gathers.get(r, _NO_WIRES)
-            wire = max([m * own.wires.get(w, 0.0) + wires.get(w, 0.0) for w in (*own.wires, *wires)], default=0.0)
-            lost = slower * max(0.0, wire - m * passes[g].waits)  # contention costs nothing while a rank waits
-            end = max(work + m * own.accumulate + lost, work - tail + own.sums) + own.measure
-            bound = max(bound, own.update + end, first + there + work + own.measure, first + there + work - late + back,
-                        m * passes[g].host)  # fmt: skip
-            for ranks, seconds in own.wires_once.items():
-                bound = max(bound, seconds + m * own.wires.get(ranks, 0.0) + wires.get(ranks, 0.0))
-            bound = max(bound, wire)
+            if wires or (g, id(own)) not in counted:
+                counted.add((g, id(own)))
+                wire = max([m * own.wires.get(w, 0.0) + wires.get(w, 0.0) for w in (*own.wires, *wires)], default=0.0)
+                lost = slower * max(0.0, wire - m * passes[g].waits)  # contention costs nothing while a rank waits
+                end = max(work + m * own.accumulate + lost, work - tail + own.sums) + own.measure
+                bound = max(bound, own.update + end, m * passes[g].host, wire)
+                for ranks, seconds in own.wires_once.items():
+                    bound = max(bound, seconds + m * own.wires.get(ranks, 0.0) + wires.get(ranks, 0.0))
             if i + 1 < lay.pp:
                 there, back = there + on + border[i], back + off + border[i]
         return bound
@@ -314,7 +329,7 @@ class Bounds:
         return [seconds[steps.crosses_nodes(layout, a, b)] for a, b in pairs]
 
 
-def _of_group(own: Sequence[tuple[Pass, Seconds, Seconds]]) -> Passes:
+def _of_group(own: Sequence[Chunk]) -> Passes:
     """Sum the chunks of a rank: of each, its pass, its waits, and the host's seconds."""
     chunks, first = [chunk for chunk, _, _ in own], own[0][0]
     # With several chunks, or a split backward, some gradients are complete long before the end.
@@ -327,54 +342,6 @@ def _of_group(own: Sequence[tuple[Pass, Seconds, Seconds]]) -> Passes:
     return Passes(
         work, tail, late, first["Fwd"], back, sum([waits for _, waits, _ in own]), sum([host for _, _, host in own])
     )
-
-
-class RankOf(NamedTuple):
-    """A pipeline rank whose units are gathered.
-
-    chunks  (number of a unit, how many in a row), of each chunk
-    read    the actions that read the units of each number
-    keeps   whether it keeps gathered parameters until the end of a step
-    """
-
-    schedule: ScheduleName
-    pp: int
-    vpp: int
-    rank: int
-    chunks: tuple[tuple[tuple[int, int], ...], ...]
-    read: tuple[frozenset[str], ...]
-    keeps: bool
-
-
-@cache
-def gathered(rank: RankOf, micros: int) -> tuple[int, ...]:
-    """How often a step gathers units of each number. A long schedule is periodic, so it is extrapolated from two
-    shorter ones."""
-    schedule = schedule_of(rank.schedule)
-    enough, turn = 2 * schedule.steady_after(rank.pp, rank.vpp), 2 * schedule.turn(rank.pp, rank.vpp)
-    if micros <= enough + 2 * turn:
-        return count_gathers(rank, micros)
-    first = enough + (micros - enough) % turn
-    few, more = count_gathers(rank, first), count_gathers(rank, first + turn)
-    return tuple([a + (b - a) * ((micros - first) // turn) for a, b in zip(few, more, strict=True)])
-
-
-@cache
-def count_gathers(rank: RankOf, micros: int) -> tuple[int, ...]:
-    """The same, counted action by action."""
-    row = [[number for number, n in chunk for _ in range(n)] for chunk in rank.chunks]
-    begins = list(accumulate(map(len, row), initial=0))
-    turns = dict[tuple[str, int], tuple[int, ...]]()
-    for c, (numbers, begin) in enumerate(zip(row, begins, strict=False)):
-        for action in {action for number in numbers for action in rank.read[number]}:
-            units = [begin + k for k, number in enumerate(numbers) if action in rank.read[number]]
-            turns[action, c] = tuple(units if action == "Fwd" else reversed(units))
-    actions = compute_lists(rank.schedule, rank.pp, rank.vpp, micros)[rank.rank]
-    own = [turns.get((a.kind, a.chunk), ()) for a in actions if isinstance(a, Compute)]
-    found, out = gathers(own, begins[-1] if rank.keeps else DEPTH), [0] * len(rank.read)
-    for unit, number in enumerate([number for own in row for number in own]):
-        out[number] += found[unit]
-    return tuple(out)
 
 
 def _from_idle(ops: ActionOps, launched: Callable[[str], int]) -> Idle:

@@ -5,8 +5,10 @@ the actions, in the order of the walk. Actions in equal circumstances are derive
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from penteract.parallel.data import NONE
@@ -15,14 +17,48 @@ from penteract.readings.time.ops import DATA
 from penteract.readings.time.rank_clock import MESSAGE, Run, Runs, Step
 from penteract.readings.time.stage import NEVER, At, Inserted, PassKey, Stage
 from penteract.schedule.actions import Compute
+from penteract.schedule.in_flight import compute_lists
+from penteract.schedule.registry import ScheduleName
 from penteract.step import names
 from penteract.step.fsdp import Due, Event, FsdpState, upcoming
 from penteract.step.walk import closing, opening
 
 PIPELINE = PART["pipeline"]
-# The kind of an action, whether it is the first and the last of its kind, the number of the FSDP state before it, the
-# unit that follows it.
-Circumstances = tuple[PassKey, bool, bool, int, int]
+_GATHERS = ("gather", "wait_all_gather")
+_KEYED = ("widen", "gather")  # these wait for an op in flight, or start one
+_OF_BUCKETS = (*_KEYED, "measure", "update")
+_NO_KEY: Key = ("", 0, 0)
+_REDUCTIONS = ("reduce", "replicate", "wait_reduce_scatter")
+
+
+class Spot(NamedTuple):
+    """The kind of an action, and whether it is the first and the last of its kind."""
+
+    walk: PassKey
+    first: bool
+    last: bool
+
+
+class Order(NamedTuple):
+    """The actions of a rank in order; the kinds of action in the order of their first ones, and of their last ones."""
+
+    spots: tuple[Spot, ...]
+    firsts: tuple[PassKey, ...]
+    lasts: tuple[PassKey, ...]
+
+    @staticmethod
+    def of(actions: Sequence[Compute]) -> Order:
+        """The order of these actions."""
+        walks, first, last = [(a.kind, a.chunk) for a in actions], dict[PassKey, int](), dict[PassKey, int]()
+        for i, walk in enumerate(walks):
+            first.setdefault(walk, i)
+            last[walk] = i
+        spots = tuple([Spot(walk, first[walk] == i, last[walk] == i) for i, walk in enumerate(walks)])
+        return Order(spots, tuple(first), tuple(sorted(last, key=last.__getitem__)))
+
+
+# An action, the number of the FSDP state before it, the unit that follows it.
+Circumstances = tuple[Spot, int, int]
 
 
 class Derived(NamedTuple):
@@ -69,48 +105,91 @@ class Shared:
         return len(self.lefts) - 1
 
 
-def derive(stage: Stage, actions: Sequence[Compute]) -> Derived:
-    """Derive the step of a rank that computes `actions`."""
-    return _Derivation(stage, actions).derive()
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a rank reads and writes its buckets.
+
+    needs    by kind of action: where buckets that are gathered after the update are first read
+    sums     by kind of action: where buckets that are reduced once a step are last written
+    written  of each bucket: the last action that writes it (its place in `Order.lasts`), its kind, the position there
+    home     of each bucket: the unit in the keys of its reductions, and its number among the buckets of that unit
+    """
+
+    needs: Mapping[PassKey, Sequence[tuple[At, int]]]
+    sums: Mapping[PassKey, Sequence[tuple[At, int]]]
+    written: Mapping[int, tuple[int, PassKey, At]]
+    home: Mapping[int, tuple[int, int]]
+    shared: Shared
+
+    @staticmethod
+    def of(stage: Stage, order: Order) -> Places:
+        """Find where buckets are first read and last written."""
+        read, written, until = dict[int, tuple[PassKey, At]](), dict[int, tuple[int, PassKey, At]](), order.lasts.index
+        for walk in order.firsts:
+            through, last = stage.walk(walk), until(walk)
+            for b, at in through.reads.items():
+                read.setdefault(b, (walk, at))
+            for b, at in through.writes.items():
+                if b not in written or last > written[b][0]:
+                    written[b] = last, walk, at
+        needs, sums = defaultdict[PassKey, list[tuple[At, int]]](list), defaultdict[PassKey, list[tuple[At, int]]](list)
+        for b, (walk, at) in read.items():
+            needs[walk].append((at, b))
+        for some in needs.values():
+            some.sort()
+        home, count = dict[int, tuple[int, int]](), defaultdict[int, int](int)
+        for b, (_, walk, at) in sorted(written.items(), key=lambda item: (item[1][0], item[1][2], item[0])):
+            bucket, unit = stage.buckets[b], stage.bucket_plans[b].unit
+            if unit == NONE or not bucket.cut_gradients:
+                unit = stage.walk(walk).units[at[0]]
+                if not bucket.across_stages:
+                    sums[walk].append((at, b))
+            home[b] = unit, count[unit]
+            count[unit] += 1
+        # Ranks that first read and last write buckets in the same places share results.
+        places = tuple([(b, walk, at) for b, (_, walk, at) in written.items()])
+        first_reads = tuple([(walk, tuple(some)) for walk, some in needs.items()])
+        shared = stage.derived.setdefault((places, first_reads), Shared())
+        return Places(dict(needs), dict(sums), written, home, shared)
+
+
+@cache
+def order_of(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int) -> Order:
+    """The order of a rank's actions in a schedule."""
+    return Order.of([a for a in compute_lists(schedule, pp, vpp, micros)[rank] if isinstance(a, Compute)])
+
+
+def derive(stage: Stage, order: Order) -> Derived:
+    """Derive the step of a rank that computes these actions."""
+    key = order.firsts, order.lasts
+    if (places := stage.places.get(key)) is None:
+        places = stage.places[key] = Places.of(stage, order)
+    return _Derivation(stage, order, places, places.shared).derive()
 
 
 @dataclass(slots=True)
 class _Derivation:
-    """The derivation for one list of actions.
-
-    needs    by kind of action: where buckets that are gathered after the update are first read
-    sums     by kind of action: where buckets that are reduced once a step are last written
-    written  of each bucket: the last action that writes it, its kind, the position there
-    home     of each bucket: the unit in the keys of its reductions, and its number among the buckets of that unit
-    summing  buckets whose reduction is in flight, in the order in which these were started
-    """
+    """The derivation for one list of actions. `summing`: buckets whose reduction is in flight, in the order in which
+    these were started."""
 
     stage: Stage
-    actions: Sequence[Compute]
-    needs: dict[PassKey, list[tuple[At, int]]] = field(default_factory=dict[PassKey, list[tuple[At, int]]])
-    sums: dict[PassKey, list[tuple[At, int]]] = field(default_factory=dict[PassKey, list[tuple[At, int]]])
-    written: dict[int, tuple[int, PassKey, At]] = field(default_factory=dict[int, tuple[int, PassKey, At]])
-    home: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    order: Order
+    places: Places
+    shared: Shared
     summing: dict[int, Key] = field(default_factory=dict[int, Key])
-    shared: Shared = field(default_factory=Shared)
 
     def derive(self) -> Derived:
-        stage, rule = self.stage, self.stage.rule
-        walks: list[PassKey] = [(a.kind, a.chunk) for a in self.actions]
-        first, last = dict[PassKey, int](), dict[PassKey, int]()
-        for i, walk in enumerate(walks):
-            first.setdefault(walk, i)
-            last[walk] = i
-        self._look(first, last)
-        # Ranks that first read and last write buckets in the same places share results.
-        places = tuple([(b, walk, at) for b, (_, walk, at) in self.written.items()])
-        read = tuple([(walk, tuple(some)) for walk, some in self.needs.items()])
-        self.shared = shared = stage.derived.setdefault((places, read), self.shared)
-        cached, left, runs, before = shared.actions, shared.number(rule.begin()), list[int](), list[int]()
-        after = upcoming([stage.walk(walk).turns for walk in walks])
-        for i, (walk, following) in enumerate(zip(walks, after, strict=True)):
+        stage, shared, cached = self.stage, self.shared, self.shared.actions
+        rule, written = stage.rule, self.places.written
+        left, runs, before = shared.number(rule.begin()), list[int](), list[int]()
+        turns = {walk: stage.walk(walk).turns for walk in self.order.firsts}
+        if any(turns.values()):
+            after = upcoming([turns[spot.walk] for spot in self.order.spots])
+        else:
+            after = repeat(NONE, len(self.order.spots))
+        for spot, following in zip(self.order.spots, after, strict=True):
             before.append(left)
-            key = (walk, first[walk] == i, last[walk] == i, left, following)
+            key = (spot, left, following)
             found = cached.get(key)
             if found is None:
                 found = cached[key] = self._action(key)
@@ -118,61 +197,39 @@ class _Derivation:
             if sums:
                 self._note(sums)
             runs.append(action)
-        across = sorted(b for b in self.written if stage.buckets[b].across_stages)
-        events = rule.end(shared.lefts[left], across, lambda b: self.written[b][::2])
+        across = sorted(b for b in written if stage.buckets[b].across_stages)
+        events = rule.end(shared.lefts[left], across, lambda b: written[b][::2])
         self._note(events)
         opening, closing, update = self._outside(events)
         return Derived(opening, runs, before, closing, update)
-
-    def _look(self, first: Mapping[PassKey, int], last: Mapping[PassKey, int]) -> None:
-        """Find where buckets are first read and last written."""
-        stage, read, written = self.stage, dict[int, tuple[int, PassKey, At]](), self.written
-        for walk, when in first.items():
-            until, through = last[walk], stage.walk(walk)
-            for b, at in through.reads.items():
-                if b not in read or when < read[b][0]:
-                    read[b] = when, walk, at
-            for b, at in through.writes.items():
-                if b not in written or until > written[b][0]:
-                    written[b] = until, walk, at
-        for b, (_, walk, at) in read.items():
-            self.needs.setdefault(walk, []).append((at, b))
-        for some in self.needs.values():
-            some.sort()
-        count = defaultdict[int, int](int)
-        for b, (_, walk, at) in sorted(written.items(), key=lambda item: (item[1][0], item[1][2], item[0])):
-            bucket, unit = stage.buckets[b], stage.bucket_plans[b].unit
-            if unit == NONE or not bucket.cut_gradients:
-                unit = stage.walk(walk).units[at[0]]
-                if not bucket.across_stages:
-                    self.sums.setdefault(walk, []).append((at, b))
-            self.home[b] = unit, count[unit]
-            count[unit] += 1
 
     # ---- actions ---------------------------------------------------------------------------------------------
 
     def _action(self, circumstances: Circumstances) -> tuple[int, int, tuple[Event, ...]]:
         """One action's runs, the number of the FSDP state after it, and its events of reductions."""
-        walk, first, last, number, following = circumstances
-        stage, through, left = self.stage, self.stage.walk(walk), self.shared.lefts[number]
-        due = Due(self.needs.get(walk, ()) if first else (), self.sums.get(walk, ()) if last else ())
+        (walk, first, last), number, following = circumstances
+        stage, places, through = self.stage, self.places, self.stage.walk(walk)
+        due = Due(places.needs.get(walk, ()) if first else (), places.sums.get(walk, ()) if last else ())
         before, after, left = stage.rule.action(
-            left, through.unit_turns, due, following, lambda b: last and self.written[b][1] == walk
-        )
+            self.shared.lefts[number], through.unit_turns, due, following,
+            lambda b: last and places.written[b][1] == walk,
+        )  # fmt: skip
         inserted = defaultdict[int, list[tuple[int, int, int]]](list)
         needs, sums = defaultdict[int, tuple[int, ...]](tuple), list[Event]()
-        for at, when, events in sorted([(at, when, some) for when, table in enumerate((before, after))
-                                        for at, some in table.items()]):  # fmt: skip
-            k, pos = int(at[0]), int(at[1])
-            unit = through.units[k]
+        for (k, pos), when, events in sorted([(at, when, some) for when, table in enumerate((before, after))
+                                              for at, some in table.items()]):  # fmt: skip
+            unit, own = through.units[int(k)], inserted[int(k)]
             for event in events:
-                if event[0] == "wait_all_gather" and not stage.buckets[event[1]].cut_parameters:
-                    inserted[k].append((pos, when, self._number(("p", 0, 0, len(needs[k])))))
-                    needs[k] += (event[1],)
-                elif event[0] != "acquire_gradient_buffer":
-                    inserted[k].append((pos, when, self._event(event, unit)))
-                    if event[0] in ("reduce", "replicate", "wait_reduce_scatter") and stage.buckets[event[1]].summed:
-                        sums.append(event)
+                question, b = event
+                if question == "acquire_gradient_buffer":
+                    continue
+                if question == "wait_all_gather" and not stage.buckets[b].cut_parameters:
+                    own.append((pos, when, self._number(("p", 0, 0, len(needs[k])))))
+                    needs[k] += (b,)
+                    continue
+                own.append((pos, when, self._event(question, b, unit)))
+                if stage.summed[b] and question in _REDUCTIONS:
+                    sums.append(event)
         if through.arrives != NEVER:  # wait for the message after bucket events, right before it is read
             inserted[0].append((through.arrives, 0, self._number(("m", 0, 0, 0))))
         action = stage.clock.action(repeats(self._row(walk, inserted, needs)))
@@ -186,17 +243,12 @@ class _Derivation:
             row.append((segment, unit, needs.get(k, ())))
         return row
 
-    def _event(self, event: Event, unit: int) -> int:
+    def _event(self, question: str, b: int, unit: int) -> int:
         """The number of the ops of a bucket event in a segment of `unit`."""
-        question, b = event
-        own, number = self._gathered(b) if question in ("gather", "wait_all_gather") else self.home[b]
-        key = (question, id(self.stage.buckets[b]), own - unit, number)
+        own, number = (self.stage.gathered if question in _GATHERS else self.places.home)[b]
+        key = (question, self.stage.alike[b], own - unit, number)
         found = self.shared.made.get(key)
         return self._number(key, b) if found is None else found
-
-    def _gathered(self, b: int) -> tuple[int, int]:
-        unit = self.stage.bucket_plans[b].unit
-        return unit, self.stage.rule.cut[unit].index(b)
 
     def _number(self, key: tuple[str, int, int, int], b: int = NONE) -> int:
         """The number of these ops; they are the same for equal buckets at the same distance in units."""
@@ -227,57 +279,74 @@ class _Derivation:
 
     def _note(self, events: Sequence[Event]) -> None:
         """Keep track of the reductions in flight."""
+        summing, summed, home = self.summing, self.stage.summed, self.places.home
         for question, b in events:
-            self.summing.pop(b, None)
-            if question != "wait_reduce_scatter" and self.stage.buckets[b].summed:
-                self.summing[b] = ("r", *self.home[b])
+            summing.pop(b, None)
+            if question != "wait_reduce_scatter" and summed[b]:
+                summing[b] = ("r", *home[b])
 
     # ---- outside of the actions ------------------------------------------------------------------------------
 
     def _outside(self, events: Sequence[Event]) -> tuple[int, int, Sequence[Step]]:
         """The segments before the actions, those after them, and those of the update. `events`: bucket events after the
         last action."""
-        key = (tuple(events), tuple(self.summing.items()), tuple(self.home.items()))
+        key = (tuple(events), tuple(self.summing.items()), tuple(self.places.home.items()))
         if key not in self.shared.outside:
             self.shared.outside[key] = self._outside_of(events)
         return self.shared.outside[key]
 
     def _outside_of(self, events: Sequence[Event]) -> tuple[int, int, Sequence[Step]]:
         stage, clock = self.stage, self.stage.clock
-        before = [self._step(ops) for event in opening(stage.outside) if (ops := self._outside_ops(event))]
-        rows = [self._step(stage.bucket_ops[self._event(event, 0)]) for event in events]
-        after, summed = list[Step](), False
-        for question, *about in closing(stage.outside, self.summing):
-            unit = self.home[about[0]][0] if question == "widen" else about[0] if question == "gather" else 0
-            if ops := self._outside_ops((question, *about), unit):
-                (after if summed else rows).append(self._step(ops, unit))
-            summed = summed or (question == "agree" and about[0].axis == "world")
-        return clock.action(repeats(before)), clock.action(repeats(rows)), after
+        before = [op for event in opening(stage.outside) for op in self._outside_ops(event)]
+        after = [op for question, b in events for op in stage.bucket_ops[self._event(question, b, 0)]]
+        update, summed = list[Op](), False
+        for event in closing(stage.outside, self.summing):
+            question = event[0]
+            own = self._bucket_ops(question, event[1]) if question in _OF_BUCKETS else self._outside_ops(event)
+            (update if summed else after).extend(own)
+            summed = summed or (question == "agree" and event[1].axis == "world")
+        return clock.action(repeats(self._once(before))), clock.action(repeats(self._once(after))), self._once(update)
 
-    def _step(self, ops: Sequence[Op], unit: int = 0) -> Step:
-        return self.stage.clock.segment(tuple(ops)), unit, ()
+    def _once(self, ops: Sequence[Op]) -> Sequence[Step]:
+        """These ops as one segment: simulating each bucket's on their own would take ten times as long."""
+        return [(self.stage.clock.segment(tuple(ops)), 0, ())] if ops else []
 
-    def _outside_ops(self, event: tuple[Any, ...], unit: int = 0) -> Sequence[Op]:
-        """The ops of an event of the walk outside of the actions, in a segment of `unit`."""
-        stage, make = self.stage, self.stage.ops
+    def _outside_ops(self, event: tuple[Any, ...]) -> Sequence[Op]:
+        """The ops of an event of the walk outside of the actions, if it is of no bucket."""
         match event:
             case ("begin",):
-                return [make.largest(b) for b in stage.buckets if b.gathered_as == "code"]
+                return [self.stage.ops.largest(b) for b in self.stage.buckets if b.gathered_as == "code"]
             case ("agree", agreement):
-                return make.agree(agreement)
-            case ("widen", int(b)):
-                home, number = self.home[b]
-                return list(make.widen(stage.buckets[b], ("r", home - unit, number)))
-            case ("measure", int(b)):
-                return [make.measure(stage.buckets[b])]
-            case ("update", int(b)):
-                return list(make.update(b))
-            case ("gather", int(b)):
-                return list(make.gather(stage.buckets[b], ("u", 0, 0)))
+                return self.stage.ops.agree(agreement)
             case ("end",):
-                return list(make.end())
+                return list(self.stage.ops.end())
             case _:
                 return ()
+
+    def _bucket_ops(self, question: str, b: int) -> Sequence[Op]:
+        """The ops of an event of a bucket outside of the actions. Those of equal buckets differ only in their key."""
+        stage = self.stage
+        like = (question, stage.alike[b])
+        if (found := stage.outside_ops.get(like)) is None:
+            found = tuple(self._made(question, b))
+            if not stage.buckets[b].offloaded:  # otherwise an update depends on those before it
+                stage.outside_ops[like] = found
+        if question not in _KEYED:
+            return found
+        key: Key = ("u", b, 0) if question == "gather" else ("r", *self.places.home[b])
+        return [tuple([key if part is _NO_KEY else part for part in op]) for op in found]
+
+    def _made(self, question: str, b: int) -> Iterable[Op]:
+        make, bucket = self.stage.ops, self.stage.buckets[b]
+        match question:
+            case "widen":
+                return make.widen(bucket, _NO_KEY)
+            case "measure":
+                return (make.measure(bucket),)
+            case "update":
+                return make.update(b)
+            case _:
+                return make.gather(bucket, _NO_KEY)
 
 
 def repeats(row: Sequence[Step]) -> Runs:

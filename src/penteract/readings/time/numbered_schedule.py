@@ -8,20 +8,19 @@ from typing import NamedTuple
 
 from penteract.errors import Bug
 from penteract.parallel.data import NONE
-from penteract.schedule.actions import Compute, Exchange
+from penteract.schedule.actions import Compute, P2PBatch
 from penteract.schedule.in_flight import action_lists, compute_lists
 from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.schedule.schedule import Placement
-from penteract.schedule.schedule_state import message_of
-
-_NOTHING = frozenset[int]()
+from penteract.schedule.schedule_state import source_of
 
 
 class Post(NamedTuple):
-    """One rank's side of a p2p batch: messages in the order in which they are posted, and which of them it sends."""
+    """One rank's side of a p2p batch: messages in the order in which they are posted, each with whether it is sent; and
+    those that are."""
 
-    messages: tuple[int, ...]
-    sends: frozenset[int]
+    messages: tuple[tuple[int, bool], ...]
+    sends: tuple[int, ...]
 
 
 class NumberedMessage(NamedTuple):
@@ -45,19 +44,26 @@ class Position(NamedTuple):
 class NumberedSchedule(NamedTuple):
     """A schedule with its messages numbered.
 
-    todo      of each rank, in order: numbers of computations, and posts
+    todo      of each rank, in order: numbers of computations, and of posts, of which n is ~n (negative)
+    posts     the posts of each rank
     computes  the computations of each rank; `reads`: the message that each reads, or `NONE`
     channels  the channel of each message: those of one channel (two ranks, one direction) arrive in order
+    ways      how many channels there are
+    links     (source, target, both) of messages that take equally long; `link`: of each message, its place there
     turns     where each period begins, on each rank; `turn`: micro-batches in a period
     """
 
-    todo: tuple[tuple[int | Post, ...], ...]
+    todo: tuple[tuple[int, ...], ...]
+    posts: tuple[tuple[Post, ...], ...]
     computes: tuple[tuple[Compute, ...], ...]
     reads: tuple[tuple[int, ...], ...]
     messages: tuple[NumberedMessage, ...]
     turns: tuple[tuple[Position, ...], ...]
     turn: int
     channels: tuple[int, ...]
+    ways: int
+    links: tuple[tuple[int, int, bool], ...]
+    link: tuple[int, ...]
 
 
 @cache
@@ -66,28 +72,35 @@ def numbered_schedule(schedule: ScheduleName, pp: int, vpp: int, micros: int) ->
     lists, of = action_lists(schedule, pp, vpp, micros), schedule_of(schedule)
     placement, steady, turn = of.placement(pp, vpp), of.steady_after(pp, vpp), of.turn(pp, vpp)
     numbers, messages = dict[tuple[str, int, int], int](), list[NumberedMessage]()
-    todo, computes = list[tuple[int | Post, ...]](), list[tuple[Compute, ...]]()
+    todo, posts, computes = list[tuple[int, ...]](), list[tuple[Post, ...]](), list[tuple[Compute, ...]]()
     for rank, actions in enumerate(lists):
-        own, does = list[Compute](), list[int | Post]()
+        own, posted, does = list[Compute](), list[Post](), list[int]()
         for action in actions:
             match action:
                 case Compute():
                     does.append(len(own))
                     own.append(action)
-                case Exchange():
-                    post = _post(action, rank, placement, numbers, messages)
-                    does += [post] if post.messages else []
+                case P2PBatch():
+                    if (post := _post(action, rank, placement, numbers, messages)).messages:
+                        does.append(~len(posted))
+                        posted.append(post)
                 case _:
                     raise Bug("SCHEDULE", "overlapped passes cannot be simulated", found=str(action))
         todo.append(tuple(does))
+        posts.append(tuple(posted))
         computes.append(tuple(own))
     ways = {way: i for i, way in enumerate(dict.fromkeys((m.where[0], m.source, m.target) for m in messages))}
     channels = tuple([ways[m.where[0], m.source, m.target] for m in messages])
+    links = {link: i for i, link in enumerate(dict.fromkeys((m.source, m.target, m.both) for m in messages))}
+    link = tuple([links[m.source, m.target, m.both] for m in messages])
     turns = zip(*(_turns(steady, turn, does, own) for does, own in zip(todo, computes, strict=True)), strict=False)
     reads = tuple(
         [tuple([_read(a, placement.stages[r][a.chunk], numbers) for a in own]) for r, own in enumerate(computes)]
     )
-    return NumberedSchedule(tuple(todo), tuple(computes), reads, tuple(messages), tuple(turns), turn, channels)
+    return NumberedSchedule(
+        tuple(todo), tuple(posts), tuple(computes), reads, tuple(messages), tuple(turns), turn, channels, len(ways),
+        tuple(links), link,
+    )  # fmt: skip
 
 
 def _read(action: Compute, stage: int, numbers: Mapping[tuple[str, int, int], int]) -> int:
@@ -98,24 +111,22 @@ def _read(action: Compute, stage: int, numbers: Mapping[tuple[str, int, int], in
 
 
 def _post(
-    exchange: Exchange, rank: int, placement: Placement, numbers: dict[tuple[str, int, int], int],
+    batch: P2PBatch, rank: int, placement: Placement, numbers: dict[tuple[str, int, int], int],
     messages: list[NumberedMessage],
 ) -> Post:  # fmt: skip
-    posted, sends = list[int](), set[int]()
-    both = {t.peer for t in exchange.transfers if t.kind == "Send"}
-    both &= {t.peer for t in exchange.transfers if t.kind == "Recv"}
-    for t in exchange.transfers:
+    posted = list[tuple[int, bool]]()
+    both = {t.peer for t in batch.transfers if t.kind == "Send"}
+    both &= {t.peer for t in batch.transfers if t.kind == "Recv"}
+    for t in batch.transfers:
         if t.peer == rank:  # a local copy: no message, and no wait
             continue
         source, target = (rank, t.peer) if t.kind == "Send" else (t.peer, rank)
-        stage = message_of(t, rank, placement).source
+        stage = source_of(t, rank, placement)
         number = numbers.setdefault((t.what, t.micro, stage), len(messages))
         if number == len(messages):
             messages.append(NumberedMessage(source, target, t.micro, (t.what, stage), t.peer in both))
-        posted.append(number)
-        if t.kind == "Send":
-            sends.add(number)
-    return Post(tuple(posted), frozenset(sends))
+        posted.append((number, t.kind == "Send"))
+    return Post(tuple(posted), tuple([number for number, sends in posted if sends]))
 
 
 @cache
@@ -127,11 +138,11 @@ def period_begins(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: 
     return tuple([place.compute for place in found])
 
 
-def _turns(steady: int, turn: int, does: Sequence[int | Post], own: Sequence[Compute]) -> list[Position]:
+def _turns(steady: int, turn: int, does: Sequence[int], own: Sequence[Compute]) -> list[Position]:
     """Where each period begins on a rank: right after the computation that precedes its first forward."""
     found, before = list[Position](), 0
     for place, item in enumerate(does):
-        if isinstance(item, int):
+        if item >= 0:
             kind, micro, chunk = own[item]
             if kind == "Fwd" and not chunk and micro >= steady and (micro - steady) % turn == 0:
                 found.append(Position(before, item))

@@ -32,6 +32,7 @@ class StreamState:
     number: int
     fixed: bool  # no key in it depends on a unit
     shifted: dict[int, StreamState] = field(default_factory=dict[int, "StreamState"])
+    awaiting: dict[int, StreamState] = field(default_factory=dict[int, "StreamState"])  # a message, by when it arrives
 
 
 # What a segment or an action makes of a state: (picoseconds, state, picoseconds of the host, latest host for which this
@@ -170,7 +171,11 @@ class Clock:
 
     def expect(self, m: RankClock, moment: int) -> None:
         """A message arrives at a future `moment`: the next action waits for it where it reads it."""
-        m.state = self.state(m.state.free, tuple(sorted((*m.state.in_flight, (MESSAGE, moment - m.now)))))
+        state, arrives = m.state, moment - m.now
+        if (found := state.awaiting.get(arrives)) is None:
+            in_flight = tuple(sorted((*state.in_flight, (MESSAGE, arrives))))
+            found = state.awaiting[arrives] = self.state(state.free, in_flight)
+        m.state = found
 
     def take(self, m: RankClock, action: int) -> None:
         """Simulate an action, or apply its cached result."""

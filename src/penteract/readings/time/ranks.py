@@ -5,7 +5,7 @@ ranks repeat, the remaining periods are skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,8 +16,6 @@ from penteract.readings.time.numbered_schedule import NumberedMessage, NumberedS
 from penteract.readings.time.rank_clock import RankClock
 from penteract.readings.time.stage import Stage
 from penteract.step import names
-
-_NOTHING = frozenset[int]()
 
 
 class Unsettled(Exception):
@@ -87,7 +85,8 @@ class Ranks:
     _recv_posted: list[int] = field(init=False)  # when its receiver has posted it
     _arrived: list[int] = field(init=False)  # when it has arrived
     _free: list[int] = field(init=False)  # of each channel
-    _leaving: list[frozenset[int]] = field(init=False)  # of each rank: messages posted to send and not yet waited for
+    _leaving: list[tuple[int, ...]] = field(init=False)  # of each rank: messages posted to send and not yet waited for
+    _moving: list[int] = field(init=False)  # messages that both ends have posted, and that may not have arrived
     _asleep: dict[int, list[int]] = field(init=False)  # message -> ranks that wait for its other end
     _awake: list[int] = field(init=False)
     _unmet: dict[int, None] = field(init=False)  # messages that one end has posted
@@ -103,9 +102,9 @@ class Ranks:
     def step(self) -> None:
         """Simulate one step of all ranks, from the state that the last one left."""
         n, messages = len(self.rank_clocks), len(self.schedule.messages)
-        self._at, self._leaving = [0] * n, [_NOTHING] * n
+        self._at, self._leaving, self._moving = [0] * n, [()] * n, list[int]()
         self._send_posted, self._recv_posted, self._arrived = ([NONE] * messages for _ in range(3))
-        self._free, self._asleep, self._unmet = [0] * len(self.schedule.channels), {}, {}
+        self._free, self._asleep, self._unmet = [0] * self.schedule.ways, {}, {}
         self.marks.append([])
         for m, stage, derived in zip(self.rank_clocks, self.stages, self.derived, strict=True):
             m.doing = NONE
@@ -238,69 +237,53 @@ class Ranks:
 
     def _until(self, caps: Sequence[int]) -> None:
         """Simulate every rank up to its cap, or until it waits for a peer that is at its own cap."""
-        awake, at, there = list(range(len(caps))), self._at, self._arrived
+        schedule, awake, at, there = self.schedule, list(range(len(caps))), self._at, self._arrived
         self._awake = awake
         while awake:
             r = awake.pop()
-            m, todo, cap, i = self.rank_clocks[r], self.schedule.todo[r], caps[r], at[r]
-            actions, reads, clock = self.derived[r].actions, self.schedule.reads[r], self.stages[r].clock
+            m, todo, posts, cap, i = self.rank_clocks[r], schedule.todo[r], schedule.posts[r], caps[r], at[r]
+            actions, reads, clock = self.derived[r].actions, schedule.reads[r], self.stages[r].clock
             while i < cap:
                 item = todo[i]
-                if isinstance(item, int):
+                if item < 0:
+                    if not self._post_p2p(r, m, posts[~item]):
+                        break
+                else:
                     if (message := reads[item]) != NONE:
-                        if there[message] == NONE:
+                        if (arrives := there[message]) == NONE:
                             self._asleep.setdefault(message, []).append(r)
                             break
-                        if there[message] > m.now:
-                            clock.expect(m, there[message])
+                        if arrives > m.now:
+                            clock.expect(m, arrives)
                     m.doing = item
                     clock.take(m, actions[item])
-                elif not self._exchange(r, m, item):
-                    break
                 i += 1
             at[r] = i
 
-    def _exchange(self, r: int, m: RankClock, post: Post) -> bool:
-        """Wait for earlier sends, and post an exchange; False if a peer has not posted its side yet."""
+    def _post_p2p(self, r: int, m: RankClock, post: Post) -> bool:
+        """Wait for earlier sends, and post a P2P batch; False if a peer has not posted its side yet."""
         if self._leaving[r] and not self._settle(r):
             return False
         m.host += self.launch * len(post.messages)
         now = m.now if m.now > m.host else m.host
-        for i in post.messages:
-            own, other = (
-                (self._send_posted, self._recv_posted) if i in post.sends else (self._recv_posted, self._send_posted)
-            )
-            own[i] = now
-            if other[i] == NONE:
+        send_posted, recv_posted = self._send_posted, self._recv_posted
+        for i, sends in post.messages:
+            if sends:
+                send_posted[i], other = now, recv_posted[i]
+            else:
+                recv_posted[i], other = now, send_posted[i]
+            if other == NONE:
                 self._unmet[i] = None
             else:
-                self._meet(i)
+                self._meet(i, now if now > other else other)
         self._leaving[r] = post.sends
         return True
 
     def _settle(self, r: int) -> bool:
         """Wait until all sends of this rank are complete; False if one is not."""
-        if not self._arrive(r, self._leaving[r]):
-            return False
-        self._leaving[r] = _NOTHING
-        return True
-
-    def _meet(self, i: int) -> None:
-        """Both ends have posted a message: it moves after those before it in its channel."""
-        channel = self.schedule.channels[i]
-        begin = max(self._send_posted[i], self._recv_posted[i], self._free[channel])
-        self._arrived[i] = self._free[channel] = begin + self.wires[i]
-        if self.log is not None:
-            self.log(self.schedule.messages[i], begin, self._arrived[i])
-        del self._unmet[i]
-        if (asleep := self._asleep.pop(i, None)) is not None:
-            self._awake.extend(asleep)
-
-    def _arrive(self, r: int, messages: Iterable[int]) -> bool:
-        until = 0
-        for i in messages:
-            there = self._arrived[i]
-            if there == NONE:
+        until, arrived = 0, self._arrived
+        for i in self._leaving[r]:
+            if (there := arrived[i]) == NONE:
                 self._asleep.setdefault(i, []).append(r)
                 return False
             if there > until:
@@ -308,12 +291,26 @@ class Ranks:
         if until > (m := self.rank_clocks[r]).now:
             m.doing = NONE  # the sends belong to an earlier action
             self.stages[r].clock.wait_until(m, until, names.WAIT_SENT)
+        self._leaving[r] = ()
         return True
+
+    def _meet(self, i: int, posted: int) -> None:
+        """Both ends have posted a message: it moves after those before it in its channel. `posted`: the later post."""
+        free, channel = self._free, self.schedule.channels[i]
+        begin = posted if posted > free[channel] else free[channel]
+        self._arrived[i] = free[channel] = begin + self.wires[i]
+        self._moving.append(i)
+        if self.log is not None:
+            self.log(self.schedule.messages[i], begin, self._arrived[i])
+        del self._unmet[i]
+        if (asleep := self._asleep.pop(i, None)) is not None:
+            self._awake.extend(asleep)
 
     def _open(self, now: Sequence[int]) -> list[int]:
         """Messages that one end has posted, that are in flight at the ranks' clocks, or that are not waited for."""
-        under_way = (i for i, there in enumerate(self._arrived) if there > now[self.schedule.messages[i].target])
-        return sorted({*self._unmet, *under_way, *(i for some in self._leaving for i in some)})
+        there, messages = self._arrived, self.schedule.messages
+        self._moving = [i for i in self._moving if there[i] > now[messages[i].target]]  # clocks only move on
+        return sorted({*self._unmet, *self._moving, *(i for some in self._leaving for i in some)})
 
 
 def _as_late(now: Mark, then: Mark, quiet: Sequence[bool]) -> bool:

@@ -93,13 +93,18 @@ class Stage:
     offloads: bool
     rule: FsdpRule = field(init=False)
     of: dict[tuple[int, str], int] = field(init=False)  # (unit, parameter) -> bucket
+    alike: list[int] = field(init=False)  # of each bucket: the first one that is the same object
+    summed: list[bool] = field(init=False)  # of each bucket: whether its gradients are summed over ranks
+    gathered: dict[int, tuple[int, int]] = field(init=False)  # buckets gathered by unit: unit, number in the unit
     _touched: dict[tuple[LayerType, str], Sequence[Touched]] = field(
         default_factory=dict[tuple[LayerType, str], Sequence[Touched]]
     )
     _passes: dict[PassKey, Pass] = field(default_factory=dict[PassKey, Pass])
     _segments: dict[Any, int] = field(default_factory=dict[Any, int])
     bucket_ops: list[tuple[Op, ...]] = field(default_factory=list[tuple[Op, ...]])  # by their number
-    derived: dict[Any, Any] = field(default_factory=dict[Any, Any])  # the cache of `derive.py`
+    places: dict[Any, Any] = field(default_factory=dict[Any, Any])  # caches of `derive.py`
+    derived: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    outside_ops: dict[tuple[str, int], tuple[Op, ...]] = field(default_factory=dict[tuple[str, int], tuple[Op, ...]])
 
     def __post_init__(self) -> None:
         """Make the FSDP rule of the buckets, and find the bucket of each unit's parameters."""
@@ -109,6 +114,11 @@ class Stage:
         ]
         self.rule = FsdpRule(cuts, self.depth)
         self.of = dict(self._owners())
+        first = dict[int, int]()
+        self.alike = [first.setdefault(id(bucket), b) for b, bucket in enumerate(self.buckets)]
+        summed = {b: self.buckets[b].summed for b in first.values()}
+        self.summed = [summed[b] for b in self.alike]
+        self.gathered = {b: (unit, i) for unit, own in self.rule.cut.items() for i, b in enumerate(own)}
 
     def walk(self, walk: PassKey) -> Pass:
         """The pass of a kind of action through a chunk."""
@@ -135,14 +145,17 @@ class Stage:
                 b = of[unit, name]
                 if read != NEVER:
                     if buckets[b].cut_parameters:
-                        turn = read if turn == NEVER else min(turn, read)
-                    elif buckets[b].gathered_after_update and reads.get(b, (k, read)) >= (k, read):
+                        turn = read if turn == NEVER or read < turn else turn
+                    elif (b not in reads or reads[b] >= (k, read)) and buckets[b].gathered_after_update:
                         reads[b] = (k, read)
                 if written != NEVER:
                     if b not in last:
                         first[b], last[b] = (k, written), (k, until)
-                    else:
-                        first[b], last[b] = min(first[b], (k, written)), max(last[b], (k, until))
+                        continue
+                    if (k, written) < first[b]:
+                        first[b] = (k, written)
+                    if (k, until) > last[b]:
+                        last[b] = (k, until)
             if turn != NEVER:
                 turns.append(((k, turn), unit))
         cut = sorted((at, b) for b, at in first.items() if buckets[b].cut_gradients)

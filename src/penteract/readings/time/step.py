@@ -26,15 +26,13 @@ from penteract.readings.layers.layer_program import LayerProgram, LayerType
 from penteract.readings.layers.reads import Memo, Memos, tracked
 from penteract.readings.time.clock import PART, PS, ps
 from penteract.readings.time.cost import BucketCosts, Cost, DeviceCosts
-from penteract.readings.time.derive import Derived, derive
+from penteract.readings.time.derive import Derived, derive, order_of
 from penteract.readings.time.numbered_schedule import NumberedSchedule, numbered_schedule, period_begins
 from penteract.readings.time.one_rank_bound import alone
 from penteract.readings.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, piece_ops
 from penteract.readings.time.rank_clock import Clock, Log
 from penteract.readings.time.ranks import Ranks, Unsettled
 from penteract.readings.time.stage import Stage
-from penteract.schedule.actions import Compute
-from penteract.schedule.in_flight import compute_lists
 from penteract.schedule.registry import schedule_of
 from penteract.step.agreements import after_backward, at_begin, totals
 from penteract.step.ring_buffer import depth
@@ -160,8 +158,7 @@ class StepClock:
     def _derived(self, layout: Layout, micros: int, stage: Stage, r: int) -> Derived:
         schedule = (layout.schedule, layout.pp, layout.vpp, micros)
         if (stage, r, schedule) not in self.derived:
-            own = [a for a in compute_lists(*schedule)[r] if isinstance(a, Compute)]
-            self.derived[stage, r, schedule] = derive(stage, own)
+            self.derived[stage, r, schedule] = derive(stage, order_of(*schedule, r))
         return self.derived[stage, r, schedule]
 
     def stages(self, layout: Layout) -> list[Stage]:
@@ -234,13 +231,8 @@ class StepClock:
 
     def _wires(self, layout: Layout, line: NumberedSchedule) -> list[int]:
         """Picoseconds of each message."""
-        by_channel, out = dict[tuple[int, int, bool], int](), list[int]()
-        for m in line.messages:
-            channel = (m.source, m.target, m.both)
-            if channel not in by_channel:
-                by_channel[channel] = ps(self.message_seconds(layout, m.source, m.target, both=m.both))
-            out.append(by_channel[channel])
-        return out
+        took = [ps(self.message_seconds(layout, source, target, both=both)) for source, target, both in line.links]
+        return [took[i] for i in line.link]
 
     def message_seconds(self, layout: Layout, source: int, target: int, *, both: bool = False) -> Seconds:
         """Seconds of a message between two stages; `both`: an equal message goes the other way at the same time."""

@@ -15,7 +15,7 @@ from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.triton.strides import row_stride
 from penteract.ops.tape import Site
 
-_COLUMNS = 512  # of a program
+_COLUMNS = 2048  # of a program
 _ROWS = 8  # tokens of a run that are summed at a time
 _WARPS = 4
 
@@ -26,24 +26,29 @@ def _sum_runs(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """A program for each sorted id and some columns; who does not begin a run has nothing to do, nor who begins that of
-    another shard: the table's rows here are `rows`, from `begin` on."""
+    another shard: the table's rows here are `rows`, from `begin` on. Most runs have one token, whose row is read
+    without the detour over a tile of several."""
     at = tl.program_id(0)
     own = tl.load(ids + at)
     before = tl.load(ids + tl.maximum(at - 1, 0))
+    after = tl.load(ids + at + 1, at + 1 < tokens, other=-1)
     row = own - begin
     if ((at == 0) | (before != own)) & (row >= 0) & (row < rows):
         c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        total = tl.zeros((ROWS, COLUMNS), tl.float32)
-        more = 1
-        while more == 1:
-            places = at + tl.arange(0, ROWS)
-            same = (places < tokens) & (tl.load(ids + places, places < tokens, other=0) == own)
-            token = tl.load(order + places, same, other=0)
-            some = tl.load(g + token[:, None] * g_row + c[None, :], same[:, None] & (c < WIDTH)[None, :], other=0.0)
-            total += some.to(tl.float32)
-            more = tl.min(same.to(tl.int32), axis=0)
-            at += ROWS
-        summed = tl.sum(total, axis=0)
+        if after != own:
+            summed = tl.load(g + tl.load(order + at) * g_row + c, c < WIDTH, other=0.0).to(tl.float32)
+        else:
+            total = tl.zeros((ROWS, COLUMNS), tl.float32)
+            more = 1
+            while more == 1:
+                places = at + tl.arange(0, ROWS)
+                same = (places < tokens) & (tl.load(ids + places, places < tokens, other=0) == own)
+                token = tl.load(order + places, same, other=0)
+                some = tl.load(g + token[:, None] * g_row + c[None, :], same[:, None] & (c < WIDTH)[None, :], other=0.0)
+                total += some.to(tl.float32)
+                more = tl.min(same.to(tl.int32), axis=0)
+                at += ROWS
+            summed = tl.sum(total, axis=0)
         place = into + row * into_row + c
         if ADD:
             summed += tl.load(place, c < WIDTH, other=0.0).to(tl.float32)

@@ -32,11 +32,13 @@ class LossForm:
     kept     columns of a row that stay in registers between its sums and its gradient
     columns  of the others, at a time: they are read again, from the cache
     warps    of a program: few programs of many threads, whose rows the cache holds together
+    leaves   what the gradient that was written is to the cache: evict_first makes room for what is read again
     """
 
     kept: int = 16384
     columns: int = 16384
     warps: int = 32
+    leaves: str = "evict_first"
 
 
 FORM = LossForm()  # the one that runs: benchmarks/loss_forms.py compares
@@ -50,7 +52,7 @@ def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs
     widest = triton.next_power_of_2(columns)
     _rows[(tokens,)](
         logits, targets, g, of_rows, tokens, columns, row_stride(logits), z, Z=bool(z), KEPT=min(FORM.kept, widest),
-        COLUMNS=min(FORM.columns, widest), num_warps=FORM.warps,
+        COLUMNS=min(FORM.columns, widest), LEAVES=FORM.leaves, num_warps=FORM.warps,
     )  # fmt: skip
     for out, part in zip(outs, of_rows, strict=True):
         _total[(1,)](part, out, tokens, TOKENS=min(_TOKENS, triton.next_power_of_2(tokens)), num_warps=16)
@@ -59,7 +61,7 @@ def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs
 @triton.jit
 def _rows(
     logits, targets, g, losses, rows, columns, row_stride, z, Z: tl.constexpr, KEPT: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    COLUMNS: tl.constexpr, LEAVES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     line = logits + row * row_stride
@@ -67,7 +69,7 @@ def _rows(
     target = tl.load(targets + row)
     counts = target >= 0
     own = tl.load(line + target, counts, other=0.0).to(tl.float32)
-    kept = tl.load(line + k, k < columns, other=_LEAST)
+    kept = tl.load(line + k, k < columns, other=_LEAST, eviction_policy="evict_first")
     # Shifted by the largest of its first columns, a row can be summed without a look at the others: one exponential an
     # element. Where that overflows, it is summed again, shifted by the largest of all.
     most = tl.max(kept.to(tl.float32), axis=0)
@@ -91,9 +93,9 @@ def _rows(
     for i in range(blocks):
         at = KEPT + (blocks - 1 - i) * COLUMNS + c
         made = tl.exp2(_read(line, at, columns) * _LOG2E - shift) * share
-        tl.store(line + at, made.to(logits.dtype.element_ty), at < columns)
+        tl.store(line + at, made.to(logits.dtype.element_ty), at < columns, eviction_policy=LEAVES)
     made = tl.exp2(kept.to(tl.float32) * _LOG2E - shift) * share
-    tl.store(line + k, made.to(logits.dtype.element_ty), k < columns)
+    tl.store(line + k, made.to(logits.dtype.element_ty), k < columns, eviction_policy=LEAVES)
     tl.debug_barrier()  # the target's gradient has been written as all others
     made = tl.exp2(own * _LOG2E - shift) * share - factor
     tl.store(line + target, made.to(logits.dtype.element_ty), counts)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-import torch.distributed as dist
-
 from penteract.engine.runtime.hangs.blame import Verdict, blame
 from penteract.engine.runtime.hangs.record import Record, decode
+from penteract.engine.runtime.signed_store import SignedStore
 
 LOOK_S = 1.0  # between two readings of all records
 _LATE_S = 1.0  # by which two readings may be closer than the silence that they look for
@@ -24,7 +23,7 @@ class Finder:
     """One rank's part. `silence`: seconds without beats after which a rank counts as silent; half the limit if that is
     less."""
 
-    def __init__(self, store: dist.distributed_c10d.Store, rank: int, world: int, silence: float) -> None:
+    def __init__(self, store: SignedStore, rank: int, world: int, silence: float) -> None:
         self.store, self.rank, self.world, self.silence = store, rank, world, silence
         self.records: Mapping[int, Record] = {}  # as read last
         self._mine = False
@@ -67,11 +66,10 @@ class Finder:
         self.records, self._since = found, 0.0
 
 
-def read(store: dist.distributed_c10d.Store, world: int) -> dict[int, Record]:
+def read(store: SignedStore, world: int) -> dict[int, Record]:
     """The last record of each rank; an empty one for a rank without. Each key is read once, and looked for at most
     twice."""
     keys = [f"beat/{r}" for r in range(world)]
     if not store.check(keys):
-        return {r: decode(store.get(key)) if store.check([key]) else Record() for r, key in enumerate(keys)}
-    beats = store.multi_get(keys)  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
-    return {r: decode(beat) for r, beat in enumerate(beats)}
+        return {r: decode(store.get(key)) for r, key in enumerate(keys)}
+    return {r: decode(beat) for r, beat in enumerate(store.multi_get(keys))}

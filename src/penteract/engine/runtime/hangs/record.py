@@ -67,17 +67,18 @@ class Record:
 
 class Own:
     """This rank's records. `idle` counts the seconds that the caller's turns took, not those of the clock: while all
-    processes are suspended together, none is late."""
+    processes are suspended together, none is late. `asks_device`: whether what a GPU has passed is progress too; its
+    events are recorded from then on."""
 
-    def __init__(self, progress: RankProgress, host: str) -> None:
-        self.progress, self.host = progress, host
+    def __init__(self, progress: RankProgress, host: str, *, asks_device: bool = True) -> None:
+        self.progress, self.host, self.asks_device = progress, host, asks_device
         self.idle = 0.0
         self._count = -1
 
     def next(self, turn: int, passed: float) -> Record:
         """The record of a turn, `passed` seconds after the last one."""
         p, journal = self.progress, self.progress.journal
-        waiting, count, finished = journal.state()
+        waiting, count, finished = journal.state() if self.asks_device else (journal.waiting, journal.count, "")
         count += p.ticks
         self.idle = self.idle + passed if count == self._count else 0.0
         self._count = count

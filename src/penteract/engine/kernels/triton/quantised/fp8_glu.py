@@ -17,10 +17,11 @@ from penteract.config.precision.fp8 import LARGEST, Format, Fp8
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.quantised.fp8_linear import Codes, Slopes
 from penteract.engine.kernels.quantised.quantise import TINY
-from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, ROWS, WARPS, inverse_of, put_tile
+from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, WARPS, inverse_of, put_tile
 from penteract.engine.kernels.triton.quantised.quantise import patterns_of
 
 _HIGH, _TIMES = 16, 16  # rows of a tile, and tiles, of a program that looks for the largest value
+_SIDE, _FEW = 64, 4  # of a tile of two gradients, which fill twice the registers of one: its sides, and its warps
 
 
 @triton.jit
@@ -112,7 +113,7 @@ def put_slopes(
     """Codes of the gradients of gate and up, both ways round."""
     (rows, width), dtype = x.gradient.shape, FORMATS[name]
     assert into.straight is not None and into.turned is not None and largest is not None
-    _codes[_grid(rows, width, ROWS)](
+    _codes[triton.cdiv(rows, _SIDE), triton.cdiv(width, _SIDE)](
         *x, largest.view(torch.int32), scale, into.straight.view(dtype), into.turned.view(dtype), rows, width,
-        into.turned.stride(0), LARGEST[name], TINY, POWERS=fp8.powers, R=ROWS, C=COLUMNS, num_warps=WARPS,
+        into.turned.stride(0), LARGEST[name], TINY, POWERS=fp8.powers, R=_SIDE, C=_SIDE, num_warps=_FEW,
     )  # fmt: skip

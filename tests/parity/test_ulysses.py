@@ -1,4 +1,4 @@
-"""What an exchange of heads for tokens takes: nothing is staged that no price knows, in the arena or beside it."""
+"""What Ulysses takes to trade heads for tokens: nothing is staged that no price knows, in the arena or beside it."""
 
 from __future__ import annotations
 

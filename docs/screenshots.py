@@ -1,0 +1,49 @@
+"""Take the pictures of the explorer in `images/`: needs a browser, and playwright.
+
+python docs/screenshots.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests")]
+
+from browsers import browser_path  # noqa: E402
+from explore.drawn_questions import question  # noqa: E402
+from explore.opened import opened  # noqa: E402
+from explore.served import served  # noqa: E402
+
+IMAGES = ROOT / "docs" / "images"
+PIPELINE = question("llama-3.1-405b", "dp=8,tp=8,pp=8,mbs=1,zero=1,recompute=tp_all_gather+rms_norm+swiglu", gpu="H200",
+                    global_batch_size=512)  # fmt: skip
+# name -> the question, and options of the browser
+PICTURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "memory_light": (question(), {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"}),
+    "memory_dark": (PIPELINE, {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark"}),
+    "memory_narrow": (question(), {"viewport": {"width": 390, "height": 844}, "color_scheme": "light"}),
+    "memory_wide": (PIPELINE, {"viewport": {"width": 2560, "height": 1440}, "color_scheme": "light"}),
+}
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    with sync_playwright() as playwright, served() as running:
+        running.open()
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        for name, (asked, how) in PICTURES.items():
+            with opened(browser, running, **how) as page:
+                page.go(asked)
+                page.rested()
+                page.page.wait_for_timeout(1000)
+                page.page.screenshot(path=IMAGES / f"{name}.png", full_page="narrow" not in name)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""The entry: a request of the page -> its answers, one or a stream of them. Errors are answers too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+from penteract._version import __version__
+from penteract.config.presets import PRESETS
+from penteract.config.rules.legal import problems
+from penteract.config.rules.nearest import repair
+from penteract.errors import BadInput, PenteractError
+from penteract.explore.answers.controls import groups, names
+from penteract.explore.answers.glossary import TERMS
+from penteract.explore.answers.memory_figures import figures
+from penteract.explore.answers.questions import Asked, changed, read_question
+from penteract.explore.answers.settings import Settings
+from penteract.explore.page_schema import (
+    VERSION,
+    Answer,
+    BrokenRule,
+    CatalogueModel,
+    ErrorAnswer,
+    MemoryAnswer,
+    Opening,
+    Question,
+    Repair,
+    RunFile,
+)
+from penteract.model.count import parameters
+from penteract.planner.plan import case_of, estimator, plan_one
+from penteract.planner.report.as_json import as_dict
+from penteract.planner.report.memory_by_line import fullest_stage, memory_by_line
+from penteract.planner.report.models_table import catalogue_rows
+from penteract.planner.report.runfile import run_file
+from penteract.planner.search.best import Timed
+from penteract.planner.search.collector import uncollected
+from penteract.units import show_count
+
+_FLAGS = {
+    "--seq": "sequence_length", "--batch": "global_batch_size", "--precision": "precision", "--optimizer": "optimizer",
+    "--headroom": "headroom", "--gpus": "gpu", "model": "model",
+}  # fmt: skip
+
+
+def answer(request: object, opening: Question) -> Iterator[Answer]:
+    """The answers to one request. `opening`: the question of an opening request. A stream's rows come one by one."""
+    try:
+        with uncollected():
+            yield from _answers(_checked(request), opening)
+    except PenteractError as error:
+        yield _error(error)
+    except RecursionError:
+        yield _error(BadInput("QUESTION", "nested too deeply", where="question"))
+
+
+def _checked(request: object) -> dict[str, Any]:
+    if not isinstance(request, dict):
+        raise BadInput("QUESTION", "not a request", found=type(request).__name__, allowed="an object")
+    tree = cast("dict[str, Any]", request)
+    if tree.get("version") != VERSION:
+        raise BadInput("VERSION", "another version of the page", found=str(tree.get("version"))[:20], allowed=VERSION,
+                       fix="reload the page")  # fmt: skip
+    stage = tree.get("stage")
+    if stage is not None and (not isinstance(stage, int) or isinstance(stage, bool)):
+        raise BadInput("QUESTION", "no pipeline rank", where="stage", found=str(stage)[:20], allowed="a number")
+    return tree
+
+
+def _answers(request: dict[str, Any], opening: Question) -> Iterator[Answer]:
+    kind = request.get("kind")
+    if kind == "opening":
+        yield _opening(opening)
+        return
+    if kind not in ("memory", "step", "fits", "run_file"):
+        raise BadInput("QUESTION", "no such request", where="kind", found=str(kind)[:20],
+                       allowed="opening, memory, step, fits, run_file")  # fmt: skip
+    asked = read_question(request.get("question"))
+    if kind == "memory":
+        yield _memory(asked, request.get("stage"))
+        return
+    plan = plan_one(asked.ask, asked.axes, estimator)
+    timed = plan.best
+    if kind == "step":
+        from penteract.explore.answers.step_curve import step_curve  # imported here: the first picture does without
+
+        yield step_curve(plan, timed, _stage(request.get("stage"), timed))
+    elif kind == "fits":
+        from penteract.explore.answers.would_fit import would_fit
+
+        yield from would_fit(asked.page, plan, timed)
+    else:
+        name = "run.toml"
+        yield _run_file(name, run_file(asked.ask, timed.layout, name))
+
+
+def _run_file(name: str, text: str) -> RunFile:
+    return {"version": VERSION, "kind": "run_file", "name": name, "text": text}
+
+
+def _opening(question: Question) -> Opening:
+    models: list[CatalogueModel] = [
+        {"name": row["name"], "text": f"{row['name']} · {show_count(row['parameters'])}", "source": row["source"]}
+        for row in (*_presets(), *catalogue_rows())
+    ]
+    return {
+        "version": VERSION, "kind": "opening", "program": f"penteract {__version__}", "question": question,
+        "models": models, "controls": groups(), "terms": dict(TERMS),
+    }  # fmt: skip
+
+
+def _presets() -> Iterator[dict[str, Any]]:
+    """The small models, which the catalogue does not have."""
+    for name, preset in PRESETS.items():
+        yield {"name": name, "parameters": parameters(preset.model).total, "source": "for learning"}
+
+
+def _memory(asked: Asked, stage: int | None) -> MemoryAnswer:
+    case, settle = case_of(asked.ask, asked.axes)
+    settings = Settings(asked, case).all()
+    plan, broken, mended = None, list[BrokenRule](), None
+    try:
+        plan = plan_one(asked.ask, asked.axes, estimator)
+    except BadInput as error:
+        if error.code not in ("LAYOUT", "OP", "BUDGET"):
+            raise
+        broken = _broken(asked, error)
+        mended = _repair(asked, repair(replace(case, world=None), settle)) if error.code == "LAYOUT" else None
+    found: MemoryAnswer = {
+        "version": VERSION, "kind": "memory", "question": asked.page, "command": asked.command, "settings": settings,
+        "broken": broken, "repair": mended, "plan": None, "figures": None,
+    }  # fmt: skip
+    if plan:
+        timed = plan.best
+        at, most = _stage(stage, timed), fullest_stage(timed)
+        rows = memory_by_line(plan, timed, most)
+        found["plan"] = as_dict(plan) | {"terms": rows.as_dict()}  # as `--why 1 --json` prints it
+        found["figures"] = figures(plan, timed, at, rows if at == most else memory_by_line(plan, timed, at))
+    return found
+
+
+def _stage(stage: int | None, timed: Timed) -> int:
+    """The pipeline rank asked for, if the layout has it; else the fullest."""
+    return stage if stage is not None and 0 <= stage < timed.layout.pp else fullest_stage(timed)
+
+
+def _broken(asked: Asked, error: BadInput) -> list[BrokenRule]:
+    """Every rule that the layout breaks; else the error alone."""
+    case, settle = case_of(asked.ask, asked.axes)
+    found = problems(
+        case.model, case.layout, case.sequence_length, global_batch_size=case.global_batch_size, settle=settle
+    )
+    if not found:
+        at = error.where.rpartition(" ")[2]
+        return [{"control": _control(at if at != "--layout" else "tp"), "text": _told(error), "allowed": error.allowed}]
+    return [{"control": _control(p.axis), "text": p.what, "allowed": ", ".join(map(str, p.allowed))} for p in found]
+
+
+def _control(axis: str) -> str:
+    """The control of an axis; empty if it has none."""
+    axis = "global_batch_size" if axis == "gradient_accumulation_steps" else axis
+    return next((name for name in names() if name.rpartition(".")[2] == axis), "")
+
+
+def _repair(asked: Asked, changes: dict[str, Any]) -> Repair | None:
+    """The repaired question, if what it changes is on the page."""
+    if not changes or not all(map(_control, changes)):
+        return None
+    other = changed(asked.page, changes)
+    try:
+        read_question(other)
+    except BadInput:
+        return None
+    text = ", ".join(f"{axis} = {value}" for axis, value in changes.items())
+    return {"text": text, "question": other}
+
+
+def _told(error: PenteractError) -> str:
+    found = f": {error.found}" if error.found else ""
+    return f"{error.what}{found}"
+
+
+def _error(error: PenteractError) -> ErrorAnswer:
+    at = error.where.partition(" ")[0]
+    axis = error.where.rpartition(" ")[2] if at == "--layout" else ""
+    control = _FLAGS.get(at, "") or (_control(axis) if axis else "")
+    return {"version": VERSION, "kind": "error", "text": str(error), "error": error.as_dict(), "control": control}

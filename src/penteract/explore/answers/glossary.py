@@ -1,0 +1,31 @@
+"""Words of the page, explained in a sentence or two: shown on hover and on focus."""
+
+from collections.abc import Mapping
+
+TERMS: Mapping[str, str] = {
+    "dp": "Data parallelism: each replica of the model trains on other sequences, and gradients are summed.",
+    "tp": "Tensor parallelism, with sequence parallelism: every matrix is split over the group's ranks, which exchange "
+    "activations in each layer. It wants the fast links of a node.",
+    "pp": "Pipeline parallelism: the layers are split into stages. Micro-batches flow through them; at the ends of a "
+    "step, stages wait (the bubble).",
+    "cp": "Context parallelism: each sequence is split over ranks, which share keys and values in attention.",
+    "ep": "Expert parallelism: the experts of a layer are split over ranks of dp·cp, and tokens travel to them.",
+    "micro-batch": "The sequences that a rank takes through forward and backward at a time. A step has several; their "
+    "gradients accumulate.",
+    "ZeRO": "Ranks that hold the same parameters share the work of keeping them: stage 1 splits optimizer states, 2 "
+    "gradients too, 3 parameters too, which are then gathered for each use.",
+    "recompute": "Results of forward are dropped and computed again in backward: less memory, more time.",
+    "offload": "What is not needed soon is kept in the host's memory, and copied back in time.",
+    "parameters": "The weights that matrix products read, in the dtype of compute.",
+    "gradients": "Sums of gradients over the micro-batches of a step.",
+    "optimizer": "Master weights and moments, which the update reads and writes.",
+    "activations": "What forward keeps for backward (for each micro-batch in flight), and temporary results.",
+    "other": "Input data, buffers of parameters that ZeRO gathers, and the workspace of kernels.",
+    "in flight": "Micro-batches whose forward is done and whose backward is not: their activations are kept.",
+    "arena": "One block of memory in which registers have planned addresses, the same in every step.",
+    "MFU": "Model FLOPs utilisation: the share of the GPU's dense peak that the model's own products use, with full "
+    "attention and without recomputation.",
+    "predicted": "Memory is counted tensor by tensor from the program that training runs. Time is that of a simulated "
+    "step, with measured rates.",
+    "fullest rank": "The pipeline rank that allocates most: if it fits, all do.",
+}

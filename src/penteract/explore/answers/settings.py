@@ -1,0 +1,178 @@
+"""The present value of each control, what else it may be, and which rule another value would break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast, get_args
+
+from penteract.config.case import Case
+from penteract.config.catalog.hardware import tables
+from penteract.config.files.keys import keys
+from penteract.config.layout import Layout
+from penteract.config.optimizers import OPTIMIZERS
+from penteract.config.precision.policy import RECIPES
+from penteract.config.rules.breaches import breaches
+from penteract.explore.answers.controls import WORDS, key_of, leaf, names, word
+from penteract.explore.answers.questions import DEGREES, Asked
+from penteract.explore.page_schema import ControlChoice, ControlSetting, Question, Value
+from penteract.planner.ask import as_axes
+from penteract.planner.plan import case_of
+from penteract.planner.space.layouts import divisors
+from penteract.planner.space.legality import CROSSES, crosses_node
+from penteract.schedule.registry import schedule_of
+
+_POWERS = tuple(2**n for n in range(11))
+_PART_EMPTY = "the last node would be part empty"
+_LENGTHS = tuple(2**n for n in range(8, 21))
+_MOST_CHUNKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a question. `case`: its layout with what is open filled; legal or not."""
+
+    asked: Asked
+    case: Case
+
+    def all(self) -> dict[str, ControlSetting]:
+        """Every control by name."""
+        return {name: self._setting(name) for name in names()}
+
+    def _setting(self, name: str) -> ControlSetting:
+        page, axis, lay = self.asked.page, leaf(name), self.case.layout
+        if name.startswith("layout."):
+            now = _effective(lay, axis) if axis not in page["layout"] else page["layout"][axis]
+            chosen = axis in page["layout"]
+        elif name.startswith("parts."):
+            now, chosen = page["parts"].get(axis, "auto"), axis in page["parts"]
+        else:
+            now, chosen = _own(page, name), True
+        values = [now] if name == "model" else [*self._values(name, now)]
+        return {
+            "value": now, "text": word(axis, now), "chosen": chosen, "idle": self._idle(axis),
+            "choices": [self._choice(name, axis, value) for value in values] if name != "model" else [],
+        }  # fmt: skip
+
+    def _choice(self, name: str, axis: str, value: Value) -> ControlChoice:
+        return {"value": value, "text": word(axis, value), "why_not": self._why_not(name, axis, value)}
+
+    def _values(self, name: str, now: Value) -> Iterable[Value]:
+        """The values to choose from, with the present one. Degrees and sizes ascend."""
+        axis = leaf(name)
+        if axis in WORDS:
+            return dict.fromkeys((*WORDS[axis], now))
+        if name == "sequence_length":
+            most = max(self.case.model.max_positions, int(now))
+            return sorted({*(n for n in _LENGTHS if n <= most), int(now)})
+        if name == "global_batch_size":
+            return sorted({*(2**n for n in range(13)), int(now)})
+        if (sizes := self._sizes(axis)) and isinstance(now, int):
+            return sorted({*sizes, now})
+        if name == "gpu":
+            return tables("gpus")
+        if name == "precision":
+            return RECIPES
+        if name == "optimizer":
+            return OPTIMIZERS
+        if name.startswith("parts."):
+            return dict.fromkeys(("auto", *_literals(keys()[key_of(name)].hint)))
+        return ()
+
+    def _sizes(self, axis: str) -> tuple[int, ...]:
+        """Sizes that a slider stops at."""
+        m, lay = self.case.model, self.case.layout
+        whole = {
+            "dp": _POWERS,
+            "tp": tuple(n for n in sorted({*_POWERS[:4], *divisors(m.heads)}) if n <= min(m.heads, 64)),
+            "pp": tuple(n for n in _POWERS if n <= min(m.layers, 128)),
+            "cp": _POWERS[:7],
+            "ep": divisors(m.moe.experts) if m.moe else (1,),
+            "expert_tp": tuple(sorted({1, lay.tp})),
+            "vpp": tuple(range(1, min(_MOST_CHUNKS, max(1, m.layers // max(1, lay.pp))) + 1)),
+        }
+        if axis == "micro_batch_size":
+            share = (self.case.global_batch_size or 1) // max(1, lay.dp)
+            return tuple(n for n in divisors(max(1, share)) if n <= 64)
+        return whole.get(axis, ())
+
+    def _why_not(self, name: str, axis: str, value: Value) -> str:
+        """The rule that a value would break; empty if none, or if another setting is at fault already."""
+        if name in ("sequence_length", "global_batch_size"):
+            found = breaches(replace(self.case.put(name, value), world=None))
+            now = {at for at, _ in breaches(replace(self.case, world=None))}
+            return next((what for at, what in found if at not in now or at == name), "")
+        if not name.startswith("layout.") or not (isinstance(value, int) or axis in _RULED):
+            return ""
+        lay, cluster = self.case.layout, self.asked.ask.cluster
+        ask = self.asked.ask
+        case, _ = case_of(ask, {**self.asked.axes, axis: (value,)})  # defaults may depend on it: the attention kernel
+        world, node = case.layout.world, cluster.gpus_per_node
+        if axis in DEGREES:
+            case = case.put("world", world)
+            full = max(node, self._node)
+            if world > full and world % full:
+                return _PART_EMPTY
+            if not ask.tp_across_nodes and crosses_node(case.layout.tp, world, min(world, full)):
+                return CROSSES
+        found = breaches(case if axis in DEGREES else replace(case, world=None))
+        at_fault = {at for at, _ in breaches(self.case)} if found else set[str]()
+        new = [what for at, what in found if at not in at_fault or at == axis]
+        return new[0] if new and (lay != case.layout or axis in at_fault) else ""
+
+    @property
+    def _node(self) -> int:
+        gpu = self.asked.ask.cluster.gpu
+        return int(tables("nodes")[gpu.name]["gpus_per_node"]) if gpu else 1
+
+    def _idle(self, axis: str) -> str:
+        """Why a control changes nothing with the other settings; empty if it may."""
+        m, lay = self.case.model, self.case.layout
+        match axis:
+            case "ep" | "expert_tp" | "experts" if m.moe is None:
+                return "this model has no experts"
+            case "schedule" if lay.pp == 1:
+                return "there is no pipeline"
+            case "vpp" if schedule_of(lay.schedule).max_vpp == 1:
+                return f"{lay.schedule} runs one chunk a rank"
+            case "cp_method" if lay.cp == 1:
+                return "the sequence is not split"
+            case "shard_group" if lay.zero == 0:
+                return "ZeRO 0 shards nothing"
+            case "reshard_after_step" | "reduce_scatter_once" if lay.zero < 3:
+                return "of ZeRO 3 only"
+            case "recompute_every" | "recompute_first" | "recompute_else" if lay.recompute == Layout().recompute:
+                return "nothing is recomputed"
+            case "offload_every" if not lay.offload:
+                return "no activations are offloaded"
+            case "loss_chunk" if lay.loss != "chunked":
+                return "the loss is not chunked"
+            case "tp_across_nodes" if self.asked.ask.cluster.gpus <= self._node:
+                return "there is one node"
+            case _:
+                return ""
+
+
+_RULED = ("schedule", "cp_method", "attention", "loss", "elementwise", "experts", "zero")
+
+
+def _own(page: Question, name: str) -> Value:
+    """A value outside of the layout."""
+    if name == "model":
+        return page["model"]["name"]
+    return cast("Mapping[str, Value]", page)[name]
+
+
+def _effective(layout: Layout, axis: str) -> Value:
+    """The value of an axis, as `--layout` writes it."""
+    named = as_axes(layout)
+    if axis in named:
+        return named[axis]
+    value = getattr(layout, axis)
+    return value if isinstance(value, bool | int | str) else {"offload": "nothing"}.get(axis, "none")
+
+
+def _literals(hint: Any) -> tuple[Any, ...]:
+    """The words of a type of words."""
+    inner = get_args(hint)
+    return tuple(word for one in inner for word in (_literals(one) or ((one,) if isinstance(one, str) else ())))

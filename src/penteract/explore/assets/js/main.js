@@ -1,0 +1,244 @@
+// The page: one state, the newest answer to it, and the figures drawn from that.
+import { Newest, ask, askOne, watch } from "./ask.js";
+import { Chips } from "./chips.js";
+import { Controls, take } from "./controls.js";
+import { copied, download } from "./figure.js";
+import { html, render, useEffect, useRef, useState } from "./html.js";
+import { Memory, Ranks } from "./memory.js";
+import { fromFragment, toFragment } from "./state.js";
+import { Step } from "./step.js";
+import { Term, Tip } from "./tip.js";
+
+const PAUSE = 250; // ms without a change before the slower answers are asked for
+const THEMES = ["auto", "light", "dark"];
+
+function App({ opening, first }) {
+  const [state, setState] = useState(first);
+  const [memory, setMemory] = useState(null); // the last answer with figures
+  const [latest, setLatest] = useState(null); // the last answer
+  const [error, setError] = useState("");
+  const [busy, setBusy] = useState(true);
+  const [answers, count] = useState(0);
+  const newest = useRef(null);
+  newest.current ??= new Newest(
+    (answer, request, more) => {
+      setBusy(more);
+      count((n) => n + 1);
+      setError(answer.kind === "error" ? answer.text : "");
+      if (answer.kind !== "memory") return;
+      setLatest(answer);
+      if (answer.figures) setMemory(answer);
+    },
+    (failure) => {
+      setBusy(false);
+      setError(`No answer: ${failure.message}. Is \`penteract explore\` still running?`);
+    },
+  );
+  const change = (question) => setState({ question, stage: null });
+  useEffect(() => {
+    setBusy(true);
+    newest.current.ask({ kind: "memory", question: state.question, stage: state.stage });
+  }, [state]);
+  const [made, setMade] = useState("served");
+  useEffect(() => {
+    watch(setMade);
+  }, []);
+  const slow = useSlow(state, made === "live");
+  useLink(state, setState);
+  useDrop((file) => take(file, (model) => change({ ...state.question, model })));
+  const stale = !latest?.figures || error !== "" ? "old" : busy ? "stale" : "";
+  const copies = [
+    ["Command", async () => latest?.command ?? ""],
+    ["Link", async () => location.origin + location.pathname + (await toFragment(state))],
+    ["Run file", async () => (await askOne({ kind: "run_file", question: state.question })).text],
+  ];
+  const figures = memory?.figures;
+  return html`<a class="skip" href="#results" onClick=${(event) => {
+      event.preventDefault();
+      document.getElementById("results").focus();
+    }}>To the results</a>
+    <header class="bar">
+      <h1><img src="./assets/icon.svg" alt="" width="26" height="26" /> penteract <span>explore · memory</span></h1>
+      <${Made} made=${made} />
+      <${Theme} />
+    </header>
+    <div class="columns">
+      <aside aria-label="Controls">
+        <${Controls} opening=${opening} question=${state.question} settings=${latest?.settings} broken=${latest?.broken ?? []} change=${change} />
+        <p class="reset"><button type="button" onClick=${() => change(opening.question)}>Back to the opening layout</button></p>
+      </aside>
+      <main id="results" tabindex="-1" aria-busy=${busy} data-answers=${answers}>
+        <${Verdict} latest=${latest} memory=${memory} error=${error} take=${change} terms=${opening.terms} busy=${busy} copies=${copies} />
+        ${figures && html`
+          <${Memory} figures=${figures} terms=${opening.terms} copies=${copies} stale=${stale} />
+          <${Step} answer=${slow.step} terms=${opening.terms} waiting=${slow.waiting} copies=${copies} stale=${stale} />
+          <${Ranks} figures=${figures} copies=${copies} stale=${stale} look=${(stage) => setState({ ...state, stage })} />
+          <${Chips} fits=${slow.fits} end=${slow.end} waiting=${slow.waiting} fitsNow=${figures.fits} take=${change} copies=${copies} stale=${stale} />`}
+        <footer class="foot">
+          <p>${opening.program} · everything on this page is computed on this machine</p>
+          ${latest && html`<p><code class="command">${latest.command}</code></p>`}
+        </footer>
+      </main>
+    </div>
+    <${Tip} />`;
+}
+
+/** The curve and the changes: asked for when the controls rest, dropped as soon as they move. */
+function useSlow(state, again) {
+  const [slow, set] = useState({ step: null, fits: [], end: null, waiting: true });
+  useEffect(() => {
+    const stop = new AbortController();
+    set((old) => ({ ...old, waiting: true }));
+    const timer = setTimeout(async () => {
+      const { question, stage } = state;
+      try {
+        const step = await askOne({ kind: "step", question, stage }, stop.signal);
+        set((old) => ({ step: step?.kind === "step" ? step : old.step, fits: [], end: null, waiting: true }));
+        await ask({ kind: "fits", question }, (row) => {
+          if (stop.signal.aborted) return;
+          if (row.kind === "fit") set((old) => ({ ...old, fits: [...old.fits, row] }));
+          if (row.kind === "fits_end") set((old) => ({ ...old, end: row, waiting: false }));
+        }, stop.signal);
+      } catch {
+        // stopped by a newer state, or the server has gone: the price says so
+      }
+      if (!stop.signal.aborted) set((old) => ({ ...old, waiting: false }));
+    }, PAUSE);
+    return () => {
+      clearTimeout(timer);
+      stop.abort();
+    };
+  }, [state, again]);
+  return slow;
+}
+
+/** The address follows the state, and the state an address that is opened. */
+function useLink(state, setState) {
+  const own = useRef("");
+  useEffect(() => {
+    let current = true;
+    toFragment(state).then((fragment) => {
+      if (!current) return;
+      own.current = fragment;
+      history.replaceState(null, "", location.pathname + fragment);
+    });
+    return () => (current = false);
+  }, [state]);
+  useEffect(() => {
+    const opened = async () => {
+      if (location.hash === own.current) return;
+      const found = await fromFragment(location.hash);
+      if (found) setState(found);
+    };
+    addEventListener("hashchange", opened);
+    return () => removeEventListener("hashchange", opened);
+  }, []);
+}
+
+/** A config.json may be dropped anywhere. */
+function useDrop(drop) {
+  const now = useRef(drop);
+  now.current = drop;
+  useEffect(() => {
+    const over = (event) => {
+      event.preventDefault();
+      document.body.classList.add("dropping");
+    };
+    const leave = () => document.body.classList.remove("dropping");
+    const dropped = (event) => {
+      event.preventDefault();
+      leave();
+      if (event.dataTransfer.files.length) now.current(event.dataTransfer.files[0]);
+    };
+    addEventListener("dragover", over);
+    addEventListener("dragleave", leave);
+    addEventListener("drop", dropped);
+    return () => {
+      removeEventListener("dragover", over);
+      removeEventListener("dragleave", leave);
+      removeEventListener("drop", dropped);
+    };
+  }, []);
+}
+
+/** Whether the layout fits, in a sentence and in numbers; or what is wrong with it, and what would be right. */
+function Verdict({ latest, memory, error, take: apply, terms, busy, copies }) {
+  const [said, say] = useState("");
+  const figures = memory?.figures;
+  const wrong = error || latest?.broken.length > 0;
+  const copy = async ([label, give]) => {
+    if (label === "Run file") download("run.toml", "application/toml", await give());
+    else say((await copied(await give())) ? `${label} copied` : "the browser does not let pages copy");
+    setTimeout(() => say(""), 1600);
+  };
+  return html`<section class="verdict" aria-label="Result">
+    ${wrong && html`<div class="wrong" role="alert">
+      <h2>${error ? "This cannot be asked" : "This layout cannot be"}</h2>
+      ${error ? html`<p>${error}</p>` : html`<ul>${latest.broken.map((rule, i) => html`<li key=${i}>${rule.text}${rule.allowed && html` <small>allowed: ${rule.allowed}</small>`}</li>`)}</ul>`}
+      ${!error && latest.repair && html`<button type="button" class="main" onClick=${() => apply(latest.repair.question)}>Take the nearest: ${latest.repair.text}</button>`}
+    </div>`}
+    ${figures && wrong && html`<p class="quiet">The last layout that was priced:</p>`}
+    ${figures && html`<div class=${wrong ? "sum old" : busy ? "sum stale" : "sum"}>
+      <div class=${figures.fits ? "total yes" : "total no"}>
+        <p class="kind"><${Term} text=${terms["fullest rank"]}>Memory of ${figures.rank_label}<//></p>
+        <p class="big">${figures.total.text}</p>
+        <p class="state">${figures.verdict}</p>
+      </div>
+      <dl class="facts">${figures.facts.map((fact) => html`<div key=${fact.label}>
+        <dt><${Term} text=${terms[fact.label] ?? fact.source}>${fact.label}<//></dt><dd>${fact.text}</dd></div>`)}</dl>
+      <p class="headline">${figures.headline}</p>
+      ${figures.notes.map((note) => html`<p class="noted" key=${note}>${note}</p>`)}
+      <p class="tools">${copies.map((one) => html`<button type="button" key=${one[0]} onClick=${() => copy(one)}>
+        ${one[0] === "Run file" ? "Save run file" : `Copy ${one[0].toLowerCase()}`}</button>`)}<span class="said" role="status">${said}</span></p>
+    </div>`}
+    ${!figures && !wrong && html`<p class="waiting" role="status">The planner is pricing …</p>`}
+  </section>`;
+}
+
+/** How answers are made, on an exported page. */
+function Made({ made }) {
+  if (made === "served") return null;
+  const texts = { export: "made at export · the planner starts …", live: "live · computed in this browser" };
+  return html`<p class=${made === "live" ? "made live" : "made"} role="status">${texts[made] ?? made}</p>`;
+}
+
+function Theme() {
+  const [theme, set] = useState(kept);
+  useEffect(() => {
+    document.documentElement.dataset.theme = theme;
+    try {
+      localStorage.setItem("penteract-theme", theme);
+    } catch {
+      // a browser that keeps nothing
+    }
+  }, [theme]);
+  return html`<div class="theme" role="group" aria-label="Theme">${THEMES.map((name) => html`<button type="button" key=${name}
+    aria-pressed=${theme === name} onClick=${() => set(name)}>${name}</button>`)}</div>`;
+}
+
+function kept() {
+  try {
+    const found = localStorage.getItem("penteract-theme");
+    return THEMES.includes(found) ? found : "auto";
+  } catch {
+    return "auto";
+  }
+}
+
+async function begin() {
+  const page = document.getElementById("page");
+  document.documentElement.dataset.theme = kept();
+  try {
+    const [opening, linked] = await Promise.all([askOne({ kind: "opening" }), fromFragment(location.hash)]);
+    if (opening.kind !== "opening") throw new Error(opening.text);
+    page.replaceChildren();
+    render(html`<${App} opening=${opening} first=${linked ?? { question: opening.question, stage: null }} />`, page);
+  } catch (error) {
+    const told = document.createElement("p");
+    told.className = "waiting";
+    told.textContent = `The explorer does not answer: ${error.message}`;
+    page.replaceChildren(told);
+  }
+}
+
+begin();

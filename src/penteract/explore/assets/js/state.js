@@ -1,0 +1,42 @@
+// What the page is about, as one value; and that value as a link: compressed, in the fragment of the address.
+
+const PREFIX = "#q=";
+
+/** The value at a path such as "layout.tp"; undefined if the question leaves it to the planner. */
+export function at(question, name) {
+  return name.split(".").reduce((part, key) => part?.[key], question);
+}
+
+/** The question with another value at a path; undefined leaves it to the planner. */
+export function put(question, name, value) {
+  const [first, second] = name.split(".");
+  if (second === undefined) return { ...question, [first]: value };
+  const part = { ...question[first] };
+  if (value === undefined) delete part[second];
+  else part[second] = value;
+  return { ...question, [first]: part };
+}
+
+async function through(bytes, transform) {
+  return new Uint8Array(await new Response(new Blob([bytes]).stream().pipeThrough(transform)).arrayBuffer());
+}
+
+/** A state as a fragment. */
+export async function toFragment(state) {
+  const bytes = await through(new TextEncoder().encode(JSON.stringify(state)), new CompressionStream("deflate-raw"));
+  const text = Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");
+  return PREFIX + btoa(text).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+}
+
+/** The state of a fragment; null if it has none. */
+export async function fromFragment(fragment) {
+  if (!fragment.startsWith(PREFIX)) return null;
+  try {
+    const text = atob(fragment.slice(PREFIX.length).replaceAll("-", "+").replaceAll("_", "/"));
+    const bytes = await through(Uint8Array.from(text, (c) => c.charCodeAt(0)), new DecompressionStream("deflate-raw"));
+    const state = JSON.parse(new TextDecoder().decode(bytes));
+    return state && typeof state.question === "object" ? { question: state.question, stage: state.stage ?? null } : null;
+  } catch {
+    return null;
+  }
+}

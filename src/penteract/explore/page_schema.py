@@ -1,0 +1,365 @@
+"""What the page and the planner say to each other: JSON objects of one version, as `docs/explore.md` lists them.
+
+A number that people read comes with its text: the page shows the text and draws by the number. Bytes are integers,
+times are seconds. `plan` is the object that `penteract plan --json` prints for the same question.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+VERSION = 1
+MOST_BYTES = 2**20  # of a request
+
+Value = bool | int | float | str
+Kind = Literal["opening", "memory", "step", "fits", "run_file"]
+
+
+class NamedModel(TypedDict):
+    """A published model."""
+
+    name: str
+
+
+class ModelQuestion(NamedModel, total=False):
+    """A published model by `name`, or the content of a config.json with the name of its file."""
+
+    config: dict[str, Any]
+
+
+class Question(TypedDict):
+    """What the page asks about: one layout of one model. The degrees give the number of GPUs.
+
+    global_batch_size  in sequences
+    parts              keys of a run file's `[precision]`, besides the recipe
+    layout             axes as in `--layout`; axes that are not here have the planner's defaults
+    """
+
+    model: ModelQuestion
+    gpu: str
+    sequence_length: int
+    global_batch_size: int
+    precision: str
+    parts: dict[str, Value]
+    optimizer: str
+    headroom: float
+    tp_across_nodes: bool
+    layout: dict[str, Value]
+
+
+class PageRequest(TypedDict, total=False):
+    """One question of the page. `stage`: the pipeline rank to look into; null: the fullest."""
+
+    version: int
+    kind: Kind
+    question: Question
+    stage: int | None
+
+
+class Amount(TypedDict):
+    """Bytes, and how they are shown."""
+
+    bytes: int
+    text: str
+
+
+class Tick(TypedDict):
+    """A mark of an axis: `at` in bytes or as a share of the width."""
+
+    at: float
+    text: str
+
+
+class ControlChoice(TypedDict):
+    """A value of a control. `why_not`: the rule that it breaks with the other settings; empty: none."""
+
+    value: Value
+    text: str
+    why_not: str
+
+
+class ControlSetting(TypedDict):
+    """The present value of a control, and the values to choose from.
+
+    chosen  whether the question sets it; else it is the planner's default
+    idle    why it changes nothing here; empty: it may
+    """
+
+    value: Value
+    text: str
+    chosen: bool
+    idle: str
+    choices: list[ControlChoice]
+
+
+class Control(TypedDict):
+    """A control of the page. `name`: the path of its value in a question, such as `layout.tp`.
+
+    input      degree: a slider and a number; count: a number; choice: a list; switch; model: a list or a file
+    dimension  dp, tp, pp, cp or ep: the colour of its dimension; empty: none
+    """
+
+    name: str
+    label: str
+    about: str
+    input: Literal["degree", "count", "choice", "switch", "model"]
+    dimension: str
+    least: float
+    most: float
+
+
+class ControlGroup(TypedDict):
+    """Controls under one heading. `open`: whether the page shows them from the start."""
+
+    title: str
+    open: bool
+    controls: list[Control]
+
+
+class CatalogueModel(TypedDict):
+    """A published model, with its size and where its shape was published."""
+
+    name: str
+    text: str
+    source: str
+
+
+class Opening(TypedDict):
+    """The first answer: what the page consists of, and the question that it opens with.
+
+    terms  word -> its explanation, for words that figures use
+    """
+
+    version: int
+    kind: Literal["opening"]
+    program: str
+    question: Question
+    models: list[CatalogueModel]
+    controls: list[ControlGroup]
+    terms: dict[str, str]
+
+
+class BrokenRule(TypedDict):
+    """A rule that the layout breaks. `control`: the control at fault, or empty."""
+
+    control: str
+    text: str
+    allowed: str
+
+
+class Repair(TypedDict):
+    """The nearest question without broken rules, and what it changes."""
+
+    text: str
+    question: Question
+
+
+class MemoryBlock(TypedDict):
+    """One row of the memory of a rank: `count · flight · each` bytes.
+
+    formula, numbers  of `each`: with names, and with values; equal if there is no formula
+    times             factors in front of the formula, such as "32 × 2 in flight × "; may be empty
+    line              the line of code that allocates it, "model/mlp.py:17", or empty
+    """
+
+    what: str
+    detail: str
+    amount: Amount
+    share: str
+    formula: str
+    numbers: str
+    times: str
+    line: str
+
+
+class Owner(TypedDict):
+    """One of the five kinds of memory, with its rows, the largest first."""
+
+    name: str
+    label: str
+    about: str
+    amount: Amount
+    share: str
+    blocks: list[MemoryBlock]
+
+
+class SourceLines(TypedDict):
+    """Lines of the program around one of them. `first`: the number of the first line; `line`: of the one meant."""
+
+    first: int
+    line: int
+    lines: list[str]
+
+
+class RankGroup(TypedDict):
+    """Pipeline ranks with the same memory. `stages`: their coordinates; `owners`: amounts in the order of `Owner`s."""
+
+    label: str
+    gpus: str
+    stages: list[int]
+    amount: Amount
+    owners: list[Amount]
+    fits: bool
+    shown: bool
+
+
+class ChartAxis(TypedDict):
+    """An axis from 0 to `most` bytes or seconds."""
+
+    most: float
+    ticks: list[Tick]
+
+
+class DeviceMemory(TypedDict):
+    """The device's memory, and what tensors may take of it. `drawn`: whether its line is on the axis."""
+
+    name: str
+    amount: Amount
+    usable: Amount
+    text: str
+    drawn: bool
+
+
+class Fact(TypedDict):
+    """A number of the headline: what it is, its text, and where it comes from."""
+
+    label: str
+    text: str
+    source: str
+
+
+class Figures(TypedDict):
+    """What the page draws and prints of one layout.
+
+    verdict  whether the fullest rank fits, in a sentence; `fits`: the same as a value
+    legend   name in formulas -> "value, meaning"
+    sources  "model/mlp.py:17" -> the lines around it
+    """
+
+    headline: str
+    fits: bool
+    verdict: str
+    total: Amount
+    facts: list[Fact]
+    stage: int
+    rank_label: str
+    owners: list[Owner]
+    card: DeviceMemory
+    axis: ChartAxis
+    ranks: list[RankGroup]
+    legend: dict[str, str]
+    sources: dict[str, SourceLines]
+    notes: list[str]
+
+
+class MemoryAnswer(TypedDict):
+    """The memory of a layout. `plan` and `figures` are null if it breaks rules."""
+
+    version: int
+    kind: Literal["memory"]
+    question: Question
+    command: str
+    settings: dict[str, ControlSetting]
+    broken: list[BrokenRule]
+    repair: Repair | None
+    plan: dict[str, Any] | None
+    figures: Figures | None
+
+
+class StepPoint(TypedDict):
+    """A moment of the step: its place on the axis (0 to 1), live activations, workspace, and their texts.
+
+    total  what is in use; `what`: the call that runs
+    """
+
+    at: float
+    activations: int
+    workspace: int
+    total: Amount
+    what: str
+
+
+class HeldAmount(TypedDict):
+    """What stays for the whole step, of one owner."""
+
+    name: str
+    label: str
+    amount: Amount
+
+
+class StepAnswer(TypedDict):
+    """Memory of one rank over a simulated step.
+
+    held       what stays for the whole step, by owner
+    peak       the number of the point with the most bytes in use
+    allocated  all that the rank allocates: with the free part of the arena, and the largest workspace
+    note       which micro-batches are shown, if not all
+    """
+
+    version: int
+    kind: Literal["step"]
+    stage: int
+    rank_label: str
+    held: list[HeldAmount]
+    points: list[StepPoint]
+    peak: int
+    allocated: Amount
+    card: DeviceMemory
+    across: list[Tick]
+    axis: ChartAxis
+    seconds: str
+    note: str
+
+
+class FitAnswer(TypedDict):
+    """One change of the layout, and what it does. One line of a stream; the last line is `FitsEnd`.
+
+    group         what stays the same: "the same step on the same GPUs", …
+    memory, time  the difference to the present layout, as text
+    """
+
+    version: int
+    kind: Literal["fit"]
+    group: str
+    text: str
+    fits: bool
+    amount: Amount
+    memory: str
+    seconds: float
+    time: str
+    question: Question
+
+
+class FitsEnd(TypedDict):
+    """The end of the stream: how many changes were tried, and how many break rules or cannot be priced."""
+
+    version: int
+    kind: Literal["fits_end"]
+    tried: int
+    refused: int
+    text: str
+
+
+class RunFile(TypedDict):
+    """The layout as a run file for `penteract train`."""
+
+    version: int
+    kind: Literal["run_file"]
+    name: str
+    text: str
+
+
+class ErrorAnswer(TypedDict):
+    """What cannot be answered, as the command line says it. `control`: the control at fault, or empty."""
+
+    version: int
+    kind: Literal["error"]
+    text: str
+    error: dict[str, Any]
+    control: str
+
+
+Answer = Opening | MemoryAnswer | StepAnswer | FitAnswer | FitsEnd | RunFile | ErrorAnswer
+MESSAGES: tuple[type, ...] = (
+    PageRequest, Opening, MemoryAnswer, StepAnswer, FitAnswer, FitsEnd, RunFile, ErrorAnswer,
+)  # fmt: skip

@@ -1,0 +1,74 @@
+"""A worker process: reads requests line by line, and writes the lines of their answers. SIGUSR1 stops an answer.
+
+Run as `python -m penteract.explore.server.answering_process`. It ends when its input does.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+END = b'{"kind": "end"}\n'  # after the last line of an answer
+
+
+class Interrupted(BaseException):
+    """The page has asked something else."""
+
+
+class Answering:
+    """Computes one answer at a time. A signal interrupts only computing, never the writing of a line."""
+
+    def __init__(self) -> None:
+        """Nothing is computed yet."""
+        self.computing = self.stopped = False
+
+    def stop(self, *_: object) -> None:
+        """The handler of the signal. A line that is being written is written to its end."""
+        self.stopped = True
+        if self.computing:
+            self.computing = False
+            raise Interrupted
+
+    def rows(self, line: bytes) -> Iterator[bytes]:
+        """The lines of the answer to one request."""
+        from penteract.explore.answers.answering import answer
+
+        self.stopped = False
+        try:
+            asked = json.loads(line)
+            answers = answer(asked["request"], asked["opening"])
+            while not self.stopped:
+                self.computing = True
+                row: Any = next(answers, None)
+                data = b"" if row is None else json.dumps(row, allow_nan=False).encode() + b"\n"
+                self.computing = False
+                if row is None:
+                    return
+                yield data
+        except Interrupted:
+            return
+        finally:
+            self.computing = False
+
+
+def main() -> None:
+    """Answer until there are no more requests."""
+    answering = Answering()
+    signal.signal(signal.SIGUSR1, answering.stop)
+    for name in ("answering", "step_curve", "would_fit"):  # before the first request
+        import_module(f"penteract.explore.answers.{name}")
+    out = sys.stdout.buffer
+    for line in sys.stdin.buffer:
+        for row in answering.rows(line):
+            out.write(row)
+            out.flush()
+        out.write(END)
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()

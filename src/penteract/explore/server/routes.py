@@ -1,0 +1,97 @@
+"""What the server answers: the files of the page, and `POST /api/ask`, whose answer is lines of JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penteract.explore.page_schema import MOST_BYTES, Question
+from penteract.explore.server.guard import Guard, Keys
+from penteract.explore.server.lanes import Lanes
+
+ASSETS = Path(__file__).parent.parent / "assets"
+_TYPES: Mapping[str, str] = {
+    ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8", ".svg": "image/svg+xml", ".woff2": "font/woff2",
+    ".json": "application/json", ".txt": "text/plain; charset=utf-8",
+}  # fmt: skip
+
+
+def application(opening: Question, keys: Keys, port: int) -> ASGIApp:
+    """The server of one explorer, which opens with this question."""
+    lanes, files = Lanes(opening), _files()
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        await lanes.start()
+        yield
+        await lanes.end()
+
+    async def file(request: Request) -> Response:
+        found = files.get(request.path_params.get("path", "index.html"))
+        return Response(found[0], media_type=found[1]) if found else PlainTextResponse("no such file", 404)
+
+    async def ask(request: Request) -> Response | _Lines:
+        body = bytearray()
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BYTES:
+                    return PlainTextResponse("the question is too long", 413)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        try:
+            asked: object = json.loads(body)
+        except (ValueError, RecursionError):
+            return PlainTextResponse("not JSON", 400)
+        return _Lines(lanes.rows(asked))
+
+    routes = [Route("/", file), Route("/assets/{path:path}", file), Route("/api/ask", ask, methods=["POST"])]
+    return Guard(Starlette(routes=routes, lifespan=lifespan), keys, port)
+
+
+def _files() -> Mapping[str, tuple[bytes, str]]:
+    """The files of the page and their types, by path: nothing else is ever read."""
+    return {
+        path.relative_to(ASSETS).as_posix(): (path.read_bytes(), _TYPES[path.suffix])
+        for path in sorted(ASSETS.rglob("*"))
+        if path.is_file() and path.suffix in _TYPES
+    }
+
+
+class _Lines:
+    """A response of lines as they come. When the page goes away, the answer is stopped at once."""
+
+    def __init__(self, rows: AsyncGenerator[bytes]) -> None:
+        self.rows = rows
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.create_task(self._send(send))
+        gone = asyncio.create_task(_disconnected(receive))
+        await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if not sending.done():
+            sending.cancel()
+        await asyncio.gather(sending, gone, return_exceptions=True)
+        await self.rows.aclose()
+
+    async def _send(self, send: Send) -> None:
+        headers = [(b"content-type", b"application/x-ndjson; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async for row in self.rows:
+            await send({"type": "http.response.body", "body": row, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,110 @@
+"""The explorer as files for any web server, under any path: the page, the planner's sources, and a Python for browsers.
+
+In the page a worker runs the same answers as the server does. Those to the opening question are in the files, so that
+they show at once; opened from a disk, where browsers load no modules, the page shows the first as a picture.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from penteract.errors import BadInput, DiskFailure
+from penteract.explore.answers.answering import answer
+from penteract.explore.page_schema import VERSION, Question
+
+_PACKAGE = Path(__file__).parents[1]
+_EXPLORE = Path(__file__).parent
+_LEFT_OUT = ("engine", "cli", "explore/server", "explore/assets", "explore/pyodide")  # of the sources
+_FIRST = ("opening", "memory", "step", "fits")  # answers that are made at export
+_POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; "
+    "font-src 'self'; connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'"
+)
+_DATE = (2000, 1, 1, 0, 0, 0)  # of files in the archive: the same export gives the same bytes
+
+
+def export_site(folder: Path, opening: Question) -> None:
+    """Write the site into `folder`, which must not exist or be empty. Raises BadInput and DiskFailure."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput("FILE", "it exists already", where="--export", found=folder, fix="name a new or an empty folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(_EXPLORE / "assets", folder / "assets", ignore=shutil.ignore_patterns("index.html"))
+        shutil.copytree(_EXPLORE / "pyodide", folder / "pyodide")
+        first = {kind: _rows(kind, opening) for kind in _FIRST}
+        (folder / "first.json").write_text(json.dumps(first), encoding="utf-8")
+        (folder / "index.html").write_text(_page(first), encoding="utf-8")
+        _write_sources(folder / "penteract.zip")
+    except OSError as error:
+        raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"--export {folder}") from None
+
+
+def _rows(kind: str, opening: Question) -> list[Any]:
+    request = {"version": VERSION, "kind": kind, "question": opening, "stage": None}
+    rows = list(answer(request, opening))
+    if rows[0]["kind"] == "error":
+        raise BadInput("EXPORT", "the opening layout cannot be shown", where="--layout", found=rows[0]["text"])
+    return rows
+
+
+def _write_sources(path: Path) -> None:
+    """The sources that answer, with their data files."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(_PACKAGE.rglob("*")):
+            inside = file.relative_to(_PACKAGE)
+            left_out = any(inside.as_posix().startswith(f"{name}/") for name in _LEFT_OUT)
+            if file.is_file() and not left_out and "__pycache__" not in inside.parts:
+                entry = zipfile.ZipInfo((Path("penteract") / inside).as_posix(), _DATE)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(entry, file.read_bytes())
+
+
+def _page(first: dict[str, list[Any]]) -> str:
+    """The served page, with a policy of its own, and what it shows until its modules run."""
+    meta = '<meta name="answers"'
+    text = (_EXPLORE / "assets" / "index.html").read_text(encoding="utf-8")
+    text = text.replace('content="served"', 'content="static"')
+    text = text.replace(meta, f'<meta http-equiv="content-security-policy" content="{_POLICY}">\n    {meta}')
+    return text.replace('<p class="waiting">Loading the explorer …</p>', _still(first["memory"][0]))
+
+
+def _still(memory: dict[str, Any]) -> str:
+    """The answer to the opening question without any script."""
+    figures = memory["figures"]
+    if figures is None:
+        rows = "".join(f"<li>{escape(rule['text'])}</li>" for rule in memory["broken"])
+        return f'<div class="waiting"><ul>{rows}</ul></div>'
+    owners = "".join(
+        f'<li class="owner-{owner["name"]}"><i class="swatch"></i>{owner["label"]} <b>{owner["amount"]["text"]}</b> '
+        f"<small>{escape(owner['share'])}</small></li>"
+        for owner in figures["owners"]
+    )
+    return (
+        f'<div class="waiting still"><p>{escape(figures["headline"])}</p><p class="big">{figures["total"]["text"]}</p>'
+        f'<p>{escape(figures["verdict"])}</p>{_bar(figures)}<ul class="legend">{owners}</ul>'
+        "<p>Made at export. The page runs from a web server; opened from a disk it stays as it is: "
+        "<code>python -m http.server</code> in this folder serves it; <code>penteract explore</code> needs no files."
+        f'</p><p><code class="command">{escape(memory["command"])}</code></p></div>'
+    )
+
+
+def _bar(figures: dict[str, Any]) -> str:
+    """The owners' bytes side by side, and how far tensors may go; the axis is the page's."""
+    wide, parts, at = 1000, "", 0.0
+    for owner in figures["owners"]:
+        width = wide * owner["amount"]["bytes"] / figures["axis"]["most"]
+        parts += f'<rect class="owner owner-{owner["name"]}" x="{at:.1f}" y="0" width="{width:.1f}" height="48"/>'
+        at += width
+    usable = figures["card"]["usable"]
+    if figures["card"]["drawn"]:
+        x = wide * usable["bytes"] / figures["axis"]["most"]
+        parts += f'<line class="usable" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="66"/>'
+        parts += f'<text x="{x - 6:.1f}" y="64" text-anchor="end">usable {usable["text"]}</text>'
+    return (
+        f'<svg class="chart" viewBox="0 0 {wide} 70" role="img" aria-label="{escape(figures["verdict"])}">{parts}</svg>'
+    )

@@ -1,0 +1,61 @@
+"""How often a step all-gathers the units of one pipeline rank, counted from its schedule and its ring of buffers."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from penteract.schedule.actions import Compute
+from penteract.schedule.in_flight import compute_lists
+from penteract.schedule.registry import ScheduleName, schedule_of
+from penteract.step.fsdp import gathers
+from penteract.step.ring_buffer import DEPTH
+
+
+class RankOf(NamedTuple):
+    """A pipeline rank whose units are gathered.
+
+    chunks  (number of a unit, how many in a row), of each chunk
+    read    the actions that read the units of each number
+    keeps   whether it keeps gathered parameters until the end of a step
+    """
+
+    schedule: ScheduleName
+    pp: int
+    vpp: int
+    rank: int
+    chunks: tuple[tuple[tuple[int, int], ...], ...]
+    read: tuple[frozenset[str], ...]
+    keeps: bool
+
+
+@cache
+def gathered(rank: RankOf, micros: int) -> tuple[int, ...]:
+    """How often a step gathers units of each number. A long schedule is periodic, so it is extrapolated from two
+    shorter ones."""
+    schedule = schedule_of(rank.schedule)
+    enough, turn = 2 * schedule.steady_after(rank.pp, rank.vpp), 2 * schedule.turn(rank.pp, rank.vpp)
+    if micros <= enough + 2 * turn:
+        return count_gathers(rank, micros)
+    first = enough + (micros - enough) % turn
+    few, more = count_gathers(rank, first), count_gathers(rank, first + turn)
+    return tuple([a + (b - a) * ((micros - first) // turn) for a, b in zip(few, more, strict=True)])
+
+
+@cache
+def count_gathers(rank: RankOf, micros: int) -> tuple[int, ...]:
+    """The same, counted action by action."""
+    row = [[number for number, n in chunk for _ in range(n)] for chunk in rank.chunks]
+    begins = list(accumulate(map(len, row), initial=0))
+    turns = dict[tuple[str, int], tuple[int, ...]]()
+    for c, (numbers, begin) in enumerate(zip(row, begins, strict=False)):
+        for action in {action for number in numbers for action in rank.read[number]}:
+            units = [begin + k for k, number in enumerate(numbers) if action in rank.read[number]]
+            turns[action, c] = tuple(units if action == "Fwd" else reversed(units))
+    actions = compute_lists(rank.schedule, rank.pp, rank.vpp, micros)[rank.rank]
+    own = [turns.get((a.kind, a.chunk), ()) for a in actions if isinstance(a, Compute)]
+    found, out = gathers(own, begins[-1] if rank.keeps else DEPTH), [0] * len(rank.read)
+    for unit, number in enumerate([number for own in row for number in own]):
+        out[number] += found[unit]
+    return tuple(out)

@@ -1,0 +1,130 @@
+"""The exported page: files under any path of any server, with the planner in the browser and nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import zipfile
+from collections.abc import Generator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from explore.drawn_questions import drawn, question
+from explore.opened import Opened, opened
+from explore.served import Served
+from penteract.cli import main
+from penteract.units import show_bytes, show_step
+
+pytestmark = pytest.mark.alone
+
+STARTS = 120_000  # ms, on a machine with other work
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("web") / "some" / "path"
+    assert main(["explore", "--export", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def web(site: Path) -> Generator[Served]:
+    """A plain file server, and the site under a path of it."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site.parents[1])))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield AnyServer(None, server.server_port, "")  # type: ignore[arg-type]
+    server.shutdown()
+
+
+class AnyServer(Served):
+    """Its page lies under a path."""
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.port}/some/path"
+
+
+@pytest.fixture(scope="module")
+def live(browser: Any, web: Served) -> Generator[Opened]:
+    """The page once its planner runs. All but its own origin is refused."""
+    with opened(browser, web) as page:
+        page.page.route(lambda url: not url.startswith((web.origin, "blob:", "data:")), lambda route: route.abort())
+        page.page.goto(f"{web.origin}/")
+        page.page.wait_for_selector(".sum", timeout=20_000)
+        assert page.text(".made").startswith("made at export") and page.text(".big") == "125.50 GiB"
+        page.page.wait_for_selector("#fits .done", timeout=20_000)  # the slower figures too
+        page.page.wait_for_selector(".made.live", timeout=STARTS)
+        yield page
+        assert page.said == []
+
+
+def test_the_site_has_the_page_the_planner_and_a_python(site: Path) -> None:
+    assert {p.name for p in site.iterdir()} == {"assets", "pyodide", "index.html", "first.json", "penteract.zip"}
+    inside = zipfile.ZipFile(site / "penteract.zip").namelist()
+    assert "penteract/explore/answers/answering.py" in inside and "penteract/config/catalog/models/llama.toml" in inside
+    assert not [
+        name for name in inside if name.startswith(("penteract/engine/", "penteract/cli/", "penteract/explore/server"))
+    ]
+    first = json.loads((site / "first.json").read_text())
+    assert [rows[0]["kind"] for rows in first.values()] == ["opening", "memory", "step", "fit"]
+    page = (site / "index.html").read_text()
+    assert (
+        "125.50 GiB" in page and "unsafe-inline" not in page and "<script>" not in page and 'content="static"' in page
+    )
+
+
+def test_the_same_question_gives_the_same_site(site: Path, tmp_path: Path) -> None:
+    assert main(["explore", "--export", str(tmp_path / "again")]) == 0
+    for file in (p for p in site.rglob("*") if p.is_file()):
+        assert file.read_bytes() == (tmp_path / "again" / file.relative_to(site)).read_bytes(), file
+
+
+def test_a_folder_that_is_full_is_refused(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explore", "--export", str(site)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error[FILE]: it exists already · --export · found") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("seed", [101, 103, 106, 108, 112, 118, 123, 127])
+def test_it_answers_as_the_command_line(live: Opened, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    live.go(drawn(seed))
+    if live.page.query_selector(".wrong"):
+        return
+    assert main([*shlex.split(live.command())[1:], "--json"]) in (0, 2)
+    (layout,) = json.loads(capsys.readouterr().out)["layouts"]
+    assert live.text(".big") == show_bytes(int(layout["memory"]["allocated_gib"] * 2**30))
+    facts = dict(zip(live.texts(".facts dt"), live.texts(".facts dd"), strict=True))
+    assert facts["Step"] == show_step(layout["time"]["step_s"])
+
+
+def test_a_price_does_not_wait_for_a_search(live: Opened) -> None:
+    live.go(
+        question("llama-3.1-405b", "dp=4,tp=8,pp=16,vpp=2,schedule=interleaved,mbs=1,zero=1", global_batch_size=512)
+    )
+    live.page.wait_for_timeout(600)  # the curve of 16 stages is under way, and takes long
+    live.page.fill("#c-sequence_length", "4096")
+    live.page.press("#c-sequence_length", "Enter")
+    live.asked("--seq 4096")
+    assert live.page.query_selector("#step.stale")
+    live.go(question("tiny", "dp=2,mbs=1", sequence_length=256, global_batch_size=16))
+    live.page.wait_for_selector("#fits .done", timeout=STARTS)
+    assert "tiny" in live.text(".headline") and "does not" not in live.text(".made")
+
+
+def test_from_a_disk_it_shows_a_picture_and_the_command(browser: Any, site: Path) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto((site / "index.html").as_uri())
+    assert "125.50 GiB" in page.inner_text(".still") and "python -m http.server" in page.inner_text(".still")
+    assert page.query_selector(".still svg .owner-activations").bounding_box()["width"] > 100
+    context.close()

@@ -1,0 +1,85 @@
+"""Worker processes: one that ends is replaced, and one that does not stop is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from explore.drawn_questions import question
+from penteract.explore.server.lanes import Lanes
+
+pytestmark = pytest.mark.alone
+
+TINY = question("tiny", "dp=2,mbs=1,zero=1", sequence_length=256, global_batch_size=16)
+OPENING: Any = TINY
+
+
+def request(kind: str) -> dict[str, Any]:
+    return {"version": 1, "kind": kind, "question": TINY}
+
+
+async def kinds(lanes: Lanes, kind: str) -> list[str]:
+    return [json.loads(row)["kind"] async for row in lanes.rows(request(kind))]
+
+
+async def with_lanes(use: Any) -> None:
+    lanes = Lanes(OPENING)
+    await lanes.start()
+    try:
+        await use(lanes)
+    finally:
+        await lanes.end()
+
+
+def run(use: Any) -> None:
+    """In a thread of its own: a browser of other tests has an event loop in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: asyncio.run(with_lanes(use))).result()
+
+
+def test_a_worker_that_ends_is_an_answer_and_the_next_question_has_another() -> None:
+    async def use(lanes: Lanes) -> None:
+        assert await kinds(lanes, "memory") == ["memory"]
+        first = lanes.prices.worker
+        assert first
+        os.kill(first.process.pid, signal.SIGKILL)
+        await first.process.wait()
+        assert await kinds(lanes, "memory") == ["error"]
+        assert await kinds(lanes, "memory") == ["memory"]
+        assert lanes.prices.worker is not first
+
+    run(use)
+
+
+def test_an_answer_that_nobody_reads_is_stopped_and_its_worker_goes_on() -> None:
+    async def use(lanes: Lanes) -> None:
+        worker = lanes.searches.worker
+        async with aclosing(lanes.rows(request("fits"))) as rows:
+            async for _ in rows:
+                break  # the page has gone after the first row
+        assert lanes.searches.worker is worker and worker and not worker.dead
+        assert (await kinds(lanes, "fits"))[-1] == "fits_end"
+
+    run(use)
+
+
+def test_a_worker_that_does_not_stop_is_replaced() -> None:
+    async def use(lanes: Lanes) -> None:
+        worker = lanes.searches.worker
+        assert worker
+        async with aclosing(lanes.rows(request("fits"))) as rows:
+            async for _ in rows:
+                os.kill(worker.process.pid, signal.SIGSTOP)  # as if it hung
+                break
+        assert worker.dead
+        assert (await kinds(lanes, "fits"))[-1] == "fits_end"
+        assert lanes.searches.worker is not worker
+
+    run(use)
