@@ -41,7 +41,7 @@ from penteract.config.precision.policy import RECIPES
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.quantised.fp8 import emulated
-from penteract.engine.kernels.quantised.fp8_linear import TORCH, Casters, Codes, Fp8Kernels
+from penteract.engine.kernels.quantised.fp8_linear import TORCH, Casters, Fp8Data, Fp8Kernels
 from penteract.engine.kernels.triton.fusions import rotate_
 from penteract.engine.kernels.triton.quantised.fp8_linear import FP8_LINEAR, TRITON
 from penteract.ops.declarations import declaration_of
@@ -86,7 +86,7 @@ class Linear:
         self.env = Env(Mesh(Layout()), 0, torch.float32)
         names, shapes = tuple(f"w{i}" for i in range(len(features))), tuple((n, width) for n in features)
         x, attrs = Spec((tokens, 1, width)), {"fp8": FP8, "features": total, **(ROPE if rotated else {})}
-        cast = (Spec((tokens, 1, width), "code"), Spec((width, tokens), "code"), Spec((1,), "stat"))
+        cast = (Spec((tokens, 1, width), "fp8"), Spec((width, tokens), "fp8"), Spec((1,), "stat"))
         ins = (x, *cast, *(Spec((tokens, 1), "index") for _ in self.positions))
         self.quantise = Site("quantise", (x,), cast, attrs={"fp8": FP8})
         self.site = Site("fp8_linear", ins, (Spec((tokens, 1, total)), Spec((1,), "stat")), names, shapes, attrs)
@@ -136,9 +136,9 @@ def correct() -> list[dict[str, Any]]:
             row: dict[str, Any] = {"linear": name, "phase": phase, "declared": declared, "allocated": allocated}
             if phase != "quantise":
                 got, want, true = (x[phase].double() for x in (real.results(), twin.results(), truths))
-                row["of_codes"] = ((got - want).abs().max() / want.abs().max()).item()
+                row["of_fp8"] = ((got - want).abs().max() / want.abs().max()).item()
                 row["error"] = ((got - true).norm() / true.norm()).item()
-                row["held"] = row["of_codes"] < PRODUCT[known] and row["error"] < TOLERANCE[known]
+                row["held"] = row["of_fp8"] < PRODUCT[known] and row["error"] < TOLERANCE[known]
             rows.append(row)
         rows += [{"linear": name, "phase": what, "held": held} for what, held in _check_fp8_data(real).items()]
         del real, twin, emulation, truths, run
@@ -165,22 +165,22 @@ def _check_fp8_data(linear: Linear) -> dict[str, bool]:
     for what, x, form in given:
         rows = x.flatten(0, -2)
         ours, theirs = _cast(TRITON, rows, form), _cast(TORCH, rows.cpu(), form)
-        held[f"codes of {what}"] = torch.equal(ours[0].cpu(), theirs[0])
+        held[f"data of {what}"] = torch.equal(ours[0].cpu(), theirs[0])
         held[f"scale of {what}"] = torch.equal(ours[2].cpu(), theirs[2])
-        held[f"codes of {what}, turned"] = torch.equal(ours[0].t(), ours[1])
+        held[f"data of {what}, columnwise"] = torch.equal(ours[0].t(), ours[1])
         kept = {"x": linear.cast[1], "g": linear.back[1]}.get(what)
-        held[f"codes of {what}, kept"] = kept is None or torch.equal(kept, ours[1])
+        held[f"data of {what}, kept"] = kept is None or torch.equal(kept, ours[1])
     return held
 
 
 def _cast(casters: Casters, x: torch.Tensor, form: Format) -> list[torch.Tensor]:
     """x in FP8 [rows, k], the same transposed [k, rows], and its scale [1]."""
-    straight = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-    turned, scale = torch.empty(*x.shape[::-1], dtype=torch.uint8, device=x.device), torch.empty(1, device=x.device)
+    rowwise = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    columnwise, scale = torch.empty(*x.shape[::-1], dtype=torch.uint8, device=x.device), torch.empty(1, device=x.device)
     largest = torch.zeros(1, device=x.device)
     casters.of_values.put_largest(x, largest)
-    casters.of_values.put_codes(FP8, form, x, largest, scale, Codes(straight, turned))
-    return [straight, turned, scale]
+    casters.of_values.put_fp8(FP8, form, x, largest, scale, Fp8Data(rowwise, columnwise))
+    return [rowwise, columnwise, scale]
 
 
 def speed(tokens: int) -> list[dict[str, Any]]:
@@ -202,19 +202,19 @@ def _quantisation(linear: Linear) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for what, x, form, turns in (
         ("x", linear.x, FP8.operand, (True, True)), ("w", linear.whole, FP8.operand, (True, False)),
-        ("w, turned", linear.whole, FP8.operand, (False, True)), ("g", linear.g, FP8.gradient, (True, True)),
+        ("w, columnwise", linear.whole, FP8.operand, (False, True)), ("g", linear.g, FP8.gradient, (True, True)),
     ):  # fmt: skip
         flat = x.flatten(0, -2)
         largest, scale, n = torch.zeros(1, device=DEVICE), torch.empty(1, device=DEVICE), x.numel()
-        straight, turned = (
+        rowwise, columnwise = (
             torch.empty(shape, dtype=torch.uint8, device=DEVICE) if asked else None
             for shape, asked in zip((flat.shape, flat.shape[::-1]), turns, strict=True)
         )
         took = seconds(partial(TRITON.of_values.put_largest, flat, largest))
         rows.append({"phase": f"largest of {what}", "seconds": took, "tb_per_s": 2 * n / took * 1e-12})
-        took = seconds(partial(TRITON.of_values.put_codes, FP8, form, flat, largest, scale, Codes(straight, turned)))
+        took = seconds(partial(TRITON.of_values.put_fp8, FP8, form, flat, largest, scale, Fp8Data(rowwise, columnwise)))
         moved = n * (2 + sum(turns))
-        rows.append({"phase": f"codes of {what}", "seconds": took, "tb_per_s": moved / took * 1e-12})
+        rows.append({"phase": f"data of {what}", "seconds": took, "tb_per_s": moved / took * 1e-12})
     return rows
 
 

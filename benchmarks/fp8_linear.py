@@ -125,7 +125,7 @@ def check_fp8_data(fp8: Fp8, name: str, linear: Linear) -> list[dict[str, Any]]:
             quantiser.put_largest(fp8, view, scale)
             operands.append(quantiser.quantised(fp8, view, scale))
         same = [torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)) for a, b in zip(*operands, strict=True)]
-        rows.append({"linear": name, "phase": f"codes and scales of {what}", "held": all(same)})
+        rows.append({"linear": name, "phase": f"data and scales of {what}", "held": all(same)})
     return rows
 
 

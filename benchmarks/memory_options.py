@@ -80,9 +80,9 @@ CASES: Mapping[str, list[Case]] = {
         Case("optimizer on the host", {"offload_optimizer": True}),
         Case("Muon", optimizer={"kind": "muon"}),
         Case("ZeRO 3, FP8 tensorwise", {"zero": 3}, {"dtype": "fp8_tensorwise"}),
-        Case("ZeRO 3, FP8 tensorwise, gathered as codes", {"zero": 3}, {"dtype": "fp8_tensorwise", "fp8_gather": True}),
-        Case("codes and updates by plain torch: bf16", {"elementwise": "reference"}),
-        Case("codes and updates by plain torch: FP8 tensorwise", {"elementwise": "reference"}, {"dtype": "fp8_tensorwise"}),
+        Case("ZeRO 3, FP8 tensorwise, weights gathered in FP8", {"zero": 3}, {"dtype": "fp8_tensorwise", "fp8_gather": True}),
+        Case("quantisation and updates in plain torch: bf16", {"elementwise": "reference"}),
+        Case("quantisation and updates in plain torch: FP8 tensorwise", {"elementwise": "reference"}, {"dtype": "fp8_tensorwise"}),
     ],
     "large": [
         Case("ZeRO 3, bf16 parameters, gradients and 8-bit moments (6 bytes a parameter), full recomputation",

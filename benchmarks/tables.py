@@ -36,9 +36,6 @@ CASES = {
     "ZeRO 3, parameters kept gathered": "ZeRO 3, reshard after the step",
     "ZeRO 3, gradients summed once": "ZeRO 3, one reduce-scatter a step",
     "optimizer on the host": "optimizer states offloaded to the host",
-    "ZeRO 3, FP8 tensorwise, gathered as codes": "ZeRO 3, FP8 tensorwise, weights gathered in FP8",
-    "codes and updates by plain torch: bf16": "quantisation and updates in plain torch: bf16",
-    "codes and updates by plain torch: FP8 tensorwise": "quantisation and updates in plain torch: FP8 tensorwise",
     "bf16, moments in 16 bits": "bf16, 16-bit moments",
     "bf16, moments in 8 bits": "bf16, 8-bit moments",
     "bf16, moments in 8 bits but of the embedding, of others in 16 and 32":

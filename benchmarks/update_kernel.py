@@ -67,8 +67,8 @@ def shard(n: int, policy: Policy, device: torch.device) -> Flat:
     parameter = (torch.randn(n, device=device) * 0.02).to(dtype_of("parameter", policy))
     master = parameter.to(dtype_of("master", policy)) if policy.master else parameter
     moments = {kind: torch.zeros(n, dtype=dtype_of("moment", policy), device=device) for kind in ("mean", "square")}
-    coded = policy.moments == "int8"
-    scales = {kind: torch.zeros(n // MOMENT_BLOCK, device=device) for kind in moments if coded}
+    quantised = policy.moments == "int8"
+    scales = {kind: torch.zeros(n // MOMENT_BLOCK, device=device) for kind in moments if quantised}
     bucket = Bucket((q,), (0,), n, (0,), True, False, (0,), (0,), moments=policy.moments)
     gradient = torch.zeros(n, dtype=dtype_of("gradient", policy), device=device)
     return Flat(

@@ -48,7 +48,7 @@ class Seen(NamedTuple):
     send, recv a message to or from `ranks[0]`, on the line of `name`; of a batch, all have the same number
     copy       to or from the host, of `name`
     wait       for what has this number
-    narrow, widen, wait_reduce_scatter, measure, update, code   work on a bucket beside its sums and gathers
+    narrow, widen, wait_reduce_scatter, measure, update, quantise   work on a bucket beside its sums and gathers
 
     number     of what is started, in order, from 0
     stream     that waits with it, or does it: "compute", or "waits" beside it
@@ -120,7 +120,7 @@ class _Notes:
             if flat.cut_gradient is not None:
                 flat.cut_gradient = flat.cut_gradient.as_subclass(_watched(self))
         if state.quantised_weights is not None:
-            state.quantised_weights.quantiser = state.quantised_weights.quantiser._replace(quantise_into=self._code)
+            state.quantised_weights.quantiser = state.quantised_weights.quantiser._replace(quantise_into=self._quantise)
         there = [*state.on_host(), *([] if run.host is None else run.host.resident())]
         self.host = {t.untyped_storage()._cdata for t in there}
 
@@ -132,8 +132,8 @@ class _Notes:
         self.started += 1
         return _Handle(self, self.started - 1)
 
-    def _code(self, name: str, values: torch.Tensor, *_: Any) -> None:
-        self.add("code", bytes=values.nbytes)
+    def _quantise(self, name: str, values: torch.Tensor, *_: Any) -> None:
+        self.add("quantise", bytes=values.nbytes)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

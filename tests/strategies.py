@@ -112,8 +112,8 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
 
 
 @st.composite
-def coded_cases(draw: DrawFn) -> Case:
-    """Under ZeRO 3 with weights that are gathered as codes of FP8: sizes are multiples of sixteen on every rank."""
+def fp8_gather_cases(draw: DrawFn) -> Case:
+    """Under ZeRO 3 with weights that are gathered in FP8: sizes are multiples of sixteen on every rank."""
     dp, tp, pp, cp = draw(st.sampled_from([m for n in (2, 4, 8) for m in meshes(n) if m[0] * m[3] > 1 and m[1] < 4]))
     experts = draw(st.booleans())
     ep = draw(st.sampled_from([n for n in (1, 2) if dp * cp % n == 0])) if experts else 1
@@ -146,7 +146,7 @@ FUSES_WITH_FP8: tuple[tuple[Fusion, ...], ...] = (FUSIONS, ("fp8",), ("mlp", "fp
 @st.composite
 def cast_once_cases(draw: DrawFn) -> Case:
     """Linear layers in FP8 whose operands are cast once."""
-    case = draw(coded_cases())
+    case = draw(fp8_gather_cases())
     assert isinstance(case.precision, Policy) and case.precision.fp8 is not None
     again = draw(st.sampled_from([(), ("quantise",)]))
     layout = replace(case.layout, fuse=draw(st.sampled_from(FUSES_WITH_FP8)), elementwise=draw(_ELEMENTWISE))

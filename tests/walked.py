@@ -116,14 +116,14 @@ class Walked(Silent):
 
     def gather(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
-        if b.gathered_as == "code":
-            for n in self._coded(b):
-                self.add("code", bytes=n * self.p.widths["parameter"])
+        if b.gathered_as == "fp8":
+            for n in self._quantised(b):
+                self.add("quantise", bytes=n * self.p.widths["parameter"])
         number = self.start("start", "all_gather", ranks=b.shard_ranks, bytes=b.size * self.p.widths[b.gathered_as])
         self.flights["gather", bucket] = number
 
-    def _coded(self, b: Bucket) -> Iterator[int]:
-        """Elements that this rank's shard has of each weight that travels as codes."""
+    def _quantised(self, b: Bucket) -> Iterator[int]:
+        """Elements that this rank's shard has of each weight that travels in FP8."""
         shard, names = b.shard(self.p.rank), {site.params[0] for site in self.p.quantised_weights}
         for q, at in zip(b.params, b.offsets, strict=True):
             n = min(at + q.numel(self.p.mesh), shard.stop) - max(at, shard.start)

@@ -465,11 +465,11 @@ def test_a_run_file_has_what_the_plan_chose(tell: Tell, tmp_path: Path) -> None:
 
 def test_precision_by_name_is_priced_and_written(tell: Tell, tmp_path: Path) -> None:
     one = (*TINY_STEP, "--layout", "zero=1", "--json")
-    plain, coded, but = (
+    plain, in_int8, but = (
         json.loads(tell("plan", *one, *words).out)["layouts"][0]["memory"]["optimizer_gib"]
         for words in ((), ("--modules", "*:moments=int8"), ("--modules", "*:moments=int8,embedding*:moments=fp32"))
     )
-    assert coded < but < plain
+    assert in_int8 < but < plain
     told = tell("plan", *one, "--precision", "fp8_rowwise", "--modules", "*.o.*:linears=bf16", "--out", "run.toml")
     assert told.code == 0, told.err
     modules = (Pattern("*.o.*", "linears", "bf16"),)

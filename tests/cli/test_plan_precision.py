@@ -66,7 +66,7 @@ def test_parts_apply_to_each_recipe(tell: Tell) -> None:
     assert optimizer[1]["parameters_gib"] == pytest.approx(optimizer[0]["parameters_gib"], rel=1e-3)  # whole blocks
 
 
-def test_gathering_codes_is_answered_among_zero_3(tell: Tell) -> None:
+def test_gathering_in_fp8_is_answered_among_zero_3(tell: Tell) -> None:
     told = tell("plan", *TINY_STEP, *FEW, *FP8, "--precision.fp8_gather", "true", "--json")
     assert told.code == 0, told.err
     found = json.loads(told.out)

@@ -70,7 +70,7 @@ def test_parts_of_fp8_are_changed() -> None:
     assert str(fp8) == "delayed, e4m3 and e4m3, first 1 and last 2 layers in bf16, scales of 4 steps"
 
 
-def test_weights_are_gathered_as_codes_where_asked() -> None:
+def test_weights_are_gathered_in_fp8_where_asked() -> None:
     words = ["--precision.dtype=fp8_tensorwise", "--precision.fp8_gather=true", "--precision.fp8_bf16_layers=[1, 0]"]
     got = resolve(overrides=words).run.precision.policy
     assert got == replace(RECIPES["bf16"], fp8=Fp8(kind="tensorwise", first=1, gather=True)) == Precision.of(got).policy
@@ -111,7 +111,7 @@ def test_experts_in_fp8_take_whole_units_of_features_and_any_tokens() -> None:
     ],
     ids=str,
 )
-def test_codes_are_gathered_where_weights_are_cut(layout: Layout, said: str) -> None:
+def test_fp8_data_are_gathered_where_weights_are_cut(layout: Layout, said: str) -> None:
     policy = replace(RECIPES["bf16"], fp8=Fp8(kind="tensorwise", gather=True))
     small = ModelSpec(layers=1, hidden_size=32, heads=2, kv_heads=2, head_size=16, ffn_size=64, vocab_size=64)
     for training in (True, False):

@@ -57,7 +57,7 @@ def test_planner_warns_of_fp8_as_the_record_says() -> None:
     base = next(ratio for case, ratio in over.items() if case.startswith("base"))
     assert f"{min(fp8)} to {max(fp8)} times as long as planned" in SLOWER_FP8
     assert f"those of bf16 {base} times" in SLOWER_FP8
-    plain = over["codes and updates by plain torch: FP8 tensorwise"]
+    plain = over["quantisation and updates in plain torch: FP8 tensorwise"]
     assert f"{plain} times with quantisation by plain torch" in SLOWER_FP8
 
 

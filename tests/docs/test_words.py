@@ -33,6 +33,7 @@ RETIRED = {
     "MicroBatch, TokenStream, is_complete, as_parts": "allocate_batches prefetcher have_tokens as_pieces",
     "min_pp, max_pp, min_vpp, max_vpp": "least_pp most_pp least_vpp most_vpp",
     "Bracketed, MOMENT_BLOCK, moment codebook": "Rounded",
+    "Fp8Data, put_fp8, rowwise, columnwise, quantise": "Codes put_codes of_codes _of_codes as_codes coded CODED",
 }
 # These are plain English in a sentence, but not as a name in code: identifiers, or strings that name an op.
 RETIRED_NAMES = {

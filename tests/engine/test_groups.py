@@ -19,7 +19,7 @@ from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.engine.comm.groups import CHANNELS, ProcessGroups, Round, needed
 from penteract.step.program import compile_step
 from pool import Pool
-from strategies import cases, coded_cases
+from strategies import cases, fp8_gather_cases
 
 
 def made(rounds: list[Round], rank: int, world: int, groups: ProcessGroups | None = None) -> list[tuple[int, ...]]:
@@ -96,7 +96,7 @@ def test_a_rank_has_the_groups_that_its_program_asks_for(case: Case, optimizer_k
 
 
 @settings(max_examples=8, suppress_health_check=list(HealthCheck), deadline=None)
-@given(coded_cases())
+@given(fp8_gather_cases())
 def test_and_where_bodies_agree(case: Case) -> None:
     check(case)
 

@@ -99,7 +99,7 @@ def test_an_update_allocates_what_is_priced_and_keeps_what_is_priced(name: str) 
     matrices = sorted((f for f in flats if f.bucket.optimizer_kind.by_matrix), key=lambda f: len(f.master))
     largest = {f.bucket.moments: f for f in matrices}
     for flat, size in product(largest.values(), (2 * MOMENT_BLOCK, update.SLICE)):
-        ours.update(flat, ours.factors(norm))  # the tables of codes are there from then on
+        ours.update(flat, ours.factors(norm))  # the tables of indices are there from then on
         with patch.object(update, "SLICE", size):
             with Storages() as seen:
                 ours.update(flat, ours.factors(norm))

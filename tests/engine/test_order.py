@@ -19,7 +19,7 @@ from penteract.config.precision.fp8 import Fp8Scaling, usual
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine.executor.executor import Run
 from precisions import BY_NAME
-from strategies import cases, cast_once_cases, coded_cases
+from strategies import cases, cast_once_cases, fp8_gather_cases
 from tiny import SIZES
 from walked import expected
 
@@ -49,8 +49,8 @@ def test_a_run_does_what_its_program_says(
 
 
 @settings(max_examples=10, suppress_health_check=list(HealthCheck), deadline=None)
-@given(coded_cases(), st.integers(0, 7))
-def test_and_where_weights_travel_as_codes(case: Case, of: int) -> None:
+@given(fp8_gather_cases(), st.integers(0, 7))
+def test_and_where_weights_travel_in_fp8(case: Case, of: int) -> None:
     check(case, of % case.layout.world)
 
 
@@ -61,7 +61,7 @@ def test_and_where_operands_are_cast_once(case: Case, of: int) -> None:
 
 
 @settings(max_examples=6, suppress_health_check=list(HealthCheck), deadline=None)
-@given(coded_cases(), st.integers(0, 7), st.sampled_from(["tensorwise", "rowwise", "delayed"]))
+@given(fp8_gather_cases(), st.integers(0, 7), st.sampled_from(["tensorwise", "rowwise", "delayed"]))
 def test_and_where_bodies_agree_on_scales(case: Case, of: int, kind: Fp8Scaling) -> None:
     assert isinstance(case.precision, Policy)
     check(replace(case, precision=replace(case.precision, fp8=usual(kind))), of % case.layout.world)

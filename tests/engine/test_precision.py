@@ -60,7 +60,7 @@ def test_an_update_allocates_what_is_priced_and_keeps_what_is_priced(name: str) 
     norm = torch.ones((), dtype=run.trainer.run.totals.dtype)
     largest = {f.bucket.moments: f for f in sorted(flats, key=lambda f: len(f.master))}
     for flat, size in product(largest.values(), (2 * MOMENT_BLOCK, update.SLICE)):
-        adamw.update(flat, adamw.factors(norm))  # the tables of codes are there from then on
+        adamw.update(flat, adamw.factors(norm))  # the tables of indices are there from then on
         with patch.object(update, "SLICE", size), patch.object(optimizer, "SLICE", size):
             with Storages() as seen:
                 adamw.update(flat, adamw.factors(norm))
@@ -164,16 +164,16 @@ def test_a_loss_that_is_too_large_for_fp16_finds_its_scale() -> None:
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_codes_are_read_as_they_were_written(signed: bool) -> None:
+def test_indices_are_read_as_they_were_written(signed: bool) -> None:
     wide = torch.randn(8 * MOMENT_BLOCK, generator=torch.Generator().manual_seed(1)).mul_(
         torch.logspace(-9, 3, 8 * MOMENT_BLOCK)
     )
     if not signed:
         wide.square_()
     wide[-MOMENT_BLOCK:] = 0
-    codes, scales = torch.zeros(len(wide), dtype=torch.uint8), torch.zeros(8)
-    quantize(codes, scales, wide.clone(), signed=signed)
-    once = dequantize(codes, scales, torch.float32, signed=signed)
+    indices, scales = torch.zeros(len(wide), dtype=torch.uint8), torch.zeros(8)
+    quantize(indices, scales, wide.clone(), signed=signed)
+    once = dequantize(indices, scales, torch.float32, signed=signed)
     blocks, back = wide.view(8, MOMENT_BLOCK), once.view(8, MOMENT_BLOCK)
     most = blocks.abs().amax(1, keepdim=True)
     assert torch.equal(scales[:, None], most)
@@ -183,9 +183,9 @@ def test_codes_are_read_as_they_were_written(signed: bool) -> None:
     assert not back[-1].any()
     if not signed:
         assert (back[:-1] > 0).all()  # or a small second moment would make its step endless
-    again, scales_again = torch.zeros_like(codes), torch.zeros_like(scales)
+    again, scales_again = torch.zeros_like(indices), torch.zeros_like(scales)
     quantize(again, scales_again, once.clone(), signed=signed)
-    assert torch.equal(codes, again) and torch.equal(scales, scales_again)
+    assert torch.equal(indices, again) and torch.equal(scales, scales_again)
 
 
 # ---- checkpoints -------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_what_is_kept_in_fewer_bits_is_widened_and_narrowed_by_slices(tmp_path: 
     run.step(1)
     _save(tmp_path, run)
     before, program, shards = kept(run.state), run.trainer.program, [len(f.master) for f in run.state.flats]
-    wide, slice_ = 4 * 3 * sum(shards), 4 * 4 * 2 * MOMENT_BLOCK  # the master and two moments; a slice and its codes
+    wide, slice_ = 4 * 3 * sum(shards), 4 * 4 * 2 * MOMENT_BLOCK  # the master and two moments; a slice and its indices
     assert max(shards) * 4 > 2 * slice_
     with patch.object(update, "SLICE", 2 * MOMENT_BLOCK):
         with Storages() as seen:

@@ -1,4 +1,4 @@
-"""Linear layers in FP8 that cast once, in Triton's interpreter: the codes of plain torch to the bit, and what is
+"""Linear layers in FP8 that cast once, in Triton's interpreter: the data of plain torch to the bit, and what is
 declared."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import torch
 
 from kernels.test_one_pass import angles_are_there, let_go  # noqa: F401 (a fixture)
 from kernels.test_quantise import drawn
-from op_kernels.cases import CASES, Case, of_codes, x
+from op_kernels.cases import CASES, Case, of_fp8, x
 from op_kernels.fp8 import counted
 from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.precision.fp8 import Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.quantised.fp8_linear import TORCH, Caster, Casters, Codes, Fp8Kernels, Slopes
+from penteract.engine.kernels.quantised.fp8_linear import TORCH, Caster, Casters, Fp8Data, Fp8Kernels, Slopes
 from penteract.engine.kernels.triton.fusions import rotate_
 from penteract.engine.kernels.triton.quantised.fp8_linear import TRITON
 from penteract.ops.declarations import OPS, declaration_of
@@ -29,11 +29,11 @@ from penteract.ops.tape import Site
 def let_casts_go(how: Caster) -> Caster:
     """Without what the interpreter holds in cycles after it."""
 
-    def put_codes(*about: Any) -> None:
-        how.put_codes(*about)
+    def put_fp8(*about: Any) -> None:
+        how.put_fp8(*about)
         gc.collect()
 
-    return how._replace(put_codes=put_codes)
+    return how._replace(put_fp8=put_fp8)
 
 
 CASTERS = TRITON._replace(of_values=let_casts_go(TRITON.of_values), of_slopes=let_casts_go(TRITON.of_slopes))
@@ -41,9 +41,9 @@ KERNELS = Fp8Kernels(CASTERS, counted, rotate_).table()
 FP8 = Fp8(kind="tensorwise")
 ABOUT = {"fp8": FP8, "features": 112}
 TRIED = [case for case in CASES if case.op_name in KERNELS] + [
-    Case("fp8_glu", "several tiles", of_codes((67, 2), 136), ((144, 136), (144, 136)), {"fp8": FP8, "features": 288}),
+    Case("fp8_glu", "several tiles", of_fp8((67, 2), 136), ((144, 136), (144, 136)), {"fp8": FP8, "features": 288}),
     Case("quantise", "several tiles", (x(67, 2, 150),), (), {"fp8": FP8}),
-    Case("fp8_linear", "several tiles", of_codes((67, 2), 136), ((80, 136), (32, 136)), ABOUT),
+    Case("fp8_linear", "several tiles", of_fp8((67, 2), 136), ((80, 136), (32, 136)), ABOUT),
 ]
 
 
@@ -58,26 +58,26 @@ def test_a_kernel_does_what_it_declares(case: Case, precision: str) -> None:
 
 
 def cast(how: Casters, fp8: Fp8, name: Format, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Codes both ways round, and the scale, of matrices that lie one below the other."""
+    """FP8 data both ways round, and the scale, of matrices that lie one below the other."""
     rows, k = sum(len(x) for x in parts), parts[0].shape[1]
-    into = Codes(torch.full((rows, k), 7, dtype=torch.uint8), torch.full((k, rows), 7, dtype=torch.uint8))
+    into = Fp8Data(torch.full((rows, k), 7, dtype=torch.uint8), torch.full((k, rows), 7, dtype=torch.uint8))
     largest, scale, begin = torch.zeros(1), torch.zeros(1), 0
     for part in parts:
         how.of_values.put_largest(part, largest)
     for i, part in enumerate(parts):
-        how.of_values.put_codes(
+        how.of_values.put_fp8(
             fp8, name, part, None if i else largest.clone(), scale, into.part(begin, begin + len(part))
         )
         begin += len(part)
-    assert into.straight is not None and into.turned is not None
-    return [into.straight, into.turned, scale]
+    assert into.rowwise is not None and into.columnwise is not None
+    return [into.rowwise, into.columnwise, scale]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("bad", [None, math.nan, math.inf])
 @pytest.mark.parametrize("powers", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
-def test_codes_are_those_of_plain_torch(name: Format, powers: bool, bad: float | None) -> None:
+def test_fp8_data_are_those_of_plain_torch(name: Format, powers: bool, bad: float | None) -> None:
     fp8, parts = Fp8(kind="tensorwise", powers=powers), [drawn(96, 160), drawn(40, 160)]
     if bad is not None:
         parts[1][3, 5] = bad
@@ -85,24 +85,24 @@ def test_codes_are_those_of_plain_torch(name: Format, powers: bool, bad: float |
     for a, b in zip(one, other, strict=True):
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
     assert torch.equal(other[0].t(), other[1])
-    if not powers:  # powers of two hide that a scale is none; the code of what is no number does not
+    if not powers:  # powers of two hide that a scale is none; the FP8 data of NaN does not
         assert other[2].isfinite().item() == (bad is None)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", FORMATS)
-def test_codes_of_slopes_are_those_of_plain_torch_but_for_last_bits(name: Format) -> None:
+def test_fp8_data_of_slopes_are_those_of_plain_torch_but_for_last_bits(name: Format) -> None:
     packed, g = drawn(96, 288).div(50), drawn(96, 144)
     found = list[list[torch.Tensor]]()
     for how in (TORCH, TRITON):
-        codes, turned = torch.empty(96, 288, dtype=torch.uint8), torch.empty(288, 96, dtype=torch.uint8)
+        data, columnwise = torch.empty(96, 288, dtype=torch.uint8), torch.empty(288, 96, dtype=torch.uint8)
         out, largest, scale, of_out = torch.empty_like(g), torch.zeros(1), torch.zeros(1), torch.zeros(1)
         how.put_glu(packed, out, of_out)
         how.of_slopes.put_largest(Slopes(packed, g), largest)
-        how.of_slopes.put_codes(FP8, name, Slopes(packed, g), largest, scale, Codes(codes, turned))
-        assert torch.equal(codes.t(), turned)
+        how.of_slopes.put_fp8(FP8, name, Slopes(packed, g), largest, scale, Fp8Data(data, columnwise))
+        assert torch.equal(data.t(), columnwise)
         assert of_out == out.abs().max()
-        found.append([codes.view(FORMATS[name]).float() * scale, out.float()])
+        found.append([data.view(FORMATS[name]).float() * scale, out.float()])
     for a, b in zip(*found, strict=True):
         assert ((a - b).norm() / b.norm()).item() < 1e-2
 
@@ -110,13 +110,13 @@ def test_codes_of_slopes_are_those_of_plain_torch_but_for_last_bits(name: Format
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_zeros_have_a_scale() -> None:
     for how in (TORCH, TRITON):
-        codes, turned, scale = cast(how, FP8, "e4m3", [torch.zeros(32, 48, dtype=torch.bfloat16)])
-        assert not codes.any() and not turned.any() and scale > 0
+        data, columnwise, scale = cast(how, FP8, "e4m3", [torch.zeros(32, 48, dtype=torch.bfloat16)])
+        assert not data.any() and not columnwise.any() and scale > 0
 
 
 @pytest.mark.parametrize("room", [128 * 136, 1])
 def test_a_gradient_is_added_some_rows_at_a_time(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(declared, "ROOM", room)
     attrs: dict[str, Any] = {"fp8": FP8, "features": 300}
-    case = Case("fp8_linear", "many rows", of_codes((3, 2), 136), ((260, 136), (40, 136)), attrs)
+    case = Case("fp8_linear", "many rows", of_fp8((3, 2), 136), ((260, 136), (40, 136)), attrs)
     assert check(case, "bf16") == []

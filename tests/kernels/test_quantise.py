@@ -1,4 +1,4 @@
-"""Codes and scales by kernels against those of plain torch: the same bits."""
+"""FP8 data and scales by kernels against those of plain torch: the same bits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def same(a: Operand, b: Operand) -> bool:
 
 @pytest.mark.parametrize("turned", [False, True], ids=["as it lies", "turned"])
 @pytest.mark.parametrize("name", RECIPE)
-def test_codes_and_scales_are_those_of_torch(name: str, turned: bool) -> None:
+def test_data_and_scales_are_those_of_torch(name: str, turned: bool) -> None:
     fp8 = RECIPE[name]
     for square, format_ in ((False, fp8.operand), (True, fp8.operand), (False, "e5m2")):
         x = drawn(*SHAPE)
@@ -75,7 +75,7 @@ def test_codes_and_scales_are_those_of_torch(name: str, turned: bool) -> None:
 @pytest.mark.parametrize("name", RECIPE)
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e-30])
 def test_what_is_no_number_is_told_alike(name: str, odd: float) -> None:
-    """Where one scale is NaN or infinite, so are the codes that share it, and no others."""
+    """Where one scale is NaN or infinite, so are the data that share it, and no others."""
     x = drawn(*SHAPE, dtype=torch.float32)
     x[5, 40] = odd
     fp8 = RECIPE[name]
@@ -86,16 +86,16 @@ def test_what_is_no_number_is_told_alike(name: str, odd: float) -> None:
 
 @pytest.mark.parametrize("format_", ["e4m3", "e5m2"])
 def test_numbers_that_share_a_scale_are_divided_alike(format_: Any) -> None:
-    x, codes = drawn(*SHAPE).view(-1)[5:], [torch.empty(0), torch.empty(0)]
+    x, data = drawn(*SHAPE).view(-1)[5:], [torch.empty(0), torch.empty(0)]
     scale = x.abs().max().float().view(1) / LARGEST[format_]
     for i, how in enumerate((TORCH, TRITON)):
-        codes[i] = torch.empty(len(x), dtype=FORMATS[format_])
+        data[i] = torch.empty(len(x), dtype=FORMATS[format_])
         with Storages() as seen:
             how.quantise_into(
-                format_, x, scale, codes[i], torch.empty(quantise_workspace(1000, how.elementwise) // FLOAT)
+                format_, x, scale, data[i], torch.empty(quantise_workspace(1000, how.elementwise) // FLOAT)
             )
         assert seen.peak == quantise_workspace(1000, how.elementwise)
-    assert torch.equal(*(c.view(torch.uint8) for c in codes))
+    assert torch.equal(*(c.view(torch.uint8) for c in data))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -131,7 +131,7 @@ def _linear(fp8: Fp8, how: Quantiser, kernels: Any) -> list[torch.Tensor]:
 
 
 def _no_product(fp8: Fp8, a: Operand, b: Operand, out: torch.Tensor, forward: bool) -> None:
-    """Nothing beside what is declared: emulated products widen codes."""
+    """Nothing beside what is declared: emulated products widen data."""
     out.zero_()
 
 

@@ -33,7 +33,7 @@ from precisions import POLICIES, SMALL, Small, differ, kept
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EVERY = {name: p for name, p in (RECIPES | POLICIES).items() if p.stat == "fp32" and not p.fp8}
-CODED = "bf16, no master, moments in 8 bits"
+INT8_MOMENTS = "bf16, no master, moments in 8 bits"
 MODEL = replace(SMALL, layers=1, hidden_size=16, heads=4, kv_heads=2, head_size=4, ffn_size=104, vocab_size=64)
 LAYOUT = Layout(dp=2, tp=2, zero=1, micro_batch_size=4)
 SPEC = Optimizer(learning_rate=3e-2)
@@ -134,8 +134,8 @@ def _close(adamw: AdamW, ours: Flat, theirs: Flat, before: dict[str, torch.Tenso
             continue
         if narrow == torch.uint8:
             assert torch.allclose(ours.scales[kind], theirs.scales[kind], rtol=3 * EPS, atol=0)  # type: ignore[index]
-            codes = ours.moments[kind].int() - theirs.moments[kind].int()  # type: ignore[index]
-            other, apart = codes != 0, codes.abs() > 1
+            indices = ours.moments[kind].int() - theirs.moments[kind].int()  # type: ignore[index]
+            other, apart = indices != 0, indices.abs() > 1
         else:
             steps = [x.to(narrow).view(torch.int16).int() for x in (now[kind], there)]
             other, apart = steps[0] != steps[1], (steps[0] - steps[1]).abs() > 1
@@ -204,10 +204,10 @@ def test_a_norm_that_is_not_finite_leaves_every_bit(name: str, kernel: int, clip
         assert differ(before, bits(flat))
 
 
-# ---- parts, codes, memory, training ------------------------------------------------------------------------------
+# ---- parts, indices, memory, training ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bf16", CODED, "fp16, moments in 8 bits"])
+@pytest.mark.parametrize("name", ["bf16", INT8_MOMENTS, "fp16, moments in 8 bits"])
 def test_slices_are_moved_as_the_whole(name: str) -> None:
     ours = state(EVERY[name])
     _, kernel = optimizer_kinds(ours)
@@ -225,7 +225,7 @@ def test_slices_are_moved_as_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_codes_are_those_of_bucketize_at_and_beside_every_border(signed: bool) -> None:
+def test_indices_are_those_of_bucketize_at_and_beside_every_border(signed: bool) -> None:
     """Averages that forget all: each is the gradient, or its square."""
     midpoints = moments.codebook(DEVICE, signed=signed).midpoints
     near = torch.cat(
@@ -238,28 +238,28 @@ def test_codes_are_those_of_bucketize_at_and_beside_every_border(signed: bool) -
     spec = replace(SPEC, betas=(0.0, 0.0), clip_norm=0.0)
     adamw = AdamW(spec, DEVICE, kernel=Update(spec))
     adamw.update(flat, adamw.factors(torch.ones((), device=DEVICE)))
-    codes, scales = torch.zeros_like(flat.moments["mean"]), torch.zeros_like(flat.scales["mean"])
-    moments.quantize(codes, scales, flat.gradient.clone() if signed else flat.gradient.square(), signed=signed)
-    assert torch.equal(flat.moments[kind], codes) and torch.equal(flat.scales[kind], scales)  # type: ignore[index]
-    assert len(codes.unique()) > 250
+    indices, scales = torch.zeros_like(flat.moments["mean"]), torch.zeros_like(flat.scales["mean"])
+    moments.quantize(indices, scales, flat.gradient.clone() if signed else flat.gradient.square(), signed=signed)
+    assert torch.equal(flat.moments[kind], indices) and torch.equal(flat.scales[kind], scales)  # type: ignore[index]
+    assert len(indices.unique()) > 250
 
 
 def _alone(n: int) -> Flat:
-    """A shard in fp32 with codes."""
-    own, codes = torch.zeros(n, device=DEVICE), torch.zeros(n, dtype=torch.uint8, device=DEVICE)
+    """A shard in fp32 with indices."""
+    own, indices = torch.zeros(n, device=DEVICE), torch.zeros(n, dtype=torch.uint8, device=DEVICE)
     bucket = Bucket((), (), n, (0,), False, False, (0,), (0,), moments="int8")
     scales = {kind: torch.zeros(n // MOMENT_BLOCK, device=DEVICE) for kind in ("mean", "square")}
-    moments = {"mean": codes, "square": codes.clone()}
+    moments = {"mean": indices, "square": indices.clone()}
     return Flat(bucket, range(n), own, own.clone(), None, None, own, moments, scales, True)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["fp32", CODED, "fp16"])
+@pytest.mark.parametrize("name", ["fp32", INT8_MOMENTS, "fp16"])
 def test_a_step_allocates_scalars_alone(name: str) -> None:
     ours = state(EVERY[name])
     _, kernel = optimizer_kinds(ours)
     norm = torch.tensor(FINITE, device=DEVICE)
     for flat in ours.flats:
-        kernel.update(flat, kernel.factors(norm))  # tables of places and codes are there from then on
+        kernel.update(flat, kernel.factors(norm))  # tables of places and indices are there from then on
         with Storages() as seen:
             kernel.update(flat, kernel.factors(norm))
         assert 0 < seen.peak <= 256, seen.peak
@@ -300,8 +300,8 @@ def test_a_layout_has_a_trainer_move_by_the_kernel(kind: OptimizerName) -> None:
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="small trainers are on the CPU")
 def test_what_lies_on_the_host_is_moved_alike() -> None:
-    here, _ = trained(CODED, elementwise="triton")
+    here, _ = trained(INT8_MOMENTS, elementwise="triton")
     with patch.object(step_update, "SLICE", 4 * MOMENT_BLOCK):
-        there, _ = trained(CODED, elementwise="triton", offload_optimizer=True)
+        there, _ = trained(INT8_MOMENTS, elementwise="triton", offload_optimizer=True)
     assert there.trainer.run.streamed is not None and len(there.state.staging) == 3
     assert not differ(kept(here.state), kept(there.state))

@@ -74,15 +74,15 @@ def positive(*shape: int) -> In:
     return given(torch.rand(shape, generator=torch.Generator().manual_seed(len(shape))) + 0.5, "stat")
 
 
-def codes(*shape: int) -> In:
-    """Codes of e4m3, all of them numbers."""
+def fp8_data(*shape: int) -> In:
+    """Data in e4m3, all of them numbers."""
     drawn = torch.randint(0, 127, shape, generator=torch.Generator().manual_seed(sum(shape)))
-    return In("code", shape, (drawn + 128 * (drawn % 2)).to(torch.uint8))
+    return In("fp8", shape, (drawn + 128 * (drawn % 2)).to(torch.uint8))
 
 
-def of_codes(tokens: tuple[int, ...], width: int) -> tuple[In, ...]:
-    """What `fp8_linear` reads: x, its codes, turned codes, their scale."""
-    return x(*tokens, width), codes(*tokens, width), codes(width, math.prod(tokens)), given([2.0**-7], "stat")
+def of_fp8(tokens: tuple[int, ...], width: int) -> tuple[In, ...]:
+    """What `fp8_linear` reads: x, its rowwise data, columnwise data, their scale."""
+    return x(*tokens, width), fp8_data(*tokens, width), fp8_data(width, math.prod(tokens)), given([2.0**-7], "stat")
 
 
 def _fp8() -> list[Case]:
@@ -91,12 +91,12 @@ def _fp8() -> list[Case]:
     return [
         Case("quantise", "rows", (x(5, 3, 7),), (), {"fp8": fp8}),
         Case("quantise", "powers of two", (x(4, 2, 6),), (), {"fp8": other}),
-        Case("fp8_linear", "one", of_codes((3, 2), 5), ((7, 5),), {"fp8": fp8, "features": 7}),
-        Case("fp8_linear", "two, powers of two", of_codes((5, 2), 6), ((7, 6), (4, 6)), {"fp8": other, "features": 11}),
-        Case("fp8_linear", "heads that turn", (*of_codes((5, 2), 6), draw(90, 5, 2)), ((8, 6), (8, 6), (16, 6)),
+        Case("fp8_linear", "one", of_fp8((3, 2), 5), ((7, 5),), {"fp8": fp8, "features": 7}),
+        Case("fp8_linear", "two, powers of two", of_fp8((5, 2), 6), ((7, 6), (4, 6)), {"fp8": other, "features": 11}),
+        Case("fp8_linear", "heads that turn", (*of_fp8((5, 2), 6), draw(90, 5, 2)), ((8, 6), (8, 6), (16, 6)),
              {"fp8": fp8, "features": 32, **rope}),
         Case("quantise", "known", (x(5, 3, 7), given([9.0], "stat")), (), {"fp8": fp8}),
-        Case("fp8_glu", "rows", of_codes((5, 2), 6), ((7, 6), (7, 6)), {"fp8": fp8, "features": 14}),
+        Case("fp8_glu", "rows", of_fp8((5, 2), 6), ((7, 6), (7, 6)), {"fp8": fp8, "features": 14}),
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""FP8 written out by hand: every code's value, the nearest code of a number, the scales of each recipe."""
+"""FP8 written out by hand: every encoding's value, the nearest one to a number, the scales of each recipe."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ BIAS = {"e4m3": 7, "e5m2": 15}
 
 @cache
 def values(name: str) -> tuple[float, ...]:
-    """The 128 codes without a sign, by number: OCP 8-bit floating point, tables 1 and 2. NaN and infinity are None."""
+    """The 128 values without a sign, by number: OCP 8-bit floating point, tables 1 and 2. NaN and infinity are None."""
     bits, bias, out = MANTISSA[name], BIAS[name], list[float]()
-    for code in range(128):
-        exponent, mantissa = code >> bits, code & (2**bits - 1)
+    for encoding in range(128):
+        exponent, mantissa = encoding >> bits, encoding & (2**bits - 1)
         fraction = mantissa / 2**bits
         if exponent:
             out.append((1 + fraction) * 2.0 ** (exponent - bias))
@@ -32,14 +32,14 @@ def values(name: str) -> tuple[float, ...]:
 
 
 def nearest(x: float, name: str) -> float:
-    """The nearest value, of two as near the one whose code is even; beyond the largest, the largest."""
+    """The nearest value, of two as near the one whose encoding is even; beyond the largest, the largest."""
     table, size = values(name), abs(x)
     best = min(range(len(table)), key=lambda c: (abs(table[c] - size), c % 2))
     return -table[best] if x < 0 else table[best]
 
 
 def scales(x: torch.Tensor, fp8: Fp8, name: str, *, square: bool = False) -> torch.Tensor:
-    """x [rows, k] in fp64 -> what each element is divided by: the largest of its group, over the largest code."""
+    """x [rows, k] in fp64 -> what each element is divided by: the largest of its group, over the largest FP8 value."""
     rows, k = x.shape
     high, wide = {"rowwise": (1, k), "blockwise": (fp8.block if square else 1, fp8.block)}.get(fp8.kind, (rows, k))
     out = torch.empty_like(x)
@@ -54,32 +54,32 @@ def scales(x: torch.Tensor, fp8: Fp8, name: str, *, square: bool = False) -> tor
 
 
 def rounded(x: torch.Tensor, fp8: Fp8, name: str, *, square: bool = False) -> torch.Tensor:
-    """What x is after its codes: divided by its scales in single precision, rounded, and multiplied back."""
+    """What x is after quantisation: divided by its scales in single precision, rounded, and multiplied back."""
     by = scales(x, fp8, name, square=square)
-    codes = (x.float() / by.float()).tolist()
-    return torch.tensor([[nearest(v, name) for v in row] for row in codes], dtype=torch.float64) * by
+    divided = (x.float() / by.float()).tolist()
+    return torch.tensor([[nearest(v, name) for v in row] for row in divided], dtype=torch.float64) * by
 
 
 # ---- one scale, and its inverse --------------------------------------------------------------------------------------
 
 
-def coded(x: torch.Tensor, fp8: Fp8, name: str, largest: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in fp64 -> codes uint8, and the scale of all [1]: each value times the inverse of the scale, in fp32.
+def quantised(x: torch.Tensor, fp8: Fp8, name: str, largest: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """x in fp64 -> data uint8, and the scale of all [1]: each value times the inverse of the scale, in fp32.
     `largest`: the value that the scale is of."""
     looked = x.flatten()[None] if largest is None else torch.tensor([[largest]], dtype=torch.float64)
     scale = scales(looked, replace(fp8, kind="tensorwise"), name)[0, :1]
     inverse = torch.ones(1) / scale.float()
     numbers = [nearest(v, name) for v in (x.float() * inverse).flatten().tolist()]
     table = values(name)
-    codes = [table.index(abs(v)) + 128 * (math.copysign(1, v) < 0) for v in numbers]
-    return torch.tensor(codes, dtype=torch.uint8).view(x.shape), scale
+    data = [table.index(abs(v)) + 128 * (math.copysign(1, v) < 0) for v in numbers]
+    return torch.tensor(data, dtype=torch.uint8).view(x.shape), scale
 
 
-def decoded(codes: torch.Tensor, scale: torch.Tensor, name: str) -> torch.Tensor:
-    """Codes uint8 -> the values that they stand for, in fp64."""
+def dequantised(data: torch.Tensor, scale: torch.Tensor, name: str) -> torch.Tensor:
+    """FP8 data uint8 -> the values that they stand for, in fp64."""
     table = torch.tensor(values(name) + (math.nan,) * (128 - len(values(name))), dtype=torch.float64)
-    signs = 1 - 2 * (codes >> 7).double()
-    return table[(codes & 127).long()] * signs * scale.double()
+    signs = 1 - 2 * (data >> 7).double()
+    return table[(data & 127).long()] * signs * scale.double()
 
 
 def counted(fp8: Fp8, a: Any, b: Any, out: torch.Tensor, forward: bool) -> None:

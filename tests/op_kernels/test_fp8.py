@@ -1,4 +1,4 @@
-"""Linears in FP8 on a CPU: codes and scales against tables written by hand, products against fp64, declared bytes."""
+"""Linears in FP8 on a CPU: data and scales against tables written by hand, products against fp64, declared bytes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Trial:
         self.env = Env(Mesh(Layout()), 0, dtype_of("stat", precision))
         self.env.past_amax, self.env.amax = ({"w": torch.zeros(3)} for _ in range(2))
         self.read = self.w
-        if fp8.gather:  # what products read came as codes
+        if fp8.gather:  # what products read came in FP8
             view, largest = quantise.OperandView(1, self.w, "e4m3"), self.w.abs().max().float().view(1)
             self.read, self.env.scales["w"] = quantise.quantised(fp8, view, largest)
         self.kernel, self.precision = engine.scaled(product), precision
@@ -92,18 +92,18 @@ class Trial:
         return self.x.double().view(-1, D), self.w.double(), self.g.double().view(-1, F)
 
 
-# ---- codes -------------------------------------------------------------------------------------------------------
+# ---- data -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_tables_are_the_formats(name: str) -> None:
-    codes = torch.arange(len(values(name)), dtype=torch.uint8).view(FORMATS[name]).double()
-    assert codes.tolist() == list(values(name))
+    data = torch.arange(len(values(name)), dtype=torch.uint8).view(FORMATS[name]).double()
+    assert data.tolist() == list(values(name))
     assert max(values(name)) == LARGEST[name]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_border_between_codes_rounds_as_by_hand(name: str) -> None:
+def test_every_border_between_fp8_values_rounds_as_by_hand(name: str) -> None:
     """All values, the ties between them, and what lies just beside these."""
     table, fp8 = values(name), Fp8(kind="rowwise", operand=name)  # type: ignore[arg-type]
     ties = [(a + b) / 2 for a, b in pairwise(table)]
@@ -147,7 +147,7 @@ def test_zeros_stay_zeros(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_products_are_those_of_the_codes(name: str) -> None:
+def test_products_are_those_of_the_fp8_data(name: str) -> None:
     fp8 = ALL[name]
     trial = Trial(fp8).run()
     x, w, g = trial.flat()
@@ -164,9 +164,9 @@ def test_products_are_those_of_the_codes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_products_are_near_those_without_codes(name: str) -> None:
-    """Each product of two numbers is off by half a step of either, and by what is too small for a code."""
-    fp8, fine = ALL[name], 2.0**-9  # of e4m3's smallest code to 1, half of it
+def test_products_are_near_those_in_16_bits(name: str) -> None:
+    """Each product of two numbers is off by half a step of either, and by what is too small for FP8."""
+    fp8, fine = ALL[name], 2.0**-9  # of e4m3's smallest value to 1, half of it
     trial = Trial(fp8).run()
     x, w, g = trial.flat()
     a, b = STEP["e4m3"], STEP[fp8.gradient]

@@ -1,4 +1,4 @@
-"""Experts' matrices in FP8 on a CPU: products against codes by hand, whom a token meets, declared bytes and ranks."""
+"""Experts' matrices in FP8 on a CPU: products against data by hand, whom a token meets, declared bytes and ranks."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Trial:
 
 
 @pytest.mark.parametrize("name", RECIPE)
-def test_products_are_those_of_the_codes(name: str) -> None:
+def test_products_are_those_of_the_fp8_data(name: str) -> None:
     fp8 = RECIPE[name]
     trial = Trial(fp8, UNEVEN).run()
     got = zip(*map(trial.by_expert, (trial.x, trial.g, trial.y, trial.dx)), trial.w.double(), strict=True)
@@ -120,7 +120,7 @@ def test_gradients_of_weights_are_not_in_fp8(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPE)
 @pytest.mark.parametrize("own", [(2, 0, 0, 1, 0), (1, 0, 3, 0, 0)])
 def test_a_token_has_the_same_whomever_it_meets(name: str, own: tuple[int, ...]) -> None:
-    """In fp64 beside the codes: only the order of sums is left, and a scale of other tokens shows."""
+    """In fp64 beside the data: only the order of sums is left, and a scale of other tokens shows."""
     every, part = Trial(RECIPE[name], UNEVEN, "fp64").run(), Trial(RECIPE[name], own, "fp64")
 
     def some(t: torch.Tensor) -> torch.Tensor:

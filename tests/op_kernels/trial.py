@@ -30,10 +30,10 @@ from tolerances import PARITY
 # precision a few ulp (1e-7) of a sum's largest term; of bfloat16 (4e-3 an ulp) a handful of roundings.
 TOLERANCE = {"fp64": PARITY, "fp32": 1e-5, "bf16": 4e-2, "bf16_pure": 4e-2, "fp16": 5e-3}
 
-# What emulates products of codes has workspace of its own, which no GPU has.
+# What emulates products of data has workspace of its own, which no GPU has.
 QUIET = Fp8Kernels(TORCH, counted).table()
 
-INTEGERS = ("index", "offset", "code")
+INTEGERS = ("index", "offset", "fp8")
 
 
 def check(

@@ -1,6 +1,6 @@
-"""Each recipe of FP8 on a layout is the same in one process: the same scales, so the same codes; and its price.
+"""Each recipe of FP8 on a layout is the same in one process: the same scales, so the same data; and its price.
 
-In float64 beside the codes, so that what is left is rounding of the last bits: a scale of another group shows at once.
+In float64 beside the data, so that what is left is rounding of the last bits: a scale of another group shows at once.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ def test_any_layout_that_casts_once_is_one_process(pool: Pool, case: Case) -> No
     assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
 
 
-def test_a_step_that_casts_once_is_the_step_that_casts_thrice_within_what_codes_lose() -> None:
-    """Of what is merged, scales are shared: other codes, by half a step of each."""
+def test_a_step_that_casts_once_is_the_step_that_casts_thrice_within_what_fp8_loses() -> None:
+    """Of what is merged, scales are shared: other data, by half a step of each."""
     policy = replace(RECIPES["fp64"], fp8=RECIPE["tensorwise"])
     apart, bf16, *once = (
         in_one_process(Case(DENSE, Layout(fuse=fuse), 64, precision=p))

@@ -1,6 +1,6 @@
 """Experts in FP8 on layouts are one process with them: the same scales whichever tokens meet on a rank; and the price.
 
-In float64 beside the codes, as in `test_fp8`.
+In float64 beside the data, as in `test_fp8`.
 """
 
 from __future__ import annotations

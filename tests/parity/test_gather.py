@@ -1,4 +1,4 @@
-"""Weights that travel as codes: the same bits as without, half the bytes on the wire and in the ring, as priced."""
+"""Weights that travel in FP8: the same bits as without, half the bytes on the wire and in the ring, as priced."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PLACES = [
     (LATENT, Layout(tp=2, cp=2, zero=3, cp_method="ring", reduce_scatter_once=True)),
     (DENSE, Layout(dp=2, pp=3, zero=3, gradient_accumulation_steps=3, schedule="zb_h1")),
 ]
-# Whose buckets are others with codes, so that sums over them are of another order.
+# Whose buckets are others with data, so that sums over them are of another order.
 MIXED = [
     (EXPERTS, Layout(dp=2, cp=2, ep=2, zero=3)),
     (replace(DENSE, mtp_layers=1), Layout(dp=2, pp=3, zero=3, gradient_accumulation_steps=3, schedule="zb_h1")),
@@ -145,7 +145,7 @@ def measured(rank: int, groups: ProcessGroups, cases: tuple[Case, Case]) -> list
     if bytes_of([run.state.quantised_weights.table]) != there["data"] - before["data"]:
         wrong.append("scales are not as priced")
     if run.totals[1] != one.totals[1]:
-        wrong.append(f"loss {run.totals[1]}, without codes on the wire {one.totals[1]}")
+        wrong.append(f"loss {run.totals[1]}, without data on the wire {one.totals[1]}")
     return wrong
 
 
@@ -165,13 +165,13 @@ def test_a_step_takes_what_its_price_says(pool: Pool, model: ModelSpec, layout: 
 def test_half_of_the_bytes_travel_and_lie_in_the_ring() -> None:
     """By hand: a layer's linears are q, k, v and o of [64, 32], and three of [64, 32] of its MLP."""
     case = Case(DENSE, Layout(dp=2, zero=3), 64)
-    plain, coded = (
+    plain, in_fp8 = (
         replace(case, precision=recipe(RECIPES["bf16"], gather=gather)).compile(0) for gather in (False, True)
     )
-    linears, (before, after) = 7 * 64 * 32, (price(p) for p in (plain, coded))
+    linears, (before, after) = 7 * 64 * 32, (price(p) for p in (plain, in_fp8))
     assert before.resident["ring_buffer"] - after.resident["ring_buffer"] == 2 * linears  # of two places
-    gathered = sum(around.before.count(("gather", b)) for around in coded.events.values()
-                   for b, bucket in enumerate(coded.buckets) if bucket.gathered_as == "code")  # fmt: skip
+    gathered = sum(around.before.count(("gather", b)) for around in in_fp8.events.values()
+                   for b, bucket in enumerate(in_fp8.buckets) if bucket.gathered_as == "fp8")  # fmt: skip
     assert gathered in range(2 * DENSE.layers - 2, 2 * DENSE.layers + 1)  # in each direction, but for those still there
     group = (0, 1)
     assert before.wires["all_gather", group] - after.wires["all_gather", group] == gathered * linears

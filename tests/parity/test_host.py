@@ -34,10 +34,10 @@ from tiny import SIZES
 
 DENSE = ModelSpec(**SIZES, tied=True)
 EXPERTS = replace(DENSE, moe=MoESpec(experts=4, top_k=2, ffn_size=24, dense_layers=(0,), balance="bias"))
-CODED = replace(RECIPES["bf16"], moments="int8", modules=patterns("embedding*:moments=fp32"))
+INT8_MOMENTS = replace(RECIPES["bf16"], moments="int8", modules=patterns("embedding*:moments=fp32"))
 PLACES: list[tuple[ModelSpec, Layout, str | Policy]] = [
     (DENSE, Layout(dp=4), "bf16"),
-    (EXPERTS, Layout(dp=2, tp=2, ep=2, zero=1, bucket_bytes=2**12), CODED),
+    (EXPERTS, Layout(dp=2, tp=2, ep=2, zero=1, bucket_bytes=2**12), INT8_MOMENTS),
     (DENSE, Layout(dp=4, zero=2), POLICIES["bf16_pure"]),
     (DENSE, Layout(dp=2, pp=2, zero=3, gradient_accumulation_steps=2, schedule="zb_h1"), "fp32"),
     (EXPERTS, Layout(dp=4, zero=3, shard_group=2, recompute=("*",), offload=("layer_inputs",)), "fp16"),

@@ -111,7 +111,7 @@ def test_a_price_of_linears_by_name_is_that_of_the_walk(model: ModelSpec, layout
 
 
 def in_fp8() -> Policy:
-    """In float64 beside the codes, so that a linear in another precision than in one process shows at once."""
+    """In float64 beside the data, so that a linear in another precision than in one process shows at once."""
     modules = patterns("*.attention.o.weight:linears=fp64", "layers.1.*:linears=fp64", "layers.1.*.q.*:linears=fp8")
     return replace(RECIPES["fp64"], fp8=usual("rowwise"), modules=modules)
 

@@ -263,7 +263,7 @@ def test_one_layout_is_priced_as_in_the_search() -> None:
     assert (alone.best.estimate, alone.best.time) == (best.estimate, best.time)
 
 
-def test_what_the_engine_would_not_gather_as_codes_is_refused_and_counted() -> None:
+def test_what_the_engine_would_not_gather_in_fp8_is_refused_and_counted() -> None:
     fp8 = replace(RECIPES["fp8_tensorwise"], fp8=Fp8(kind="tensorwise", gather=True))
     pins = {"pp": (1, 2), "cp": (1,), "micro_batch_size": (1, 4)}
     ask = replace(ASKS["dense"], precision=fp8, pins=pins)

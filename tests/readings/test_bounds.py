@@ -66,7 +66,7 @@ def test_long_schedules_gather_as_short_ones_foretell(
     assert gathered(of, micros) == count_gathers(of, micros)
 
 
-def test_codes_spare_wires_and_memory_but_no_work() -> None:
+def test_fp8_gather_spares_wires_and_memory_but_no_work() -> None:
     """Of a model whose gathers take long, on a slow network: faster; the ring of parameters is half as large."""
     model = replace(TINY, hidden_size=4096, heads=32, kv_heads=32, head_size=128, ffn_size=8192)
     fp8 = RECIPES["fp8_tensorwise"].fp8

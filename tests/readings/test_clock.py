@@ -27,7 +27,7 @@ from penteract.readings.time.numbered_schedule import Post, numbered_schedule
 from penteract.readings.time.rank_clock import MESSAGE
 from penteract.readings.time.stage import Stage
 from penteract.readings.time.step import StepClock
-from strategies import cases, cast_once_cases, coded_cases
+from strategies import cases, cast_once_cases, fp8_gather_cases
 
 NODE = cluster("8xH100")
 NARROW = replace(RECIPES["bf16"], reduce="bf16")
@@ -35,7 +35,7 @@ PRECISIONS = [RECIPES["fp64"], RECIPES["bf16"], NARROW]
 OPTIMIZERS = [PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 2))]
 WORK = {"narrow": "narrow gradients", "widen": "widen gradients", "wait_reduce_scatter": "add gradients",
 "measure": "gradient norm: squares",
-        "update": "update", "code": "code"}  # fmt: skip
+        "update": "update", "quantise": "quantise weights"}  # fmt: skip
 BESIDE_NOTES = {"largest weights", "orthogonalise"}  # computed by what an observer takes for one thing
 Event = tuple[Any, ...]
 
@@ -122,7 +122,7 @@ def seen_from_outside(case: Case, rank: int, rates: Rates) -> Iterator[Event]:
     seen, _ = observation(p)
     axes = {axis: p.mesh.group(axis, rank) for axis in ("cp", "pp")}
     numbers = set[int]()
-    for s in _codes_of_a_bucket_once(seen):
+    for s in _quantised_once_a_bucket(seen):
         match s.what:
             case "kernel":
                 yield "compute", f"{s.phase} {s.name} ({s.line})"
@@ -143,8 +143,8 @@ def seen_from_outside(case: Case, rank: int, rates: Rates) -> Iterator[Event]:
     assert axes
 
 
-def _codes_of_a_bucket_once(seen: list[Seen]) -> list[Seen]:
-    return [s for i, s in enumerate(seen) if s.what != "code" or i == 0 or seen[i - 1].what != "code"]
+def _quantised_once_a_bucket(seen: list[Seen]) -> list[Seen]:
+    return [s for i, s in enumerate(seen) if s.what != "quantise" or i == 0 or seen[i - 1].what != "quantise"]
 
 
 def check(case: Case, of: int) -> None:
@@ -186,7 +186,7 @@ def test_and_where_operands_are_cast_once(case: Case, of: int) -> None:
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(coded_cases(), st.integers(0, 7))
-def test_and_where_weights_travel_as_codes(case: Case, of: int) -> None:
+@given(fp8_gather_cases(), st.integers(0, 7))
+def test_and_where_weights_travel_in_fp8(case: Case, of: int) -> None:
     assume(not case.schedule)
     check(case, of)

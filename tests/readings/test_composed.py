@@ -22,7 +22,7 @@ from penteract.schedule.in_flight import _most, most_in_flight
 from penteract.schedule.registry import SCHEDULES, schedule_of
 from penteract.step.program import compile_step
 from precisions import BY_NAME
-from strategies import cases, cast_once_cases, coded_cases
+from strategies import cases, cast_once_cases, fp8_gather_cases
 
 NARROW = replace(RECIPES["bf16"], reduce="bf16", master="", stochastic=True, moments="int8")
 OPTIMIZERS = [PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 3))]
@@ -47,8 +47,8 @@ def test_equals_the_walk_where_operands_are_cast_once(case: Case, deeper: int, o
 
 
 @settings(max_examples=25)
-@given(coded_cases(), st.integers(0, 3), st.sampled_from(OPTIMIZERS))
-def test_equals_the_walk_where_weights_are_gathered_as_codes(
+@given(fp8_gather_cases(), st.integers(0, 3), st.sampled_from(OPTIMIZERS))
+def test_equals_the_walk_where_weights_are_gathered_in_fp8(
     case: Case, deeper: int, optimizer_kinds: OptimizerKinds
 ) -> None:
     assert isinstance(case.precision, Policy)
@@ -56,11 +56,11 @@ def test_equals_the_walk_where_weights_are_gathered_as_codes(
     check(model, case.layout, case.sequence_length, case.precision, optimizer_kinds)
     assert case.precision.fp8
     plain = replace(case.precision, fp8=replace(case.precision.fp8, gather=False))
-    coded, whole = (
+    in_fp8, whole = (
         Composer(model, case.sequence_length, p, optimizer_kinds).rank(case.layout, 0) for p in (case.precision, plain)
     )
-    assert coded.resident["ring_buffer"] < whole.resident["ring_buffer"]
-    assert coded.redistributions["all_reduce", "sequence"] <= whole.redistributions["all_reduce", "sequence"]
+    assert in_fp8.resident["ring_buffer"] < whole.resident["ring_buffer"]
+    assert in_fp8.redistributions["all_reduce", "sequence"] <= whole.redistributions["all_reduce", "sequence"]
     if case.precision.compute == "bf16":
         prices = Estimator(model, cluster("8xH100"), case.sequence_length, case.precision, optimizer_kinds)
         ranks = (prices.composer.rank(case.layout, r) for r in range(case.layout.pp))

@@ -14,7 +14,7 @@ from penteract.config.precision.policy import Policy
 from penteract.parallel.data import BucketPlan
 from penteract.readings.composed import Composer
 from readings.test_composed import OPTIMIZERS, PRECISIONS
-from strategies import cases, coded_cases
+from strategies import cases, fp8_gather_cases
 
 
 @settings(max_examples=150)
@@ -28,10 +28,8 @@ def test_counts_are_those_of_packs_one_by_one(
 
 
 @settings(max_examples=25)
-@given(coded_cases(), st.integers(0, 8), st.sampled_from(OPTIMIZERS))
-def test_counts_are_those_of_packs_that_travel_as_codes(
-    case: Case, deeper: int, optimizer_kinds: OptimizerKinds
-) -> None:
+@given(fp8_gather_cases(), st.integers(0, 8), st.sampled_from(OPTIMIZERS))
+def test_counts_are_those_of_packs_that_travel_in_fp8(case: Case, deeper: int, optimizer_kinds: OptimizerKinds) -> None:
     assert isinstance(case.precision, Policy)
     check(replace(case, model=replace(case.model, layers=case.model.layers + deeper)), case.precision, optimizer_kinds)
 

@@ -22,7 +22,7 @@ EXPERTS = ModelSpec(
     moe=MoESpec(experts=8, top_k=2, ffn_size=256),
 )  # fmt: skip
 AWAY = Layout(dp=4, pp=2, ep=4, gradient_accumulation_steps=4, zero=3, offload_optimizer=True)
-CODED = replace(RECIPES["bf16"], moments="int8")
+INT8_MOMENTS = replace(RECIPES["bf16"], moments="int8")
 LAYOUTS = [
     Layout(),
     Layout(tp=4, micro_batch_size=2),

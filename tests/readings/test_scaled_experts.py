@@ -28,7 +28,7 @@ def prices(kind: str, *, experts: bool) -> Estimator:
 
 @pytest.mark.parametrize("elementwise", ["reference", "triton"])
 @pytest.mark.parametrize("kind", ["rowwise", "blockwise"])
-def test_two_phases_of_three_are_at_the_speed_of_codes(kind: str, elementwise: Elementwise) -> None:
+def test_two_phases_of_three_are_at_the_speed_of_fp8(kind: str, elementwise: Elementwise) -> None:
     layout, told = Layout(elementwise=elementwise), dict[bool, tuple[float, int]]()
     for experts in (False, True):
         some = prices(kind, experts=experts)

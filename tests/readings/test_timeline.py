@@ -35,14 +35,14 @@ from penteract.readings.time.timeline import Event, Timeline, timeline
 from penteract.readings.time.trace import COMPUTED, kind, program, shown_name, write_trace
 from penteract.step import names
 from penteract.step.walk import Silent, walk
-from strategies import cases, coded_cases
+from strategies import cases, fp8_gather_cases
 from tiny import SIZES
 
 NODE = cluster("8xH100")
 NARROW = replace(RECIPES["bf16"], reduce="bf16")
 DRAWN = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 # What a run does inside of a part that has a name, or waits for where it has none.
-INSIDE = {names.NARROW, names.CODE, names.WAIT_GRADIENTS, names.LARGEST, names.ORTHOGONALISE, "copy", *OFFLOAD_OPS}
+INSIDE = {names.NARROW, names.QUANTISE, names.WAIT_GRADIENTS, names.LARGEST, names.ORTHOGONALISE, "copy", *OFFLOAD_OPS}
 # And between them: compute stands still until its peers are there. No kernel, so a run has no such name.
 BETWEEN = {names.WAIT_SENT, names.WAIT_RANKS}
 
@@ -181,8 +181,8 @@ def test_groups_of_equal_size_have_tracks_of_their_own() -> None:
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
-@given(coded_cases())
-def test_and_where_weights_travel_as_codes(case: Case) -> None:
+@given(fp8_gather_cases())
+def test_and_where_weights_travel_in_fp8(case: Case) -> None:
     assume(not case.schedule)
     check_trace(Estimator(case.model, NODE, case.sequence_length, case.precision, case.optimizer_kinds), case.layout)
 

@@ -31,7 +31,7 @@ from penteract.readings.price import Price, price
 from penteract.schedule.actions import Compute
 from penteract.step.program import Program, compile_step
 from precisions import BY_NAME
-from strategies import cases, cast_once_cases, coded_cases
+from strategies import cases, cast_once_cases, fp8_gather_cases
 
 DENSE = ModelSpec(layers=5, hidden_size=256, heads=16, kv_heads=8, head_size=8, ffn_size=128, vocab_size=256)
 EXPERTS = replace(
@@ -111,8 +111,8 @@ def test_rows_add_up_where_operands_are_cast_once(case: Case, of: int) -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(coded_cases(), st.integers(0, 7))
-def test_rows_add_up_where_weights_are_gathered_as_codes(case: Case, of: int) -> None:
+@given(fp8_gather_cases(), st.integers(0, 7))
+def test_rows_add_up_where_weights_are_gathered_in_fp8(case: Case, of: int) -> None:
     rank = of % case.layout.world
     told, p = why(case.model, case.layout, case.sequence_length, case.precision, rank), case.compile(rank)
     check_sums(told, p)

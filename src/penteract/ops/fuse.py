@@ -7,7 +7,7 @@ qkv     query, key and value projections are one product, whose result attention
         are applied to it in place. With QK-norm, query and key heads are normalised and turned in one pass
 loss    of whole rows of logits, the loss and its gradient in one op, which is said where the head is
 fp8     linear layers in FP8 with one scale for each tensor of a micro-batch: what they read is cast once, both ways
-        round, and kept as codes; with it, what the others merge may be in FP8
+        round, and kept in FP8; with it, what the others merge may be in FP8
 
 A fused op computes what its parts did, but for last bits and this: weights that are merged in FP8 share a scale, and so
 do their gradients. Where a pattern does not fit (other projections in FP8, ranks that cut projections differently, keys
@@ -113,9 +113,9 @@ class _Edit:
             self._put(packed, (*norms, *ropes, attention) if norms else (attention,))
 
     def casts(self) -> None:
-        """linear(x)   becomes   quantise(x) -> codes; fp8_linear(x, codes). One cast for all that read x.
+        """linear(x)   becomes   quantise(x) -> data; fp8_linear(x, data). One cast for all that read x.
 
-        merged_linear(x) -> packed_swiglu   becomes   quantise(x) -> codes; fp8_glu(x, codes).
+        merged_linear(x) -> packed_swiglu   becomes   quantise(x) -> data; fp8_glu(x, data).
         """
         readers, glus, largest = self._readers(), dict[OpCall, OpCall](), dict[int, int]()
         root = {v: fork.ins[0] for fork in self.tape.ops if fork.site.op_name == "fork" for v in fork.outs}
@@ -135,7 +135,7 @@ class _Edit:
             if key not in made:
                 edited.append(self._quantise(linear, fp8, largest.get(x)))
                 made[key] = edited[-1].outs
-            edited.append(self._of_codes(linear, made[key]))
+            edited.append(self._of_fp8(linear, made[key]))
             if linear is not op:
                 largest[op.outs[0]] = edited[-1].outs[1]
         self.tape.ops = edited
@@ -219,17 +219,17 @@ class _Edit:
         site = Site("quantise", specs, outs, attrs=attrs, layer=op.site.layer, line=op.site.line)
         return OpCall(site, ins, tuple([self.tape.new(spec, flows=False) for spec in outs]))
 
-    def _of_codes(self, op: OpCall, codes: tuple[int, ...]) -> OpCall:
+    def _of_fp8(self, op: OpCall, data: tuple[int, ...]) -> OpCall:
         """A linear layer, or several merged ones, of what was cast; with SwiGLU where that is what it makes."""
         site, glu = op.site, self.tape.specs[op.outs[0]] != op.site.outs[0]
-        specs = (site.ins[0], *(self.tape.specs[v] for v in codes), *site.ins[1:])
+        specs = (site.ins[0], *(self.tape.specs[v] for v in data), *site.ins[1:])
         attrs, name = {**site.attrs, "features": site.outs[0].shape[-1]}, "fp8_glu" if glu else "fp8_linear"
         outs, extras = OPS[name].declaration.results(specs, site.weights, attrs)
         made = replace(site, op_name=name, ins=specs, outs=(*outs, *extras), attrs=attrs)
         more = [self.tape.new(spec, flows=False) for spec in (*outs[1:], *extras)]
         beside = len(outs) - 1
         results = (op.outs[0], *more[:beside])
-        stands_for, reads = STANDS_FOR[name], (op.ins[0], *codes, *op.ins[1:])
+        stands_for, reads = STANDS_FOR[name], (op.ins[0], *data, *op.ins[1:])
         return OpCall(made, reads, results, tuple(more[beside:]), stands_for=stands_for)
 
     def _put(self, fused: OpCall, parts: Iterable[OpCall]) -> None:

@@ -68,7 +68,7 @@ class Bucket:
     replicate_ranks  the replicate group: ranks with the same shard, one in each shard group
     unit             the FSDP unit that it belongs to, numbered on the rank in forward order
     matrices         the matrices that its optimizer needs whole; `peers`: the ranks with the slices of each
-    gathered_as      the role in which its shards are gathered: "parameter", or "code" for FP8
+    gathered_as      the role in which its shards are gathered: "parameter", or "fp8" for FP8
     moments          the dtype of the moments that its optimizer keeps
 
     The buffer may end in padding, zero from the start and zero after every update.
@@ -265,7 +265,7 @@ class BucketRules:
             key = BucketKey(
                 p.cut(self.mesh), self.owning_stages[p.name], p.decay, self.policy.moments_of(p.name),
                 p.name in unit.delayed,
-                self.optimizer_kinds.of(matrix=p.matrix), "code" if p.name in unit.quantised_weights else "parameter",
+                self.optimizer_kinds.of(matrix=p.matrix), "fp8" if p.name in unit.quantised_weights else "parameter",
             )  # fmt: skip
             self.cache[same] = key, p.numel(self.mesh)
         return self.cache[same]
@@ -300,7 +300,7 @@ def bucket_of(plan: BucketPlan, mesh: Mesh, rank: int) -> Bucket:
     shard_ranks, replicate_ranks = shard_groups(members, lay, rank)
     shards = len(shard_ranks)
     block = grain(plan.key.moments)
-    fewest = FP8_UNIT if plan.key.gathered_as == "code" else UNIT
+    fewest = FP8_UNIT if plan.key.gathered_as == "fp8" else UNIT
     each = shards * (max(fewest, block) if shards > 1 else block)
     size = -(-plan.elements // each) * each
     cut = plan.unit != NONE and shards > 1

@@ -287,7 +287,7 @@ def bucket_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
 
 def gather_workspace(b: Bucket, elementwise: Elementwise) -> Bytes:
     """What gathering a bucket allocates."""
-    return quantise_workspace(b.shard_size, elementwise) if b.gathered_as == "code" else 0
+    return quantise_workspace(b.shard_size, elementwise) if b.gathered_as == "fp8" else 0
 
 
 def update_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:

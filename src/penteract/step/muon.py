@@ -74,9 +74,9 @@ def workspace(b: Bucket, p: Policy) -> Bytes:
     wide, narrow = p.widths["stat"], BYTES[p.products]
     gradient, average, product = (wide * (d != p.stat) for d in (p.gradient, p.moments, p.products))
     master = wide * update.converts_master(p)
-    code = update.INDEX if p.moments == "int8" else 0
+    index = update.INDEX if p.moments == "int8" else 0
     rounding = update.RANDOM_BITS if p.stochastic else 0
-    slices = max(gradient + average + max(code, product), product + master, master + rounding)
+    slices = max(gradient + average + max(index, product), product + master, master + rounding)
     return b.size * narrow + max(workspace_elements(b) * narrow, min(b.shard_size, update.SLICE) * slices)
 
 

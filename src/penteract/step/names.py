@@ -9,7 +9,7 @@ from penteract.step.agreements import Agreement
 
 GATHER = "all_gather parameters"
 REPLICATE = "all_reduce shards"
-CODE, NARROW, WIDEN, ADD = "code", "narrow gradients", "widen gradients", "add gradients"
+QUANTISE, NARROW, WIDEN, ADD = "quantise weights", "narrow gradients", "widen gradients", "add gradients"
 MEASURE, UPDATE = "gradient norm: squares", "update"
 LARGEST, ORTHOGONALISE = "largest weights", "orthogonalise"
 WAIT_PARAMETERS, WAIT_GRADIENTS, WAIT_STAGE = "wait parameters", "wait gradients", "wait for a stage"

@@ -95,8 +95,8 @@ def workspace(elements: int, p: Policy, elementwise: Elementwise = "reference", 
     if not is_sliced(p):
         return elements * wide
     gradient, moment, master = wide * (p.gradient != p.stat), wide * (p.moments != p.stat), wide * converts_master(p)
-    code = INDEX if p.moments == "int8" else 0
-    moments = max(gradient + 2 * moment, wide + 2 * moment) + code
+    index = INDEX if p.moments == "int8" else 0
+    moments = max(gradient + 2 * moment, wide + 2 * moment) + index
     rounding = RANDOM_BITS if p.stochastic else 0
     return min(elements, SLICE) * max(moments, wide + master, master + rounding)
 

@@ -21,9 +21,9 @@ from penteract.errors import BadInput
 # host: a value in host memory as plain Python (split sizes), no bytes on the device;
 # parameter: what products read; gradient: where gradients accumulate; reduce: in which they are reduced over ranks;
 # master: master weights (0 bytes: parameters are updated directly); moment: one of the optimizer's moments;
-# code: FP8 data, in which weights may be gathered.
+# fp8: FP8 data, in which weights may be gathered.
 Role = Literal[
-    "compute", "stat", "index", "offset", "host", "parameter", "gradient", "reduce", "master", "moment", "code"
+    "compute", "stat", "index", "offset", "host", "parameter", "gradient", "reduce", "master", "moment", "fp8"
 ]  # fmt: skip
 Widths = Mapping[Role, int]  # bytes of one element of each role
 
@@ -166,7 +166,7 @@ class Policy:
                 return "int64"
             case "offset":
                 return "int32"
-            case "code":
+            case "fp8":
                 return "int8"
             case _:
                 return str(getattr(self, role))

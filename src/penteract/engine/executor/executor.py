@@ -285,7 +285,7 @@ class Run:
 
     def gather(self, bucket: int) -> None:
         flat, own = self.state.flats[bucket], self.state.flats[bucket].own_parameter
-        if flat.bucket.gathered_as == "code" and self.state.quantised_weights is not None:
+        if flat.bucket.gathered_as == "fp8" and self.state.quantised_weights is not None:
             own = self.state.quantised_weights.quantise_shard(flat.bucket, flat.shard, flat.parameter)
         self.gathering[bucket] = self.comm.start("all_gather", flat.bucket.shard_ranks, own, flat.parameter, {})
 

@@ -193,7 +193,7 @@ class TrainingState:
 
 def allocate(p: Program, device: torch.device) -> TrainingState:
     """The buffers of rank p.rank, not initialised."""
-    dtype = {role: dtype_of(role, p.precision) for role in ("parameter", "gradient", "stat", "code")}
+    dtype = {role: dtype_of(role, p.precision) for role in ("parameter", "gradient", "stat", "fp8")}
     state = TrainingState([])
     whole = _RingBuffer(parameter_ring_buffer(p.buckets, p.layout, p.widths), dtype["parameter"], device)
     sums = _RingBuffer(gradient_ring_buffer(p.buckets, p.widths), dtype["gradient"], device)
@@ -244,7 +244,7 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
 def _read(p: Program, b: Bucket, whole: torch.Tensor) -> torch.Tensor:
     """A parameter in the dtype that matrix products read: FP8 if it is gathered in FP8."""
     fp8 = p.precision.fp8
-    return whole.view(FORMATS[fp8.operand]) if fp8 and b.gathered_as == "code" else whole
+    return whole.view(FORMATS[fp8.operand]) if fp8 and b.gathered_as == "fp8" else whole
 
 
 def _optimizer(

@@ -114,7 +114,7 @@ def _one_pass(op_name: str) -> Implementation:
     return Implementation("triton", gpu_kernels(ONE_PASS[op_name]), {"cuda": table})
 
 
-# FP8 products run in units that GPUs have; elsewhere they are emulated, with the same codes and scales.
+# FP8 products run in units that GPUs have; elsewhere they are emulated, with the same data and scales.
 _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
     **{op_name: (_one_pass(op_name),) for op_name in ONE_PASS},
     "attention": _attention(lambda serves: serves),

@@ -145,7 +145,7 @@ def symbolic_program(
         tuple(
             replace(
                 _bucket(o.param, where, mesh, Mesh(cut), rank, shared(m), optimizer_kinds.of(matrix=o.param.matrix)),
-                gathered_as="code" if o.param.name in quantised_weights else "parameter",
+                gathered_as="fp8" if o.param.name in quantised_weights else "parameter",
                 moments=precision.moments_of(o.param.name),
             )
             for o in owned

@@ -155,7 +155,7 @@ class BucketCosts:
     def quantise(self, b: Bucket) -> Seconds:
         """Quantising a shard to FP8: the shard is read, the quantised values are written."""
         w = self.policy.widths
-        return self.rates.moved(b.shard_size * (w["parameter"] + w["code"]))
+        return self.rates.moved(b.shard_size * (w["parameter"] + w["fp8"]))
 
     def largest(self, b: Bucket) -> Seconds:
         """Reading a shard for the largest absolute values of its weights."""

@@ -315,7 +315,7 @@ class _Derivation:
         """The ops of an event of the walk outside of the actions, if it is of no bucket."""
         match event:
             case ("begin",):
-                return [self.stage.ops.largest(b) for b in self.stage.buckets if b.gathered_as == "code"]
+                return [self.stage.ops.largest(b) for b in self.stage.buckets if b.gathered_as == "fp8"]
             case ("agree", agreement):
                 return self.stage.ops.agree(agreement)
             case ("end",):

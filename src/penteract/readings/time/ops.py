@@ -158,8 +158,8 @@ class BucketOps:
 
     def gather(self, b: Bucket, key: Key) -> Iterator[Op]:
         """All-gather a bucket's parameters over its shard group; quantised to FP8 first where the bucket says so."""
-        if b.gathered_as == "code":
-            yield RUN, self._took("quantise", b), DATA, names.CODE
+        if b.gathered_as == "fp8":
+            yield RUN, self._took("quantise", b), DATA, names.QUANTISE
         yield START, self._stream(b.shard_ranks), self._took("all_gather", b), key, names.GATHER
 
     def reduce(self, b: Bucket, key: Key) -> Iterator[Op]:

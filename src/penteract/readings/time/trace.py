@@ -93,7 +93,7 @@ class MemoryCounter:
             names.NARROW: [update.wire_workspace(b.size, p.precision) for b in buckets if b.summed],
             names.MEASURE: [update.norm_workspace(p.precision, elementwise)],
             names.UPDATE: [update_workspace(b, p.precision, elementwise) for b in buckets],
-            names.CODE: [gather_workspace(b, elementwise) for b in buckets],
+            names.QUANTISE: [gather_workspace(b, elementwise) for b in buckets],
         }
         most = {name: max(some, default=0) for name, some in workspaces.items()}
         return MemoryCounter({k: n for k, n in resident(p).items() if n}, plan_arena(p).size, trace, most)

@@ -1,12 +1,13 @@
 """Linear layers in FP8 whose operands are cast once: as declared in `ops/declarations/quantised/fp8_linear.py`.
 
-x [T, D], w [F, D] of all weights, g [T, F]. Every product is a · bᵀ of operands whose codes lie along its sum:
+x [T, D], w [F, D] of all weights, g [T, F]. In each product a · bᵀ both operands are contiguous along the sum:
 
     forward          x8  [T, D]     w8  [F, D]
     input_gradient   g8  [T, F]     w8ᵀ [D, F]
     weight_gradient  g8ᵀ [F, T]     x8ᵀ [D, T]
 
-A code is a value times the inverse of its tensor's scale, in fp32, rounded. What casts and what multiplies is given.
+An FP8 value is the value times the inverse of its tensor's scale, in fp32, rounded. `Fp8Kernels` is given the casts and
+the product.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ from penteract.ops.declarations.quantised.fp8_linear import POSITIONS, rows_of_r
 from penteract.ops.tape import Site
 
 
-class Codes(NamedTuple):
-    """Where the codes of a tensor [rows, k] go: as they lie [rows, k], turned [k, rows]; None: not asked for."""
+class Fp8Data(NamedTuple):
+    """Where the FP8 data of a tensor [rows, k] go, in Transformer Engine's terms: rowwise [rows, k]; columnwise
+    [k, rows], the transpose. None: not needed."""
 
-    straight: torch.Tensor | None
-    turned: torch.Tensor | None
+    rowwise: torch.Tensor | None
+    columnwise: torch.Tensor | None
 
-    def part(self, begin: int, end: int) -> Codes:
-        """The codes of rows `begin` to `end`: views, straight [end - begin, k] and turned [k, end - begin]."""
-        return Codes(
-            None if self.straight is None else self.straight[begin:end],
-            None if self.turned is None else self.turned[:, begin:end],
+    def part(self, begin: int, end: int) -> Fp8Data:
+        """The data of rows `begin` to `end`: views, rowwise [end - begin, k] and columnwise [k, end - begin]."""
+        return Fp8Data(
+            None if self.rowwise is None else self.rowwise[begin:end],
+            None if self.columnwise is None else self.columnwise[:, begin:end],
         )
 
 
@@ -51,25 +53,25 @@ class Slopes(NamedTuple):
     gradient: torch.Tensor
 
 
-Cast = tuple[Any, Codes]  # a tensor [rows, k], or what it is made of; where its codes go
+Cast = tuple[Any, Fp8Data]  # a tensor [rows, k], or what it is made of; where its data go
 
 
 class Caster(NamedTuple):
-    """What makes codes.
+    """Casts tensors to FP8.
 
     put_largest  the largest absolute value of x [rows, k] and of what is in `largest` [1], into it
-    put_codes    the codes of x; its scale [1] is made of `largest`, or known where that is None
+    put_fp8    the data of x; its scale [1] is made of `largest`, or known where that is None
     """
 
     put_largest: Callable[[Any, torch.Tensor], None]
-    put_codes: Callable[[Fp8, Format, Any, torch.Tensor | None, torch.Tensor, Codes], None]
+    put_fp8: Callable[[Fp8, Format, Any, torch.Tensor | None, torch.Tensor, Fp8Data], None]
 
 
 class Casters(NamedTuple):
-    """All that makes codes and what is beside them.
+    """All casts to FP8, and what is fused with them.
 
-    of_values  codes of tensors
-    of_slopes  codes of what `Slopes` make, with or without making it
+    of_values  data of tensors
+    of_slopes  data of what `Slopes` make, with or without making it
     put_glu    SwiGLU of a packed tensor [T, 2·F], into [T, F]; its largest value too, and of what is in `largest`
     whole      several matrices as one, where they lie behind each other
     """
@@ -88,10 +90,10 @@ def put_largest(x: torch.Tensor, largest: torch.Tensor) -> None:
     torch.maximum(largest, torch.linalg.vector_norm(x, torch.inf), out=largest)
 
 
-def put_codes(
-    fp8: Fp8, name: Format, x: torch.Tensor, largest: torch.Tensor | None, scale: torch.Tensor, into: Codes
+def put_fp8(
+    fp8: Fp8, name: Format, x: torch.Tensor, largest: torch.Tensor | None, scale: torch.Tensor, into: Fp8Data
 ) -> None:
-    """Write x [rows, k] in FP8 format `name` `into` its codes, some rows at a time in fp32, by `scale`; with `largest`
+    """Write x [rows, k] in FP8 format `name` `into` its data, some rows at a time in fp32, by `scale`; with `largest`
     (the largest absolute value), the scale is made from it first."""
     if largest is not None:
         make_scales(fp8, name, largest)
@@ -102,8 +104,8 @@ def put_codes(
     wide = torch.empty(min(some, rows), k, dtype=torch.float32, device=x.device)
     for begin in range(0, rows, some):
         end = min(begin + some, rows)
-        part, codes = wide[: end - begin].copy_(x[begin:end]).mul_(inverse), into.part(begin, end)
-        for target, values in ((codes.straight, part), (codes.turned, part.t())):
+        part, data = wide[: end - begin].copy_(x[begin:end]).mul_(inverse), into.part(begin, end)
+        for target, values in ((data.rowwise, part), (data.columnwise, part.t())):
             if target is not None:
                 round_into(target.view(FORMATS[name]), values, name)
 
@@ -120,10 +122,10 @@ def put_largest_slope(x: Slopes, largest: torch.Tensor) -> None:
 
 
 def put_slopes(
-    fp8: Fp8, name: Format, x: Slopes, largest: torch.Tensor | None, scale: torch.Tensor, into: Codes
+    fp8: Fp8, name: Format, x: Slopes, largest: torch.Tensor | None, scale: torch.Tensor, into: Fp8Data
 ) -> None:
-    """Codes of the gradients, which are made again."""
-    put_codes(fp8, name, _made(x), largest, scale, into)
+    """FP8 data of the gradients, which are made again."""
+    put_fp8(fp8, name, _made(x), largest, scale, into)
 
 
 def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> None:
@@ -133,7 +135,7 @@ def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> N
 
 
 TORCH = Casters(
-    Caster(put_largest, put_codes), Caster(put_largest_slope, put_slopes), put_glu,
+    Caster(put_largest, put_fp8), Caster(put_largest_slope, put_slopes), put_glu,
     lambda parts: parts[0] if len(parts) == 1 else None,
 )  # fmt: skip
 
@@ -154,10 +156,10 @@ class Fp8Kernels:
     rotate: Rotate = rotate_
 
     def quantise(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-        """Codes of x, and its scale; its largest value may be known."""
+        """FP8 data of x, and its scale; its largest value may be known."""
         fp8: Fp8 = site.attrs["fp8"]
-        codes, turned, scale = outs
-        cast = (_flat(ins[0]), Codes(_flat(codes), turned))
+        rowwise, columnwise, scale = outs
+        cast = (_flat(ins[0]), Fp8Data(_flat(rowwise), columnwise))
         self._cast(env, fp8, fp8.operand, [cast], scale, known=ins[1] if len(ins) > 1 else None)
 
     def forward(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -174,7 +176,7 @@ class Fp8Kernels:
         self.casters.put_glu(_flat(packed), _flat(out), largest.zero_())
 
     def input_gradient(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-        """g·w of all weights; the codes of g, turned, for the weight gradient."""
+        """g·w of all weights; the columnwise data of g for the weight gradient."""
         of_weights, g = ins
         self._input_gradient(env, site, self.casters.of_values, _flat(g), of_weights, weights, outs)
 
@@ -189,27 +191,27 @@ class Fp8Kernels:
         self, env: Env, site: Site, ins: Tensors, weights: Tensors, out: torch.Tensor, scale: torch.Tensor
     ) -> None:
         fp8: Fp8 = site.attrs["fp8"]
-        codes, of_x = ins[1], ins[3]
-        made = torch.empty(site.attrs["features"], codes.shape[-1], dtype=torch.uint8, device=codes.device)
-        self._cast(env, fp8, fp8.operand, _each(self._matrices(weights), Codes(made, None)), scale)
-        a, b = _operand(_flat(codes), fp8.operand, of_x), _operand(made, fp8.operand, scale)
+        data, of_x = ins[1], ins[3]
+        made = torch.empty(site.attrs["features"], data.shape[-1], dtype=torch.uint8, device=data.device)
+        self._cast(env, fp8, fp8.operand, _each(self._matrices(weights), Fp8Data(made, None)), scale)
+        a, b = _operand(_flat(data), fp8.operand, of_x), _operand(made, fp8.operand, scale)
         self.product(fp8, a, b, _flat(out), True)
 
     def _input_gradient(
         self, env: Env, site: Site, caster: Caster, g: Any, of_weights: torch.Tensor, weights: Tensors, outs: Tensors
     ) -> None:
         fp8: Fp8 = site.attrs["fp8"]
-        out, turned, of_g = outs
-        codes = torch.empty(turned.shape[::-1], dtype=torch.uint8, device=turned.device)
-        self._cast(env, fp8, fp8.gradient, [(g, Codes(codes, turned))], of_g, caster)
-        made = torch.empty(out.shape[-1], codes.shape[1], dtype=torch.uint8, device=turned.device)
-        for part, into in _each(self._matrices(weights), Codes(None, made)):
-            self.casters.of_values.put_codes(fp8, fp8.operand, part, None, of_weights, into)
-        a, b = _operand(codes, fp8.gradient, of_g), _operand(made, fp8.operand, of_weights)
+        out, columnwise, of_g = outs
+        data = torch.empty(columnwise.shape[::-1], dtype=torch.uint8, device=columnwise.device)
+        self._cast(env, fp8, fp8.gradient, [(g, Fp8Data(data, columnwise))], of_g, caster)
+        made = torch.empty(out.shape[-1], data.shape[1], dtype=torch.uint8, device=columnwise.device)
+        for part, into in _each(self._matrices(weights), Fp8Data(None, made)):
+            self.casters.of_values.put_fp8(fp8, fp8.operand, part, None, of_weights, into)
+        a, b = _operand(data, fp8.gradient, of_g), _operand(made, fp8.operand, of_weights)
         self.product(fp8, a, b, _flat(out), False)
 
     def weight_gradient(self, env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
-        """gᵀ·x into each bucket; added to what is there some rows at a time, as no product of codes adds."""
+        """gᵀ·x into each bucket; added to what is there some rows at a time, as no product of data adds."""
         fp8: Fp8 = site.attrs["fp8"]
         x, of_x, g, of_g = ins
         parts, width = self._matrices(into), x.shape[0]
@@ -233,7 +235,7 @@ class Fp8Kernels:
         self, env: Env, fp8: Fp8, name: Format, parts: Sequence[Cast], scale: torch.Tensor,
         caster: Caster | None = None, known: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Codes of what shares a scale, once ranks have agreed on it. `known`: the largest value of this rank."""
+        """FP8 data of tensors that share a scale, once ranks have agreed on it. `known`: this rank's largest value."""
         caster = caster or self.casters.of_values
         largest = torch.zeros(1, dtype=torch.float32, device=scale.device)
         if known is not None:
@@ -241,8 +243,8 @@ class Fp8Kernels:
         for part, _ in parts if known is None else ():
             caster.put_largest(part, largest)
         env.agree("sequence", largest)
-        for i, (part, codes) in enumerate(parts):
-            caster.put_codes(fp8, name, part, None if i else largest, scale, codes)
+        for i, (part, data) in enumerate(parts):
+            caster.put_fp8(fp8, name, part, None if i else largest, scale, data)
 
     def table(self) -> dict[str, TorchKernel]:
         """The kernels of the ops that are cast once, by op name."""
@@ -253,13 +255,13 @@ class Fp8Kernels:
         }
 
 
-def _each(parts: Sequence[torch.Tensor], into: Codes) -> list[Cast]:
-    """Matrices one below the other, and where the codes of each go."""
+def _each(parts: Sequence[torch.Tensor], into: Fp8Data) -> list[Cast]:
+    """Matrices one below the other, and where the data of each go."""
     return [(part, into.part(*at)) for at, part in zip(columns([len(w) for w in parts]), parts, strict=True)]
 
 
-def _operand(codes: torch.Tensor, name: Format, scale: torch.Tensor) -> Operand:
-    return Operand(codes.view(FORMATS[name]), scale)
+def _operand(data: torch.Tensor, name: Format, scale: torch.Tensor) -> Operand:
+    return Operand(data.view(FORMATS[name]), scale)
 
 
 EMULATED = Fp8Kernels(TORCH, emulated).table()

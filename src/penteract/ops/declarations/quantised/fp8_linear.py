@@ -1,8 +1,8 @@
 """Declarations of linear layers in FP8 whose operands are cast once: what the fusion "fp8" makes of `linear`.
 
 `quantise` casts x [T, D] both ways round in one pass, for all layers that read it: x8 [T, D] for the product, and x8ᵀ
-[D, T], which the weight gradient keeps in place of x. `fp8_linear` casts its weights in forward and again, turned, in
-the input gradient, so no copy of them is kept; the gradient is cast both ways round, once, and handed on as codes.
+[D, T], which the weight gradient keeps in place of x. `fp8_linear` casts its weights in forward and again, transposed,
+in the input gradient, so no copy of them is kept; the gradient is cast both ways round, once, and handed on in FP8.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penteract.units import Bytes, Seconds
 
 ROOM = 2**23  # elements of a weight gradient that are made at a time beside the bucket: few enough for a GPU's cache
 _UNIT = 128  # rows of a product's tile
-POSITIONS = 4  # the place of positions among the ins of `fp8_linear`, where heads are turned
+POSITIONS = 4  # the place of positions among the ins of `fp8_linear`, where heads are rotated
 
 
 def is_cast_once(fp8: Fp8 | None) -> bool:
@@ -55,16 +55,16 @@ def scaling(fp8: Fp8, elementwise: Elementwise, shape: tuple[int, int]) -> Bytes
 
 
 class Quantise(OpDeclaration):
-    """x [.., D] -> codes [.., D], the same turned [D, T], and their scale [1]. The ranks that hold one micro-batch
-    agree on the largest value. Second in, where what made x has found it: the largest of this rank [1]."""
+    """x [.., D] -> rowwise data [.., D], columnwise data [D, T], and their scale [1]. The ranks of one
+    micro-batch agree on the largest value. Second in, where what made x has found it: the largest of this rank [1]."""
 
     differentiable = ()
     elementwise: Elementwise = "reference"
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         *rows, width = ins[0].shape
-        turned = Spec((width, prod(rows)), "code")  # type: ignore[type-var] - no routed rows
-        return (Spec(ins[0].shape, "code"), turned, Spec((1,), "stat")), ()
+        columnwise = Spec((width, prod(rows)), "fp8")  # type: ignore[type-var] - no routed rows
+        return (Spec(ins[0].shape, "fp8"), columnwise, Spec((1,), "stat")), ()
 
     def gradients(self, attrs: Attrs) -> tuple[int, ...]:
         return ()
@@ -80,7 +80,7 @@ class Quantise(OpDeclaration):
         return FLOAT + scaling(attrs["fp8"], self.elementwise, (prod(ins[0]) // width, width))
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
-        """x is read for its largest value, unless it is known, and for its codes."""
+        """x is read for its largest value, unless it is known, and for its data."""
         reads = 1 if len(call.ins) > 1 else 2
         return "pointwise", rates.moved(prod(call.ins[0]) * (reads * widths["compute"] + 2 * FP8_BYTES))
 
@@ -92,8 +92,8 @@ class OnePassQuantise(Quantise):
 
 
 class Fp8Linear(Linear):
-    """x [.., D], its codes, turned codes and scale; w1 [F1, D], w2 [F2, D], … -> [.., F1 + F2 + …], and the scale of
-    the weights, which is one for all of them. x itself is not read: its gradient is made here.
+    """x [.., D], its rowwise data, columnwise data and scale; w1 [F1, D], w2 [F2, D], … -> [.., F1 + F2 + …], and the
+    scale of the weights, which is one for all of them. x itself is not read: its gradient is made here.
 
     With positions [s, B] as last in, the first `turned` columns are heads that are rotated by them, as in
     `merged_linear`. `features`: all columns.
@@ -107,9 +107,9 @@ class Fp8Linear(Linear):
         return (Spec((*ins[0].shape[:-1], attrs["features"])),), (Spec((1,), "stat"),)
 
     def carry(self, ins: Sequence[Spec], attrs: Attrs) -> Specs:
-        """The gradient as turned codes [F, T], and their scale."""
+        """The gradient as columnwise data [F, T], and their scale."""
         tokens = prod(ins[0].shape[:-1])  # type: ignore[type-var] - no routed rows
-        return Spec((attrs["features"], tokens), "code"), Spec((1,), "stat")
+        return Spec((attrs["features"], tokens), "fp8"), Spec((1,), "stat")
 
     def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
         return linear_products(phase, prod(ins[0][:-1]), ins[0][-1], attrs["features"])
@@ -121,25 +121,25 @@ class Fp8Linear(Linear):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Bytes:
-        """Codes of the weights, and of the gradient for the product that reads it first. A weight gradient is added to
-        its bucket some rows at a time: there is room for them in any micro-batch, so that all need the same."""
+        """FP8 data of the weights, and of the gradient for the product that reads it first. A weight gradient is added
+        to its bucket some rows at a time: there is room for them in any micro-batch, so that all need the same."""
         fp8, (tokens, width) = attrs["fp8"], (prod(ins[0][:-1]), ins[0][-1])
         features = attrs["features"]
         if phase == "weight_gradient":
             return rows_of_room(features, width) * width * widths["gradient"]
-        codes = features * width * FP8_BYTES
+        data = features * width * FP8_BYTES
         scaled = max(scaling(fp8, self.elementwise, (w[0], width)) for w in weights)
         if phase == "forward":
-            return max(FLOAT + codes + scaled, self._turning(ins, attrs, widths))
+            return max(FLOAT + data + scaled, self._turning(ins, attrs, widths))
         gradient = tokens * features * FP8_BYTES
         first = FLOAT + scaling(fp8, self.elementwise, (tokens, features))
-        return gradient + max(first, codes + scaled)
+        return gradient + max(first, data + scaled)
 
     def _turning(self, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> Bytes:
         return rotation_workspace([ins[0], ins[POSITIONS]], attrs, widths) if len(ins) > POSITIONS else 0
 
     def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
-        """Bytes read and written beside the product: values for their largest and for their codes, and codes."""
+        """Bytes read and written beside the product: values for their largest and for their data, and data."""
         of_weights, tokens = sum(map(prod, weights)), prod(ins[0][:-1])
         if phase == "weight_gradient":
             return 2 * of_weights * widths["gradient"]
@@ -161,7 +161,7 @@ class Fp8Linear(Linear):
 
 
 class OnePassFp8Linear(Fp8Linear):
-    """By kernels that read a tensor once for its codes both ways round; nothing is scaled beside them."""
+    """By kernels that read a tensor once for its data both ways round; nothing is scaled beside them."""
 
     elementwise: Elementwise = "triton"
 
@@ -173,9 +173,9 @@ class OnePassFp8Linear(Fp8Linear):
 
 
 class Fp8Glu(Fp8Linear):
-    """Gate and up projections as one `fp8_linear`, and SwiGLU of them: x, codes, turned codes, scale; w1 [F, D],
-    w2 [F, D] -> [.., F], and its largest absolute value [1]; beside them the scale of the weights, and gate and up
-    [.., 2·F], which backward keeps. Their gradients are made as codes."""
+    """Gate and up projections as one `fp8_linear`, and SwiGLU of them: x, rowwise data, columnwise data, scale; w1
+    [F, D], w2 [F, D] -> [.., F], and its largest absolute value [1]; also the scale of the weights, and gate and up
+    [.., 2·F], which backward keeps. Their gradients are made in FP8."""
 
     input_keeps = ("extra0", "extra1")
 
@@ -186,7 +186,7 @@ class Fp8Glu(Fp8Linear):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Bytes:
-        """In plain torch the gradients of gate and up are made before their codes."""
+        """In plain torch the gradients of gate and up are made before their data."""
         found = super().workspace(phase, ins, weights, attrs, widths)
         if phase != "input_gradient" or self.elementwise == "triton":
             return found
@@ -196,7 +196,7 @@ class Fp8Glu(Fp8Linear):
 
     def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
         """SwiGLU reads gate and up and writes; backward reads both and the gradient, for the largest of what they make
-        and for its codes."""
+        and for its data."""
         of_weights, wide = sum(map(prod, weights)), widths["compute"]
         elements = of_weights // ins[0][-1] * prod(ins[0][:-1])  # of gate and up
         if phase == "forward":

@@ -1,4 +1,4 @@
-"""AdamW's update of a shard whose state is not coded: one pass at the speed of memory.
+"""AdamW's update of a shard whose state is not quantised: one pass at the speed of memory.
 
 What keeps it there, each seen in the machine code for sm_90:
 

@@ -170,17 +170,17 @@ def _read(kept, scales, levels, at, row, here, rows):
 
 @triton.jit
 def _write(kept, scales, midpoints, x, at, row, here, rows):
-    """Write elements of a moment, rounded. 8-bit codes are found by a binary search of eight steps."""
+    """Write elements of a moment, rounded. 8-bit indices of a codebook: a binary search of eight steps."""
     if scales is None:
         tl.store(kept + at, narrow(x, kept.dtype.element_ty), here)
     else:
         largest = tl.max(tl.abs(x), axis=1)
         tl.store(scales + row, largest, rows)
         x = tl.div_rn(x, tl.maximum(largest, _TINY)[:, None])
-        code = tl.zeros(x.shape, tl.int32)
+        index = tl.zeros(x.shape, tl.int32)
         for i in tl.static_range(8):
-            code += tl.where(tl.load(midpoints + code + ((128 >> i) - 1)) < x, 128 >> i, 0)
-        tl.store(kept + at, code.to(tl.uint8), here)
+            index += tl.where(tl.load(midpoints + index + ((128 >> i) - 1)) < x, 128 >> i, 0)
+        tl.store(kept + at, index.to(tl.uint8), here)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
-"""SwiGLU beside FP8: its largest value on the way; the gradients of gate and up as codes, made in registers.
+"""SwiGLU beside FP8: its largest value on the way; the gradients of gate and up in FP8, made in registers.
 
-They are rounded as they would be in memory, so that codes are those of plain torch. Gate and up lie side by side
-[T, 2·F], and so do the codes of their gradients.
+They are rounded as they would be in memory, so that the data are those of plain torch. Gate and up lie side by side
+[T, 2·F], and so do the FP8 data of their gradients.
 """
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
@@ -15,7 +15,7 @@ import triton.language as tl
 
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.quantised.fp8_linear import Codes, Slopes
+from penteract.engine.kernels.quantised.fp8_linear import Fp8Data, Slopes
 from penteract.engine.kernels.quantised.quantise import TINY
 from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, WARPS, inverse_of, put_tile
 from penteract.engine.kernels.triton.quantised.quantise import patterns_of
@@ -69,22 +69,22 @@ def _largest(packed, gradient, largest, rows, width, R: tl.constexpr, C: tl.cons
 
 
 @triton.jit
-def _codes(
-    packed, gradient, largest, scale, straight, turned, rows, width, turned_by_row, limit, least,
+def _quantise_tile(
+    packed, gradient, largest, scale, rowwise, columnwise, rows, width, columnwise_by_row, limit, least,
     POWERS: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """A tile of both gradients. straight: [rows, 2·width]; turned: [2·width, rows]."""
+    """A tile of both gradients. rowwise: [rows, 2·width]; columnwise: [2·width, rows]."""
     r = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     c = tl.program_id(1).to(tl.int64) * C + tl.arange(0, C)
     inside = (r < rows)[:, None] & (c < width)[None, :]
     there = (c < width)[:, None] & (r < rows)[None, :]
     inverse = inverse_of(largest, scale, least, limit, POWERS)
     by_gate, by_up = _slopes(packed, gradient, width, r, c, inside)
-    at = straight + r[:, None] * (2 * width) + c[None, :]
+    at = rowwise + r[:, None] * (2 * width) + c[None, :]
     put_tile(by_gate, inverse, limit, at, inside)
     put_tile(by_up, inverse, limit, at + width, inside)
-    put_tile(tl.trans(by_gate), inverse, limit, turned + c[:, None] * turned_by_row + r[None, :], there)
-    put_tile(tl.trans(by_up), inverse, limit, turned + (c + width)[:, None] * turned_by_row + r[None, :], there)
+    put_tile(tl.trans(by_gate), inverse, limit, columnwise + c[:, None] * columnwise_by_row + r[None, :], there)
+    put_tile(tl.trans(by_up), inverse, limit, columnwise + (c + width)[:, None] * columnwise_by_row + r[None, :], there)
 
 
 def _grid(rows: int, width: int, high: int) -> tuple[int, int]:
@@ -108,12 +108,12 @@ def put_largest_slope(x: Slopes, largest: torch.Tensor) -> None:
 
 
 def put_slopes(
-    fp8: Fp8, name: Format, x: Slopes, largest: torch.Tensor | None, scale: torch.Tensor, into: Codes
+    fp8: Fp8, name: Format, x: Slopes, largest: torch.Tensor | None, scale: torch.Tensor, into: Fp8Data
 ) -> None:
-    """Codes of the gradients of gate and up, both ways round."""
+    """FP8 data of the gradients of gate and up, rowwise and columnwise."""
     (rows, width), dtype = x.gradient.shape, FORMATS[name]
-    assert into.straight is not None and into.turned is not None and largest is not None
-    _codes[triton.cdiv(rows, _SIDE), triton.cdiv(width, _SIDE)](
-        *x, largest.view(torch.int32), scale, into.straight.view(dtype), into.turned.view(dtype), rows, width,
-        into.turned.stride(0), LARGEST[name], TINY, POWERS=fp8.powers, R=_SIDE, C=_SIDE, num_warps=_FEW,
+    assert into.rowwise is not None and into.columnwise is not None and largest is not None
+    _quantise_tile[triton.cdiv(rows, _SIDE), triton.cdiv(width, _SIDE)](
+        *x, largest.view(torch.int32), scale, into.rowwise.view(dtype), into.columnwise.view(dtype), rows, width,
+        into.columnwise.stride(0), LARGEST[name], TINY, POWERS=fp8.powers, R=_SIDE, C=_SIDE, num_warps=_FEW,
     )  # fmt: skip

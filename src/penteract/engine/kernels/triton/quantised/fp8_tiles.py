@@ -1,4 +1,4 @@
-"""A tile of numbers as codes of FP8: the scale of its tensor, and how a tile is written."""
+"""A tile of numbers as FP8 data: the scale of its tensor, and how a tile is written."""
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -10,7 +10,7 @@ import triton.language as tl
 
 from penteract.engine.kernels.triton.quantised.quantise import scale_of
 
-ROWS, COLUMNS = 64, 128  # of a tile: lines of 64 bytes at least, whichever way codes lie
+ROWS, COLUMNS = 64, 128  # of a tile: lines of 64 bytes at least, whichever way the data lie
 WARPS = 8
 
 
@@ -29,7 +29,7 @@ def inverse_of(largest, scale, least, limit, POWERS: tl.constexpr):
 
 @triton.jit
 def put_tile(tile, inverse, limit, out, inside):
-    """Multiply, saturate, round to the nearest code, ties to even. A NaN stays one."""
+    """Multiply, saturate, round to the nearest FP8 value, ties to even. A NaN stays one."""
     scaled = tile.to(tl.float32) * inverse
     scaled = tl.maximum(scaled, -limit, propagate_nan=tl.PropagateNan.ALL)
     scaled = tl.minimum(scaled, limit, propagate_nan=tl.PropagateNan.ALL)
