@@ -166,7 +166,7 @@ def run_case(rank: int, groups: ProcessGroups, case: Case, mutate: Mutation | No
         if placed is not None:
             verdict.differences += _compare_arena(run, placed)
         losses = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True)) | {"norm": run.totals[0].item()}
-        gradients = list(run.state.pieces("gradient"))
+        gradients = list(run.state.parameter_parts("gradient"))
     _compare_values(p, reference(rank, groups, case), gradients, losses, verdict)
     return verdict
 
@@ -291,7 +291,9 @@ def _in_arena(p: Program, groups: ProcessGroups) -> Run:
 
 def _compare_arena(run: Run, placed: Run) -> Iterable[tuple[str, str]]:
     """The same numbers, to the bit: no two registers that live at once, or on a wire, may overlap."""
-    for mine, theirs in zip(run.state.pieces("gradient"), placed.state.pieces("gradient"), strict=True):
+    for mine, theirs in zip(
+        run.state.parameter_parts("gradient"), placed.state.parameter_parts("gradient"), strict=True
+    ):
         if not torch.equal(mine.values, theirs.values):
             far = (mine.values - theirs.values).abs().max().item()
             yield "arena", f"{mine.param.name} differs by {far:.1e}"

@@ -89,7 +89,7 @@ class Small:
 def master_weights(state: TrainingState) -> dict[str, torch.Tensor]:
     """The weights that the optimizer updates, fp32 copies by name; of shards, this rank's part."""
     wide = [f.read("master", slice(0, len(f.master)), torch.float32) for f in state.flats]
-    return {piece.param.name: piece.values for piece in state.pieces_of(wide)}
+    return {part.param.name: part.values for part in state.parameter_parts_of(wide)}
 
 
 def kept(state: TrainingState, *, whole: bool = True) -> list[torch.Tensor]:

@@ -37,6 +37,7 @@ RETIRED = {
 }
 # These are plain English in a sentence, but not as a name in code: identifiers, or strings that name an op.
 RETIRED_NAMES = {
+    "parameter_parts, num_shards, overlaps, QueryChunk, StoredTensors": "pieces_of Pieces QueryRun",
     "P2PBatch, post_p2p, wait_recv, wait_sends": "Exchange exchange exchanges _exchange",
 }
 RETIRED_STRINGS = {"tp_all_gather, tp_reduce_scatter": "enter leave"}

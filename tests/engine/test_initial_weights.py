@@ -35,7 +35,7 @@ def test_ranks_keep_what_one_process_has(axes: dict[str, int], zero: int) -> Non
         q = compile_step(TINY_MOE, Layout(**axes, zero=zero), 32, rank=rank)
         state = allocate(q, CPU)
         initialise(q, state, 7)
-        for part in state.pieces("parameter"):
+        for part in state.parameter_parts("parameter"):
             begins = part.param.offset(q.mesh, rank)
             mine = alone.parameters[part.param.name]
             for dim, (at, n) in enumerate(zip(begins, part.param.local_shape(q.mesh), strict=True)):

@@ -72,18 +72,18 @@ def test_a_step_is_the_one_of_torch(nesterov: bool) -> None:
         torch.manual_seed(step)
         for flat in matrices:
             flat.gradient.normal_().mul_(1e-3)
-        for piece in run.state.pieces("gradient"):
-            if piece.param.name in theirs:
-                theirs[piece.param.name].grad = piece.values.view(piece.param.shape).clone()
+        for part in run.state.parameter_parts("gradient"):
+            if part.param.name in theirs:
+                theirs[part.param.name].grad = part.values.view(part.param.shape).clone()
         for flat in matrices:
             ours.update(flat, ours.factors(torch.ones((), dtype=torch.float64)))
         with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
             oracle.step()
-    for piece in run.state.pieces("master"):
-        n = piece.param.name
+    for part in run.state.parameter_parts("master"):
+        n = part.param.name
         if n in theirs:
             moved = (theirs[n] - before[n]).abs().max()
-            error = (piece.values.view(piece.param.shape) - theirs[n]).abs().max()
+            error = (part.values.view(part.param.shape) - theirs[n]).abs().max()
             assert moved > 1e-3 and error < PARITY * moved, (n, float(error))
 
 

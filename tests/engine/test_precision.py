@@ -219,8 +219,8 @@ def test_precisions_read_each_other_rounded_once(tmp_path: Path) -> None:
     _save(tmp_path, run)
     load_state(checkpoint.latest(tmp_path), other.trainer.program, other.state)
     theirs = master_weights(run.state)
-    for piece in other.state.pieces("master"):
-        assert torch.equal(piece.values, theirs[piece.param.name].bfloat16())
+    for part in other.state.parameter_parts("master"):
+        assert torch.equal(part.values, theirs[part.param.name].bfloat16())
 
 
 def test_moments_by_name_are_read_by_others_and_read_theirs(tmp_path: Path) -> None:

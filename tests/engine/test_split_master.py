@@ -67,13 +67,13 @@ def test_a_run_has_the_parameters_of_its_master_weights() -> None:
     for n in (1, 2):
         run.step(n)
     after, moved = master_weights(run.state), 0
-    for piece in run.state.pieces("parameter"):
-        wide = after[piece.param.name]
-        nearest = torch.empty_like(piece.values)
+    for part in run.state.parameter_parts("parameter"):
+        wide = after[part.param.name]
+        nearest = torch.empty_like(part.values)
         rounded(wide, nearest)
-        assert torch.equal(nearest, piece.values)
-        same = before[piece.param.name].bfloat16() == wide.bfloat16()
-        moved += int((same & (before[piece.param.name] != wide)).sum())
+        assert torch.equal(nearest, part.values)
+        same = before[part.param.name].bfloat16() == wide.bfloat16()
+        moved += int((same & (before[part.param.name] != wide)).sum())
     assert moved > 0
 
 

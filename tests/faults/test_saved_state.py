@@ -88,7 +88,7 @@ def test_what_no_update_made_is_found_by_the_writer(tmp_path: Path) -> None:
     made = session(tmp_path, "--training.steps=8")
 
     def spoil(trainer: Trainer) -> None:
-        next(trainer.state.pieces("square")).values[-1] = float("inf")
+        next(trainer.state.parameter_parts("square")).values[-1] = float("inf")
 
     patch = at_step(4, spoil)
     try:

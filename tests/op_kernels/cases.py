@@ -159,10 +159,10 @@ def _dense() -> list[Case]:
         Case("join", "one token", (x(1, 1, 1), x(1, 1, 1))),
         Case("repeat_heads", "twice", (x(3, 2, 2 * 4),), (), {"times": 2, "head_size": 4}),
         Case("repeat_heads", "thrice, one head", (x(3, 1, 4),), (), {"times": 3, "head_size": 4}),
-        Case("pack_heads", "two ranks", (x(3, 2, 2 * 4),), (), {"pieces": 2}),
-        Case("pack_heads", "four ranks, one sequence", (x(2, 1, 4),), (), {"pieces": 4}),
-        Case("unpack_heads", "two ranks", (x(6, 2, 4),), (), {"pieces": 2}),
-        Case("unpack_heads", "four ranks, one sequence", (x(8, 1, 1),), (), {"pieces": 4}),
+        Case("pack_heads", "two ranks", (x(3, 2, 2 * 4),), (), {"ranks": 2}),
+        Case("pack_heads", "four ranks, one sequence", (x(2, 1, 4),), (), {"ranks": 4}),
+        Case("unpack_heads", "two ranks", (x(6, 2, 4),), (), {"ranks": 2}),
+        Case("unpack_heads", "four ranks, one sequence", (x(8, 1, 1),), (), {"ranks": 4}),
     ]
 
 

@@ -217,11 +217,11 @@ def repeat_heads(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 
 
 def pack_heads(room: Room, ins: Tensors, weights: Tensors) -> Truth:
-    return Truth([torch.cat(ins[0].chunk(room.attrs["pieces"], 2), 0)])
+    return Truth([torch.cat(ins[0].chunk(room.attrs["ranks"], 2), 0)])
 
 
 def unpack_heads(room: Room, ins: Tensors, weights: Tensors) -> Truth:
-    return Truth([torch.cat(ins[0].chunk(room.attrs["pieces"], 0), 2)])
+    return Truth([torch.cat(ins[0].chunk(room.attrs["ranks"], 0), 2)])
 
 
 # ---- attention ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from op_kernels.fused import NAMES, SMALL, Case, Trial
 from penteract.config.kernel_limits import most_documents
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.executor.storages import Storages
-from penteract.engine.kernels.fused_attention.chunk_order import ChunkOrder, QueryRun
+from penteract.engine.kernels.fused_attention.chunk_order import ChunkOrder, QueryChunk
 from penteract.engine.kernels.fused_attention.cudnn import cudnn
 from penteract.engine.kernels.fused_attention.fa4 import documents, whole
 from penteract.engine.kernels.fused_attention.flash import ends, flash
@@ -75,18 +75,18 @@ def test_workspace_is_what_is_declared(case: Case, packed: bool = False):
 
 
 @pytest.mark.parametrize(
-    ("start", "piece", "queries", "keys"),
+    ("start", "chunk", "queries", "keys"),
     [
-        ([0, 0, 0, 0], QueryRun(0, 0, 4), [0, 0, 4, 4, 4, 4], [0, 0, 4, 4, 4, 4]),
-        ([0, 0, 2, 3], QueryRun(0, 0, 4), [0, 0, 2, 3, 4, 4], [0, 0, 2, 3, 4, 4]),
-        ([0, 1, 2, 3], QueryRun(0, 0, 4), [0, 0, 1, 2, 3, 4], [0, 0, 1, 2, 3, 4]),
-        ([5, 5, 10, 10], QueryRun(0, 8, 4), [0, 0, 2, 4, 4, 4], [0, 5, 10, 12, 12, 12]),
-        ([8, 8, 8, 11], QueryRun(4, 8, 4), [0, 0, 3, 4, 4, 4], [0, 8, 11, 12, 12, 12]),
-        ([0], QueryRun(0, 0, 1), [0, 0, 1], [0, 0, 1]),
+        ([0, 0, 0, 0], QueryChunk(0, 0, 4), [0, 0, 4, 4, 4, 4], [0, 0, 4, 4, 4, 4]),
+        ([0, 0, 2, 3], QueryChunk(0, 0, 4), [0, 0, 2, 3, 4, 4], [0, 0, 2, 3, 4, 4]),
+        ([0, 1, 2, 3], QueryChunk(0, 0, 4), [0, 0, 1, 2, 3, 4], [0, 0, 1, 2, 3, 4]),
+        ([5, 5, 10, 10], QueryChunk(0, 8, 4), [0, 0, 2, 4, 4, 4], [0, 5, 10, 12, 12, 12]),
+        ([8, 8, 8, 11], QueryChunk(4, 8, 4), [0, 0, 3, 4, 4, 4], [0, 8, 11, 12, 12, 12]),
+        ([0], QueryChunk(0, 0, 1), [0, 0, 1], [0, 0, 1]),
     ],
 )
-def test_ends_of_documents(start: list[int], piece: QueryRun, queries: list[int], keys: list[int]):
-    found = ends(torch.tensor(start), piece)
+def test_ends_of_documents(start: list[int], chunk: QueryChunk, queries: list[int], keys: list[int]):
+    found = ends(torch.tensor(start), chunk)
     assert [x.tolist() for x in found] == [queries, keys]
     assert all(x.dtype == torch.int32 for x in found)
 
@@ -111,8 +111,8 @@ def test_an_order_restores_and_puts_back():
 
 
 def test_ends_that_ignore_documents_are_seen(monkeypatch: pytest.MonkeyPatch):
-    def blind(start: torch.Tensor, piece: QueryRun) -> Any:
-        return ends(torch.zeros_like(start), piece)
+    def blind(start: torch.Tensor, chunk: QueryChunk) -> Any:
+        return ends(torch.zeros_like(start), chunk)
 
     monkeypatch.setattr("penteract.engine.kernels.fused_attention.flash.ends", blind)
     with pytest.raises(AssertionError):

@@ -125,7 +125,7 @@ def held(rank: int, groups: ProcessGroups, case: Case, past: dict[str, list[floa
             for n, x in zip(history.names, history.steps[0], strict=True)
             if max(abs(a / b - 1) for a, b in zip(x.tolist(), one.history[n], strict=True)) > 1e-6
         ]
-    for piece in run.state.pieces("gradient"):
+    for piece in run.state.parameter_parts("gradient"):
         whole_gradient = one.gradients[piece.param.name]
         part = whole_gradient
         for dim, (at, n) in enumerate(

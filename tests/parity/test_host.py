@@ -66,7 +66,7 @@ def trained(p: Program, groups: ProcessGroups, steps: int) -> tuple[Run, list[to
         run.counts.copy_(counts)
         walk(p, run, counted=False)
     run.settle_parameters()
-    gradients = [q.values.clone().view(torch.uint8) for q in run.state.pieces("gradient")]
+    gradients = [q.values.clone().view(torch.uint8) for q in run.state.parameter_parts("gradient")]
     whole = not any(f.bucket.cut_parameters for f in run.state.flats)
     return run, [*kept(run.state, whole=whole), *gradients, run.totals.view(torch.uint8)]
 

@@ -76,10 +76,10 @@ def trained(rank: int, groups: ProcessGroups, case: Case) -> Told:
 def _values(run: Run) -> dict[tuple[str, str], tuple[Any, int, torch.Tensor]]:
     out = dict[tuple[str, str], tuple[Any, int, torch.Tensor]]()
     for kind in ("master", "momentum", "mean", "square"):
-        for piece in run.state.pieces(kind):
-            q = piece.param
+        for part in run.state.parameter_parts(kind):
+            q = part.param
             cut = tuple(zip(q.offset(run.p.mesh, run.p.rank), q.local_shape(run.p.mesh), strict=True))
-            out[kind, q.name] = (cut, piece.begin, piece.values)
+            out[kind, q.name] = (cut, part.begin, part.values)
     return out
 
 

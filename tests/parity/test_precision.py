@@ -82,7 +82,7 @@ def held(rank: int, groups: ProcessGroups, case: Case) -> list[str]:
         wrong.append(f"resident: priced {priced}, allocated {seen}")
     gradients, alone = made_once(rank, groups, case.layout, lambda: in_one_process(case))
     most = LAYOUTS[p.precision.compute]
-    for piece in run.state.pieces("gradient"):
+    for piece in run.state.parameter_parts("gradient"):
         q, whole = piece.param, gradients[piece.param.name].float()
         part = whole
         for dim, (at, n) in enumerate(zip(q.offset(p.mesh, p.rank), q.local_shape(p.mesh), strict=True)):

@@ -288,7 +288,7 @@ class Do:
 
     def embedding(self, ids: Value, w: Param) -> Value:
         """ids [s, B], w [V@tp, D] -> [s, B, D], partial over the axis that shards w: ids of other shards give zeros."""
-        axis = w.shards[0].axis if w.shards and w.shards[0].pieces(self.mesh) > 1 else ""
+        axis = w.shards[0].axis if w.shards and w.shards[0].num_shards(self.mesh) > 1 else ""
         return self.op("embedding", ids, params=(w,), axis=axis)[0]
 
     def linear(self, x: Value, w: Param, bias: Param | None = None) -> Value:
@@ -308,7 +308,7 @@ class Do:
         if fp8 is None:
             return {}
         before = len(w.shape) - 2
-        cut = [s.dim - before for s in w.shards if s.axis == "tp" and s.pieces(self.mesh) > 1]
+        cut = [s.dim - before for s in w.shards if s.axis == "tp" and s.num_shards(self.mesh) > 1]
         return {"fp8": fp8, "cut": cut[0] if cut else None}
 
     def add_bias(self, x: Value, b: Param) -> Value:

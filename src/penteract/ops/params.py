@@ -8,29 +8,29 @@ from math import prod
 
 from penteract.config.mesh import Mesh
 
-Cut = tuple[tuple[str, int], ...]  # the axes that cut a parameter, and into how many pieces (at least two)
+Cut = tuple[tuple[str, int], ...]  # the axes that cut a parameter, and into how many shards (at least two)
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Dim `dim` is cut along `axis` into at most `parts` pieces.
+    """Dim `dim` is cut along `axis` into at most `parts` shards.
 
-    If the axis has more ranks than pieces (KV heads under a large tp), neighbouring ranks hold the same piece.
+    If the axis has more ranks than shards (KV heads under a large tp), neighbouring ranks hold the same shard.
     """
 
     dim: int
     axis: str  # of `AXES` in config/mesh.py
     parts: int | None = None
 
-    def pieces(self, mesh: Mesh) -> int:
-        """Into how many pieces the dim is cut: one for each rank of the axis, at most `parts`."""
+    def num_shards(self, mesh: Mesh) -> int:
+        """Into how many shards the dim is cut: one for each rank of the axis, at most `parts`."""
         n = mesh.size(self.axis)
         return n if self.parts is None else min(n, self.parts)
 
     def index(self, mesh: Mesh, rank: int) -> int:
-        """Which piece `rank` holds."""
+        """Which shard `rank` holds."""
         n = mesh.size(self.axis)
-        return mesh.index(self.axis, rank) // (n // self.pieces(mesh))
+        return mesh.index(self.axis, rank) // (n // self.num_shards(mesh))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Param:
     joined: int = 0
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
-        """Shape of the piece that one rank holds: each cut dim is divided by its pieces."""
+        """Shape of what one rank holds: each cut dim is divided by its number of shards."""
         shape = list(self.shape)
         for s in self.shards:
-            shape[s.dim] //= s.pieces(mesh)
+            shape[s.dim] //= s.num_shards(mesh)
         return tuple(shape)
 
     def offset(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
@@ -67,10 +67,10 @@ class Param:
 
     def cut(self, mesh: Mesh) -> Cut:
         """How it is cut, for `reduce_ranks`."""
-        return tuple((s.axis, s.pieces(mesh)) for s in self.shards if s.pieces(mesh) > 1)
+        return tuple((s.axis, s.num_shards(mesh)) for s in self.shards if s.num_shards(mesh) > 1)
 
     def numel(self, mesh: Mesh) -> int:
-        """Elements of the piece that one rank holds."""
+        """Elements that one rank holds."""
         return prod(self.local_shape(mesh))
 
 
@@ -78,16 +78,16 @@ OwningStages = Mapping[str, tuple[int, ...]]  # parameter name -> the pipeline r
 
 
 def reduce_ranks(cut: Cut, owning_stages: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[int, ...]:
-    """The ranks that hold the same piece of a parameter as `rank`: they must agree on its gradient.
+    """The ranks that hold the same shard of a parameter as `rank`: they must agree on its gradient.
 
     Every rank has other tokens (dp, cp, and tp in the sequence-parallel region) or other heads, so a gradient is a
     partial sum over every axis that does not cut the parameter. No other rule decides which ranks reduce.
     """
     stage = mesh.size("stage")
     places: Sequence[int] = range(stage)
-    for axis, pieces in cut:
+    for axis, num_shards in cut:
         block, step = mesh.block(axis)
-        each = block // step // pieces * step  # neighbours that hold one piece; groups are nested
+        each = block // step // num_shards * step  # neighbours that hold one shard; groups are nested
         begin = rank % block // each * each
         if len(places) == stage:
             places = [at + i for at in range(begin, stage, block) for i in range(each)]

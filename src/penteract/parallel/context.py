@@ -36,13 +36,13 @@ def _to_heads(steps: Steps, x: Value) -> Value:
     tokens.
     """
     n = steps.mesh.size("cp")
-    return x if n == 1 else steps.collective("all_to_all", "cp", steps.forward("pack_heads", x, pieces=n)[0])
+    return x if n == 1 else steps.collective("all_to_all", "cp", steps.forward("pack_heads", x, ranks=n)[0])
 
 
 def _to_tokens(steps: Steps, x: Value) -> Value:
     """The reverse: whole tokens are sent; received parts are concatenated along columns."""
     n = steps.mesh.size("cp")
-    return x if n == 1 else steps.forward("unpack_heads", steps.collective("all_to_all", "cp", x), pieces=n)[0]
+    return x if n == 1 else steps.forward("unpack_heads", steps.collective("all_to_all", "cp", x), ranks=n)[0]
 
 
 def _mirrored(

@@ -276,7 +276,7 @@ class BucketRules:
 
 
 def shard_groups(members: tuple[int, ...], layout: Layout, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """`members`: the `reduce_ranks` of a piece -> the shard group of `rank`, and its replicate group.
+    """`members`: the `reduce_ranks` of a parameter -> the shard group of `rank`, and its replicate group.
 
     Under ZeRO 0 each rank holds all of it. A shard group has `shard_group` neighbouring ranks in (dp, cp) order.
     """

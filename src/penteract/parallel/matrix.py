@@ -56,7 +56,7 @@ def matrices(params: Sequence[Param], offsets: Sequence[int], mesh: Mesh) -> Ite
     """The matrices of parameters with equal sharding, in their order. The last two dims are those of a matrix."""
     for q, at in zip(params, offsets, strict=True):
         shape, first = q.local_shape(mesh), len(q.shape) - 2
-        cuts = ((s.dim - first, s.pieces(mesh)) for s in q.shards if s.axis == "tp" and s.pieces(mesh) > 1)
+        cuts = ((s.dim - first, s.num_shards(mesh)) for s in q.shards if s.axis == "tp" and s.num_shards(mesh) > 1)
         (rows, columns), cut = shape[first:], next(cuts, (-1, 1))
         for i in range(prod(shape[:first])):
             yield Matrix(at + i * rows * columns, (rows, columns), *cut)
@@ -65,9 +65,9 @@ def matrices(params: Sequence[Param], offsets: Sequence[int], mesh: Mesh) -> Ite
 def peers(params: Sequence[Param], mesh: Mesh, rank: int) -> tuple[int, ...]:
     """The ranks of a tensor group with the slices of one matrix, one for each slice, in order."""
     group = mesh.group("tp", rank)
-    pieces = max((s.pieces(mesh) for s in params[0].shards if s.axis == "tp"), default=1)
-    each = len(group) // pieces
-    return group[group.index(rank) % each :: each] if pieces > 1 else (rank,)
+    num_shards = max((s.num_shards(mesh) for s in params[0].shards if s.axis == "tp"), default=1)
+    each = len(group) // num_shards
+    return group[group.index(rank) % each :: each] if num_shards > 1 else (rank,)
 
 
 def deal(some: Sequence[Matrix], ranks: int) -> tuple[tuple[Matrix, ...], ...]:

@@ -10,7 +10,7 @@ Traffic    tp_all_gather       forward all-gather tokens         backward reduce
            With "tp_all_gather" among the recomputed ops, the gathered tokens are not kept: they are gathered again for
            the weight gradients, overlapped with the input gradients. Without it, they are kept.
 Costs      the residual stream four times for each block and direction; only inside a node.
-Helps      when a layer is too large or too slow for one device; hurts when the pieces become small.
+Helps      when a layer is too large or too slow for one device; hurts when the shards become small.
 Papers     Chowdhery 2022 (2204.02311) §5 (z-loss); Shoeybi 2019 (1909.08053) §3; Korthikanti 2022 (2205.05198) §4.2
 """
 

@@ -103,9 +103,9 @@ class Estimator:
         if self.composer.policy.fp8 is None:
             return
         check_gather(self.composer.policy.fp8, layout)
-        pieces = 2 if layout.cp > 1 else 1
+        chunks_per_sequence = 2 if layout.cp > 1 else 1
         for kind in {kind for chain in self.composer.layers_by_stage(layout) for kind, _ in chain}:
-            check_sizes(self.composer.layer_program(layout, kind).sites, pieces)
+            check_sizes(self.composer.layer_program(layout, kind).sites, chunks_per_sequence)
 
     def least(self, layout: Layout) -> Least:
         """A lower bound of a layout's memory, as a function of the micro-batch size."""

@@ -173,7 +173,7 @@ def compile_step(  # noqa: PLR0913 (a step depends on many choices)
         model, mesh, rank, sequence_length, precision, chunks, mine, everything, all_owning_stages, made, actions, {}
     )
     if training:
-        check_sizes((op.site for c in chunks for op in c.tape.ops), pieces=2 if layout.cp > 1 else 1)
+        check_sizes((op.site for c in chunks for op in c.tape.ops), chunks_per_sequence=2 if layout.cp > 1 else 1)
     return replace(program, events=events(made, layout, _numbered(program), (len(actions), 0)))
 
 

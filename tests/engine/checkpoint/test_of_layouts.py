@@ -65,8 +65,8 @@ def local(p: Program, q: Param, suffix: str) -> torch.Tensor:
     return whole
 
 
-def expected(p: Program, piece: ParameterPart, suffix: str) -> torch.Tensor:
-    return local(p, piece.param, suffix).reshape(-1)[piece.begin : piece.begin + len(piece.values)]
+def expected(p: Program, part: ParameterPart, suffix: str) -> torch.Tensor:
+    return local(p, part.param, suffix).reshape(-1)[part.begin : part.begin + len(part.values)]
 
 
 def bits(t: torch.Tensor) -> torch.Tensor:
@@ -104,8 +104,8 @@ def visit(
     if action == "save":
         for suffix, kind in KINDS.items():
             values = wide(state, kind)
-            for piece in state.pieces_of(values):
-                piece.values.copy_(expected(p, piece, suffix))
+            for part in state.parameter_parts_of(values):
+                part.values.copy_(expected(p, part, suffix))
             for flat, x in zip(state.flats, values, strict=True):
                 if x is not None:
                     flat.write(kind, slice(0, len(x)), x)
@@ -119,14 +119,14 @@ def visit(
     load_state(checkpoint.latest(folder), p, state)
     after_load(Run(p, state, Gloo(rank, groups), REFERENCE, Fresh("bf16", CPU)))
     wrong = [
-        f"{rank}: {kind} of {piece.param.name} from {piece.begin}"
+        f"{rank}: {kind} of {part.param.name} from {part.begin}"
         for suffix, kind in KINDS.items()
-        for piece in state.pieces_of(wide(state, kind))
-        if not bits(piece.values).equal(bits(expected(p, piece, suffix)))
+        for part in state.parameter_parts_of(wide(state, kind))
+        if not bits(part.values).equal(bits(expected(p, part, suffix)))
     ]
-    for piece in state.pieces("parameter"):
-        if not bits(piece.values).equal(bits(narrow(expected(p, piece, "")))):
-            wrong.append(f"{rank}: rounded {piece.param.name} from {piece.begin}")
+    for part in state.parameter_parts("parameter"):
+        if not bits(part.values).equal(bits(narrow(expected(p, part, "")))):
+            wrong.append(f"{rank}: rounded {part.param.name} from {part.begin}")
     cut = {q.name for b in p.buckets if b.cut_parameters for q in b.params}
     parameters = {q.name: narrow(local(p, q, "")) for q in p.params if q.name not in cut}
     return wrong + [f"{rank}: {n}" for n, t in parameters.items() if not bits(state.parameters[n]).equal(bits(t))]

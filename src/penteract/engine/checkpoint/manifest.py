@@ -84,7 +84,7 @@ def merge(shares: Sequence[Mapping[str, ManifestEntry]]) -> dict[str, ManifestEn
             table[name] = ManifestEntry(first.shape, first.dtype, first.parts + entry.parts)
     for name, entry in table.items():
         if problem := untiled(entry):
-            raise Bug("CHECKPOINT", "a tensor's owned pieces do not tile it", where=name, found=problem,
+            raise Bug("CHECKPOINT", "a tensor's owned rectangles do not tile it", where=name, found=problem,
                       allowed=f"each element of {entry.shape} once")  # fmt: skip
     return table
 

@@ -42,7 +42,7 @@ def load(at: Path, wanted: Iterable[Slice]) -> dict[str, Any]:
     _refuse_another_model(at, stored, slices)
     copies: dict[str, dict[StoredBox, list[tuple[Slice, Box]]]] = {}
     for s in slices:
-        for part, box in pieces(at, s.name, stored.tensors[s.name], s.box):
+        for part, box in overlaps(at, s.name, stored.tensors[s.name], s.box):
             copies.setdefault(part.file, {}).setdefault(part, []).append((s, box))
     for file, parts in copies.items():
         with opened(at / file, next(iter(parts)).key) as handle:
@@ -102,7 +102,7 @@ def _refuse_another_model(at: Path, stored: Manifest, slices: list[Slice]) -> No
                            allowed=dtype, fix="resume with the precision that wrote it")  # fmt: skip
 
 
-def pieces(at: Path, name: str, entry: ManifestEntry, wanted: Box) -> list[tuple[StoredBox, Box]]:
+def overlaps(at: Path, name: str, entry: ManifestEntry, wanted: Box) -> list[tuple[StoredBox, Box]]:
     """The stored rectangles that overlap the wanted one, each with the overlap. Raises CorruptData unless the overlaps
     tile it."""
     found = [(part, box) for part in entry.parts if (box := meet(part.box, wanted))]

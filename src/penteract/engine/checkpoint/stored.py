@@ -11,12 +11,12 @@ import torch
 
 from penteract.engine.checkpoint import manifest
 from penteract.engine.checkpoint.manifest import StoredBox
-from penteract.engine.checkpoint.reading import checked, opened, pieces
+from penteract.engine.checkpoint.reading import checked, opened, overlaps
 from penteract.engine.checkpoint.slices import Box, view
 from penteract.errors import BadInput
 
 
-class Pieces:
+class StoredTensors:
     """The tensors of the checkpoint `at`. Files are memory-mapped, so the system can drop pages that were read.
 
     A stored rectangle's digest is checked when it is first read. Raises CorruptData when it differs.
@@ -28,7 +28,7 @@ class Pieces:
         self._checked: set[StoredBox] = set()
         self._open = ExitStack()
 
-    def __enter__(self) -> Pieces:
+    def __enter__(self) -> StoredTensors:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -50,7 +50,7 @@ class Pieces:
         """The box of one tensor, cast to `dtype`."""
         out = torch.empty(box[1], dtype=dtype)
         entry = self.manifest.tensors[name]
-        for part, inner in pieces(self.at, name, entry, box):
+        for part, inner in overlaps(self.at, name, entry, box):
             view(out, inner, box[0]).copy_(view(self._tensor(part, entry.dtype), inner, part.box[0]))
         return out
 

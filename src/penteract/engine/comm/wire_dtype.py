@@ -27,5 +27,5 @@ def widened(whole: torch.Tensor, dtype: torch.dtype, part: range) -> None:
     if whole.dtype == dtype:
         return
     wire, whole = whole.view(dtype)[part.start : part.stop], whole[part.start : part.stop]
-    for piece in reversed(list(parts(len(part)))):
-        whole[piece] = wire[piece].to(whole.dtype)
+    for own in reversed(list(parts(len(part)))):
+        whole[own] = wire[own].to(whole.dtype)

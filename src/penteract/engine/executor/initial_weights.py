@@ -45,7 +45,9 @@ def kept_elements(p: Program, state: TrainingState) -> dict[str, Span]:
     """The elements of each parameter's rectangle, in row-major order, that this rank keeps: all of them, or its
     shard's; (0, 0) if it keeps none."""
     cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}
-    shards = {part.param.name: (part.begin, part.begin + len(part.values)) for part in state.pieces("parameter")}
+    shards = {
+        part.param.name: (part.begin, part.begin + len(part.values)) for part in state.parameter_parts("parameter")
+    }
     return {q.name: shards.get(q.name, (0, 0)) if q.name in cut else (0, q.numel(p.mesh)) for q in p.params}
 
 

@@ -169,17 +169,17 @@ class TrainingState:
         """The optimizer state on the host."""
         return [t for f in self.flats if f.bucket.offloaded for t in f.optimizer_state.values()]
 
-    def pieces(self, kind: Literal["parameter", "gradient"] | StateKind) -> Iterator[ParameterPart]:
+    def parameter_parts(self, kind: Literal["parameter", "gradient"] | StateKind) -> Iterator[ParameterPart]:
         """The parts of parameters, gradients or optimizer state in this rank's shards, as views."""
         match kind:
             case "parameter":
-                return self.pieces_of([f.own_parameter for f in self.flats])
+                return self.parameter_parts_of([f.own_parameter for f in self.flats])
             case "gradient":
-                return self.pieces_of([f.own_gradient for f in self.flats])
+                return self.parameter_parts_of([f.own_gradient for f in self.flats])
             case _:
-                return self.pieces_of([f.kept(kind) for f in self.flats])
+                return self.parameter_parts_of([f.kept(kind) for f in self.flats])
 
-    def pieces_of(self, shards: Iterable[torch.Tensor | None]) -> Iterator[ParameterPart]:
+    def parameter_parts_of(self, shards: Iterable[torch.Tensor | None]) -> Iterator[ParameterPart]:
         """The same for `shards`: one tensor for each flat, or None."""
         for flat, own in zip(self.flats, shards, strict=True):
             if own is None:
@@ -229,7 +229,9 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
     if sites := p.quantised_weights:
         names = [s.params[0] for s in sites]
         parts = {
-            x.param.name: ShardValues(x.begin, x.values) for x in state.pieces("parameter") if x.param.name in names
+            x.param.name: ShardValues(x.begin, x.values)
+            for x in state.parameter_parts("parameter")
+            if x.param.name in names
         }
         state.quantised_weights = QuantisedWeights(
             sites[0].attrs["fp8"], names, parts, device, quantiser(p.layout.elementwise)
@@ -310,7 +312,7 @@ class _RingBuffer:
 def fill(state: TrainingState, whole: Iterable[tuple[Param, torch.Tensor]]) -> None:
     """Set parameters and master weights from pairs (parameter, its whole local rectangle), one at a time."""
     kinds = ("master", "parameter")
-    master_weights, own = ({piece.param.name: piece for piece in state.pieces(kind)} for kind in kinds)
+    master_weights, own = ({part.param.name: part for part in state.parameter_parts(kind)} for kind in kinds)
     cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}
     splits = {q.name for flat in state.flats if flat.splits_master for q in flat.bucket.params}
     for q, value in whole:

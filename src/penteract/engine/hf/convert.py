@@ -17,7 +17,7 @@ from penteract.engine import checkpoint
 from penteract.engine.checkpoint import Slice
 from penteract.engine.checkpoint import durable as disk
 from penteract.engine.checkpoint.slices import Dims
-from penteract.engine.checkpoint.stored import Pieces
+from penteract.engine.checkpoint.stored import StoredTensors
 from penteract.engine.data import open_tokenizer
 from penteract.engine.hf.folder import TOKENIZER, WEIGHTS_ALONE, open_folder, remembered_vocabulary, weights_alone
 from penteract.engine.hf.reading import HfWeights
@@ -32,7 +32,7 @@ def to_hf(path: Path, to: Path, options: WriteOptions) -> Written:
     """A run's newest step, or the step at `path`, as a Hugging Face folder."""
     at = step_of(path)
     run = at.resolve().parent.parent
-    with Pieces(at) as stored:
+    with StoredTensors(at) as stored:
         model = _model_of(stored.manifest.extra, at)
         options = replace(options, vocabulary=_vocabulary(options.vocabulary or remembered_vocabulary(run), model))
         return write_folder(stored, model, to, _with_tokenizer(options, run))

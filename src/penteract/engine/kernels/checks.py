@@ -24,7 +24,7 @@ from penteract.config.rules.settle import Settle
 from penteract.engine.executor.feed import TokenSample
 from penteract.engine.kernels.registry import check_devices
 from penteract.errors import BadInput, CorruptData
-from penteract.ops.declarations.fused_attention.flash import piece
+from penteract.ops.declarations.fused_attention.flash import query_tokens
 from penteract.step.program import Program
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def check_documents(p: Program, samples: Iterable[TokenSample]) -> None:
     if can is None or can.documents is None:
         return
     own = s if lay.cp_method == "ulysses" else s // lay.cp
-    n = piece(own, s)
+    n = query_tokens(own, s)
     most = can.documents(n)
     for sample in samples:
         start = torch.as_tensor(sample.start)

@@ -237,13 +237,13 @@ def repeat_heads_input(env: Env, site: Site, ins: Tensors, weights: Tensors, out
 
 def pack_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """[S, B, n·W] -> [n·S, B, W]: the heads for each of n ranks become contiguous."""
-    n = site.attrs["pieces"]
+    n = site.attrs["ranks"]
     outs[0].unflatten(0, (n, -1)).copy_(ins[0].unflatten(2, (n, -1)).movedim(2, 0))
 
 
 def unpack_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """[n·S, B, W] -> [S, B, n·W]: the heads from n ranks side by side."""
-    n = site.attrs["pieces"]
+    n = site.attrs["ranks"]
     outs[0].unflatten(2, (n, -1)).copy_(ins[0].unflatten(0, (n, -1)).movedim(0, 2))
 
 

@@ -79,12 +79,12 @@ def random_bits(slices: Iterable[ParameterSlice], part: slice, seed: int, step: 
     """Random numbers below 2^16 for a shard's elements `part`, int64 [n]. step: [], on the device."""
     z = torch.zeros(part.stop - part.start, dtype=torch.int64, device=step.device)
     now = step.to(torch.int64)
-    for piece in slices:
-        first, last = max(part.start, piece.at), min(part.stop, piece.at + piece.count)
+    for s in slices:
+        first, last = max(part.start, s.at), min(part.stop, s.at + s.count)
         if first < last:
             own = z[first - part.start : last - part.start]
-            piece.put_global_indices(own, first)
-            own.add_(now, alpha=EPOCH).mul_(STRIDE).add_(piece.digest(seed))
+            s.put_global_indices(own, first)
+            own.add_(now, alpha=EPOCH).mul_(STRIDE).add_(s.digest(seed))
     for shift, factor in MIXES:
         above = z >> shift
         above.bitwise_and_(2 ** (64 - shift) - 1)

@@ -43,15 +43,15 @@ def _unclipped(trainer: Trainer) -> Iterator[ParameterPart]:
     """
     assert trainer.run.optimizer is not None
     scale = trainer.run.optimizer.clipping(trainer.run.totals[0])
-    for piece in trainer.state.pieces("gradient"):
-        values = piece.values
-        yield replace(piece, values=values / scale if values.dtype == scale.dtype else values)
+    for part in trainer.state.parameter_parts("gradient"):
+        values = part.values
+        yield replace(part, values=values / scale if values.dtype == scale.dtype else values)
 
 
 def load_gradients(trainer: Trainer, folder: Path, rank: Rank) -> float:
     """The largest difference to another run's step-1 gradients, each relative to its parameter's largest element."""
     p = trainer.program
-    theirs = [replace(g, values=torch.empty_like(g.values)) for g in trainer.state.pieces("gradient")]
+    theirs = [replace(g, values=torch.empty_like(g.values)) for g in trainer.state.parameter_parts("gradient")]
     try:
         checkpoint.load(checkpoint.latest(folder / _WHERE), slices(p, theirs))
     except (OSError, BadInput) as e:

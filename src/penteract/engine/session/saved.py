@@ -111,7 +111,7 @@ def _widened(p: Program, state: TrainingState) -> Widened:
 
 def _slices(p: Program, state: TrainingState, widened: Widened) -> Iterator[Slice]:
     for suffix, kind in KINDS.items():
-        yield from slices(p, state.pieces_of(widened[kind]), suffix)
+        yield from slices(p, state.parameter_parts_of(widened[kind]), suffix)
     first = p.mesh.group("stage", p.rank)[0] == p.rank
     if state.scaling is not None:
         values = state.scaling.values
@@ -124,19 +124,19 @@ def _slices(p: Program, state: TrainingState, widened: Widened) -> Iterator[Slic
         yield Slice(f"{name}/bias", tuple(bias.shape), (0,), bias, first)
 
 
-def slices(p: Program, pieces: Iterable[ParameterPart], suffix: str = "") -> Iterator[Slice]:
+def slices(p: Program, held: Iterable[ParameterPart], suffix: str = "") -> Iterator[Slice]:
     """Parts of local rectangles as rectangles of global tensors. One rank writes each element."""
     bucket_of = {q.name: b for b in p.buckets for q in b.params}
     number = {q.name: i for i, q in enumerate(p.everything)}
-    for piece in pieces:
-        q, bucket = piece.param, bucket_of[piece.param.name]
+    for part in held:
+        q, bucket = part.param, bucket_of[part.param.name]
         # Replicas of a shard have the same bytes, so parameters are dealt out to them in turn.
         owner = bucket.replicate_ranks[number[q.name] % len(bucket.replicate_ranks)] == p.rank
         origin, at = q.offset(p.mesh, p.rank), 0
-        for offset, size in rectangles(q.local_shape(p.mesh), piece.begin, piece.begin + len(piece.values)):
+        for offset, size in rectangles(q.local_shape(p.mesh), part.begin, part.begin + len(part.values)):
             start = tuple(o + i for o, i in zip(origin, offset, strict=True))
-            part = piece.values[at : at + prod(size)].view(size)
-            yield Slice(q.name + suffix, q.shape, start, part, owner)
+            values = part.values[at : at + prod(size)].view(size)
+            yield Slice(q.name + suffix, q.shape, start, values, owner)
             at += prod(size)
 
 

@@ -10,7 +10,7 @@ import torch
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint.manifest import MANIFEST
 from penteract.engine.checkpoint.slices import Box
-from penteract.engine.checkpoint.stored import Pieces
+from penteract.engine.checkpoint.stored import StoredTensors
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.state import TrainingState, fill
 from penteract.engine.hf.folder import CONFIG, open_folder
@@ -35,7 +35,7 @@ def open_weights(path: Path, p: Program) -> Weights:
     """
     if (path / CONFIG).is_file():
         return HfWeights(open_folder(path, p.model))
-    stored = Pieces(step_of(path))
+    stored = StoredTensors(step_of(path))
     stored.refuse_others({q.name: q.shape for q in p.everything})
     return stored
 

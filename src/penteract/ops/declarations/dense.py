@@ -306,15 +306,15 @@ class RepeatHeads(OpDeclaration):
 
 
 class PackHeads(OpDeclaration):
-    """x [s, B, n·w] -> [n·s, B, w]: n = `pieces` blocks of columns, stacked as rows. Redistributions use it in both
-    directions, so it has no gradient of its own."""
+    """x [s, B, n·w] -> [n·s, B, w]: the columns for each of n = `ranks`, stacked as rows. Redistributions use it in
+    both directions, so it has no gradient of its own."""
 
     differentiable = ()
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         s, b, width = ins[0].shape
         assert isinstance(s, int) and isinstance(width, int)
-        return (Spec((s * attrs["pieces"], b, width // attrs["pieces"])),), ()
+        return (Spec((s * attrs["ranks"], b, width // attrs["ranks"])),), ()
 
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
@@ -330,7 +330,7 @@ class UnpackHeads(OpDeclaration):
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         s, b, width = ins[0].shape
         assert isinstance(s, int) and isinstance(width, int)
-        return (Spec((s // attrs["pieces"], b, width * attrs["pieces"])),), ()
+        return (Spec((s // attrs["ranks"], b, width * attrs["ranks"])),), ()
 
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths

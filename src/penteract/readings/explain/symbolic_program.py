@@ -205,7 +205,7 @@ def _bucket(
 ) -> Bucket:
     """A bucket of one parameter, reduced last. The number of ranks that hold it is symbolic, too."""
     members, size = reduce_ranks(q.cut(mesh), where[q.name], mesh, rank), q.numel(cut)
-    count = cut.size("stage") // prod(s.pieces(cut) for s in q.shards) * len(where[q.name])
+    count = cut.size("stage") // prod(s.num_shards(cut) for s in q.shards) * len(where[q.name])
     assert count == len(members), q.name
     lay, copies = mesh.layout, 1
     shard_ranks, replicate_ranks = shard_groups(members, lay, rank)

@@ -11,7 +11,7 @@ from penteract.engine.doctor.machine import Disk
 from penteract.units import MIB
 
 WRITTEN = 64 * MIB
-PIECE = MIB
+WRITE_BYTES = MIB
 LONGEST_S = 0.5  # seconds of writing before the file is flushed
 MOUNTS = Path("/proc/self/mounts")
 
@@ -28,7 +28,7 @@ def disk(folder: Path) -> Disk:
         pass
     speed, error = None, _in_the_way(folder.absolute())
     try:
-        speed = _written(asked, WRITTEN if free is None or free > 4 * WRITTEN else PIECE) if not error else None
+        speed = _written(asked, WRITTEN if free is None or free > 4 * WRITTEN else WRITE_BYTES) if not error else None
     except OSError as e:
         error = e.strerror or str(e)
     return Disk(folder=str(folder), asked=str(asked), free=free, total=total, files=files, kind=_kind(asked),
@@ -47,14 +47,14 @@ def _in_the_way(folder: Path) -> str:
 
 def _written(folder: Path, size: int) -> float | None:
     """Bytes a second with flushing; None if too little was written to measure."""
-    piece = os.urandom(PIECE)  # random, because a disk that compresses would write zeros too fast
+    data = os.urandom(WRITE_BYTES)  # random, because a disk that compresses would write zeros too fast
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         began, done = time.perf_counter(), 0
         while done < size and time.perf_counter() - began < LONGEST_S:
-            done += file.write(piece)
+            done += file.write(data)
         os.fsync(file.fileno())
         took = time.perf_counter() - began
-    return done / took if size > PIECE else None
+    return done / took if size > WRITE_BYTES else None
 
 
 def _kind(folder: Path) -> str:

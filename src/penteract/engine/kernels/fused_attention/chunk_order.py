@@ -48,7 +48,7 @@ class ChunkOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryRun:
+class QueryChunk:
     """Query rows [at, at + tokens) are the sequence's tokens [first, first + tokens)."""
 
     at: int
@@ -62,17 +62,17 @@ class QueryRun:
 
     @property
     def rows(self) -> slice:
-        """The query rows of the run."""
+        """The query rows of the chunk."""
         return slice(self.at, self.at + self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayout:
-    """The stored order of an attention's queries and keys, and the runs of consecutive query tokens."""
+    """The stored order of an attention's queries and keys, and the chunks of consecutive query tokens."""
 
     queries: ChunkOrder
     keys: ChunkOrder
-    pieces: tuple[QueryRun, ...]
+    chunks: tuple[QueryChunk, ...]
 
     @staticmethod
     def of(env: Env, site: Site) -> AttentionLayout:
@@ -80,10 +80,10 @@ class AttentionLayout:
         tokens)."""
         cp, s = env.mesh.layout.cp, int(site.ins[0].shape[0])  # type: ignore[arg-type]
         if cp == 1:
-            return AttentionLayout(ChunkOrder(), ChunkOrder(), (QueryRun(0, 0, s),))
+            return AttentionLayout(ChunkOrder(), ChunkOrder(), (QueryChunk(0, 0, s),))
         zigzag = ChunkOrder(tuple(c for r in range(cp) for c in token_indices(2 * cp, cp, r)))
         if env.mesh.layout.cp_method == "ulysses":
-            return AttentionLayout(zigzag, zigzag, (QueryRun(0, 0, s),))
+            return AttentionLayout(zigzag, zigzag, (QueryChunk(0, 0, s),))
         n = s // 2
         own = token_indices(2 * cp, cp, env.index("cp"))
-        return AttentionLayout(ChunkOrder(), zigzag, tuple(QueryRun(i * n, c * n, n) for i, c in enumerate(own)))
+        return AttentionLayout(ChunkOrder(), zigzag, tuple(QueryChunk(i * n, c * n, n) for i, c in enumerate(own)))

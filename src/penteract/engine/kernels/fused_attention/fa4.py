@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from penteract.config.kernel_limits import ATTENTION
-from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, ChunkOrder, QueryRun
+from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, ChunkOrder, QueryChunk
 from penteract.engine.kernels.fused_attention.flash import ends
 from penteract.engine.kernels.fused_attention.normed_attention import ON_GPU, normed
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
@@ -41,7 +41,7 @@ def _batch(x: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _about(site: Site) -> dict[str, Any]:
-    """What all calls are told. A window counts the token itself."""
+    """Arguments of all calls. A window counts the token itself."""
     window = int(site.attrs["window"])
     return {
         "softmax_scale": float(site.attrs["scale"]),
@@ -90,35 +90,35 @@ def _input_gradient(lib: Library, env: Env, site: Site, ins: Tensors, weights: T
 # ---- documents -------------------------------------------------------------------------------------------------------
 
 
-def _runs(piece: QueryRun, start: torch.Tensor) -> dict[str, Any]:
-    """Documents of a piece whose tokens see from `start` [n] on, as both calls are told them."""
-    queries, keys = ends(start, piece)
+def _varlen(chunk: QueryChunk, start: torch.Tensor) -> dict[str, Any]:
+    """Arguments of both calls: the documents of a chunk whose tokens see from `start` [n] on."""
+    queries, keys = ends(start, chunk)
     return {
         "cu_seqlens_q": queries,
         "cu_seqlens_k": keys,
-        "max_seqlen_q": piece.tokens,
-        "max_seqlen_k": piece.end,
+        "max_seqlen_q": chunk.tokens,
+        "max_seqlen_k": chunk.end,
     }
 
 
 def _documents(lib: Library, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """Sequence after sequence, and of a context rank piece after piece."""
+    """Sequence after sequence, and of a context rank chunk after chunk."""
     q, k, v, _, start, _ = ins
     size, places = int(site.attrs["head_size"]), AttentionLayout.of(env, site)
     q, start = places.queries.restore(q), places.queries.restore(start)
     k, v = places.keys.restore(k), places.keys.restore(v)
     for b in range(q.shape[1]):
-        for piece in places.pieces:
-            rows, into = piece.rows, (outs[0][piece.rows, b], outs[1][b, :, piece.rows])
-            told = _runs(piece, start[rows, b])
+        for chunk in places.chunks:
+            rows, into = chunk.rows, (outs[0][chunk.rows, b], outs[1][b, :, chunk.rows])
+            varlen = _varlen(chunk, start[rows, b])
             o, log_sum = (_room(x, direct=places.queries.whole) for x in into)
             q_, k_, v_ = (_heads(x, size) for x in (q[rows, b], k[:, b], v[:, b]))
             lib()._flash_attn_fwd(
-                q_, k_, v_, **told, **_about(site), return_lse=True, out=_heads(o, size), lse=log_sum
+                q_, k_, v_, **varlen, **_about(site), return_lse=True, out=_heads(o, size), lse=log_sum
             )  # fmt: skip
             _put(places.queries, o, into[0])
             _put(places.queries, log_sum, into[1], 1)
-            del told, o, log_sum  # before the next call makes its own
+            del varlen, o, log_sum  # before the next call makes its own
 
 
 def _documents_input(lib: Library, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -127,22 +127,22 @@ def _documents_input(lib: Library, env: Env, site: Site, ins: Tensors, weights: 
     q, start, o, g = (places.queries.restore(x) for x in (q, start, o, g))
     k, v, log_sum = places.keys.restore(k), places.keys.restore(v), places.queries.restore(log_sum, 2)
     for b in range(q.shape[1]):
-        for i, piece in enumerate(places.pieces):  # the first writes gradients of all keys, others add
-            rows, into = piece.rows, (outs[0][piece.rows, b], outs[1][:, b], outs[2][:, b])
-            told = _runs(piece, start[rows, b])
+        for i, chunk in enumerate(places.chunks):  # the first writes gradients of all keys, others add
+            rows, into = chunk.rows, (outs[0][chunk.rows, b], outs[1][:, b], outs[2][:, b])
+            varlen = _varlen(chunk, start[rows, b])
             direct = (places.queries.whole, places.keys.whole, places.keys.whole)
             made = [_room(x, direct=there) for x, there in zip(into, direct, strict=True)]
             tensors = [_heads(x, size) for x in (q[rows, b], k[:, b], v[:, b], o[rows, b], g[rows, b])]
             dq, dk, dv = (_heads(x, size) for x in made)
             logs = log_sum[b, :, rows].contiguous()
-            lib()._flash_attn_bwd(*tensors, logs, **told, **_about(site), dq=dq, dk=dk, dv=dv)
+            lib()._flash_attn_bwd(*tensors, logs, **varlen, **_about(site), dq=dq, dk=dk, dv=dv)
             _put(places.queries, made[0], into[0])
             for y, x in zip(made[1:], into[1:], strict=True):
                 if i == 0:
-                    _put(places.keys, y, x, end=piece.end)
+                    _put(places.keys, y, x, end=chunk.end)
                 else:
-                    places.keys.add(y, x, piece.end)
-            del told, logs, made, dq, dk, dv, y
+                    places.keys.add(y, x, chunk.end)
+            del varlen, logs, made, dq, dk, dv, y
 
 
 def whole(lib: Library) -> TorchKernel:

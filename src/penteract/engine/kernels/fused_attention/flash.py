@@ -2,7 +2,7 @@
 
 Dao 2023 (2307.08691). One call takes the cumulative lengths of runs of queries and keys, as tensors of static length.
 The last query of a run sees the last key of the run, and each query before it one key less. A run is a document that
-has queries in this piece of the sequence; a first run without queries takes all earlier keys.
+has queries in this chunk of the sequence; a first run without queries takes all earlier keys.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 import torch
 
 from penteract.config.kernel_limits import most_documents
-from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, QueryRun
+from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, QueryChunk
 from penteract.engine.kernels.fused_attention.normed_attention import ON_GPU, normed
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.ops.tape import Site
 
 
-def ends(start: torch.Tensor, piece: QueryRun) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cumulative lengths of runs: of queries, from the piece's first token, and of keys, from the sequence's first:
+def ends(start: torch.Tensor, chunk: QueryChunk) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cumulative lengths of runs: of queries, from the chunk's first token, and of keys, from the sequence's first:
     int32 [runs + 1].
 
-    `start`: [tokens of the piece]. Unused runs are empty, at the end.
+    `start`: [tokens of the chunk]. Unused runs are empty, at the end.
     """
-    queries = _query_ends(start, most_documents(piece.tokens))
-    keys = queries + piece.first
+    queries = _query_ends(start, most_documents(chunk.tokens))
+    keys = queries + chunk.first
     keys[:1].zero_()
     keys[1:2].copy_(start[:1])
     return queries, keys
@@ -48,20 +48,22 @@ def _by_head(x: torch.Tensor, size: int) -> torch.Tensor:
     return x.unflatten(-1, (-1, size))
 
 
-def _arguments(site: Site, piece: QueryRun, lists: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(
+    site: Site, chunk: QueryChunk, lists: tuple[torch.Tensor, ...]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of both calls: cumulative lengths, longest possible runs, no dropout, causal; scale and window."""
     window = int(site.attrs["window"])
     named = {"scale": float(site.attrs["scale"])}
     if window:
         named |= {"window_size_left": window - 1, "window_size_right": 0}
-    return (*lists, piece.tokens, piece.end, 0.0, True), named
+    return (*lists, chunk.tokens, chunk.end, 0.0, True), named
 
 
-def _piece(aten: Any, site: Site, piece: QueryRun, ins: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+def _chunk_forward(aten: Any, site: Site, chunk: QueryChunk, ins: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     """q [n, H·C], k [S, K·C], v [S, K·C], start [n] -> o [n, H·C], log-sum-exp [H, n]."""
     *qkv, start = ins
     size = int(site.attrs["head_size"])
-    args, named = _arguments(site, piece, ends(start, piece))
+    args, named = _arguments(site, chunk, ends(start, chunk))
     made = aten._flash_attention_forward(*(_by_head(x, size) for x in qkv), *args, False, **named)
     return made[0].flatten(1), made[1]
 
@@ -72,20 +74,20 @@ def _forward(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, ou
     q, start = places.queries.restore(q), places.queries.restore(start)
     k, v = places.keys.restore(k), places.keys.restore(v)
     for b in range(q.shape[1]):
-        for piece in places.pieces:
-            own = [q[piece.rows, b], k[:, b], v[:, b], start[piece.rows, b]]
-            made = _piece(aten, site, piece, own)
-            places.queries.put(made[0], outs[0][piece.rows, b])
-            places.queries.put(made[1], outs[1][b, :, piece.rows], 1)
+        for chunk in places.chunks:
+            own = [q[chunk.rows, b], k[:, b], v[:, b], start[chunk.rows, b]]
+            made = _chunk_forward(aten, site, chunk, own)
+            places.queries.put(made[0], outs[0][chunk.rows, b])
+            places.queries.put(made[1], outs[1][b, :, chunk.rows], 1)
             del made  # freed before the next call allocates
 
 
-def _piece_input(aten: Any, site: Site, piece: QueryRun, ins: Tensors) -> tuple[torch.Tensor, ...]:
+def _chunk_gradients(aten: Any, site: Site, chunk: QueryChunk, ins: Tensors) -> tuple[torch.Tensor, ...]:
     """q, k, v, start, o, log-sum-exp, gradient of o -> gradients of q [n, H·C], k [S, K·C], v. Those of keys after the
-    piece are undefined."""
+    chunk are undefined."""
     q, k, v, start, o, log_sum, g = ins
     size = int(site.attrs["head_size"])
-    args, named = _arguments(site, piece, ends(start, piece))
+    args, named = _arguments(site, chunk, ends(start, chunk))
     random, unused = (torch.empty(n, dtype=torch.uint64, device=q.device) for n in (2, 0))
     g, q, k, v, o = (_by_head(x, size) for x in (g, q, k, v, o))
     made = aten._flash_attention_backward(g, q, k, v, o, log_sum.contiguous(), *args, random, unused, **named)
@@ -98,16 +100,16 @@ def _input_gradient(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tens
     q, start, o, g = (places.queries.restore(x) for x in (q, start, o, g))
     k, v, log_sum = places.keys.restore(k), places.keys.restore(v), places.queries.restore(log_sum, 2)
     for b in range(q.shape[1]):
-        for i, piece in enumerate(places.pieces):  # the first writes gradients of all keys, others add
-            rows = piece.rows
+        for i, chunk in enumerate(places.chunks):  # the first writes gradients of all keys, others add
+            rows = chunk.rows
             own = [q[rows, b], k[:, b], v[:, b], start[rows, b], o[rows, b], log_sum[b, :, rows], g[rows, b]]
-            made = _piece_input(aten, site, piece, own)
+            made = _chunk_gradients(aten, site, chunk, own)
             places.queries.put(made[0], outs[0][rows, b])
             for y, into in zip(made[1:], outs[1:], strict=True):
                 if i == 0:
-                    places.keys.put(y, into[:, b], end=piece.end)
+                    places.keys.put(y, into[:, b], end=chunk.end)
                 else:
-                    places.keys.add(y, into[:, b], piece.end)
+                    places.keys.add(y, into[:, b], chunk.end)
             del made, y
 
 

@@ -213,12 +213,12 @@ def sort_chunks(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tens
     experts = len(splits.table[0])
     by_expert = [by_sender[r * experts + e] for e in range(experts) for r in range(len(splits.table))]
     at = 0
-    for piece in by_expert:
+    for chunk in by_expert:
         if site.attrs["inverse"]:
-            piece.copy_(x[at : at + len(piece)])
+            chunk.copy_(x[at : at + len(chunk)])
         else:
-            outs[0][at : at + len(piece)].copy_(piece)
-        at += len(piece)
+            outs[0][at : at + len(chunk)].copy_(chunk)
+        at += len(chunk)
 
 
 EXPERTS = {

@@ -137,7 +137,7 @@ def _send_weighed(
         both = tl.zeros((COLUMNS,), tl.float32)
         for first in tl.static_range(0, WIDTH, COLUMNS):
             c = first + tl.arange(0, COLUMNS)
-            if WIDTH > COLUMNS:  # else the one piece of it is there
+            if WIDTH > COLUMNS:  # else all of the row is there
                 gradient = tl.load(g + token * g_row + c, c < WIDTH, other=0.0).to(tl.float32)
             both += gradient * tl.load(y + place * y_row + c, c < WIDTH, other=0.0).to(tl.float32)
             tl.store(of_y + place * of_y_row + c, (gradient * weight).to(of_y.dtype.element_ty), c < WIDTH)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from penteract.config.kernel_limits import most_documents
 from penteract.ops.declarations.declaration import FLOAT, Attrs, FusedKernel, Shape
-from penteract.ops.declarations.fused_attention.flash import INT, made_lists, piece
+from penteract.ops.declarations.fused_attention.flash import INT, made_lists, query_tokens
 from penteract.ops.declarations.fused_attention.fused import FusedAttention
 from penteract.ops.spec import Widths
 
@@ -85,20 +85,20 @@ class Fa4Attention(Fa4):
 
 
 class Fa4Documents(Fa4):
-    """One call a sequence and piece, over the documents in it."""
+    """One call a sequence and chunk of queries, over the documents in it."""
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
         (s, b, _), t, heads = ins[0], ins[1][0], _Heads.of(ins, attrs)
-        n = piece(s, t)
+        n = query_tokens(s, t)
         made, lists = made_lists(n)
         beside = self.restored(phase, ins, attrs, widths) + self.ulysses * s * b * widths["index"]  # starts too
         one = [(rows, 1, width) for rows, _, width in ins[:3]]  # of one sequence
         called = lists + self.reordered(phase, one, attrs, widths) + self._searched(phase, n, heads)
         if phase == "forward":
             return beside + max(made, called)
-        log_sum = heads.queries * n * FLOAT  # its copy: of a piece, or where a sequence's does not lie at 16 bytes
+        log_sum = heads.queries * n * FLOAT  # its copy: of a chunk, or where a sequence's does not lie at 16 bytes
         moved = n < s or (b > 1 and heads.queries * s % 4)
         block, ends = query_block(heads.size, forward=False), most_documents(n) + 2
         rows, keys = ((m + ends * by - 1) // by * by for m, by in ((n, block), (t, KEY_BLOCK)))

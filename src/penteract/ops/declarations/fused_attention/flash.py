@@ -20,13 +20,13 @@ def made_lists(n: int) -> tuple[int, int]:
     return max(2 * ends, ends + (n - 1) * INT + max((n - 1) * BOOL, count * INT)), 2 * ends
 
 
-def piece(s: int, t: int) -> int:
+def query_tokens(s: int, t: int) -> int:
     """Query tokens of one call. A context rank with gathered keys makes one call for each of its two chunks."""
     return s if s == t else s // 2
 
 
 class FlashAttention(FusedAttention):
-    """One call for each sequence and piece."""
+    """One call for each sequence and chunk of queries."""
 
     speed: FusedKernel = "flash"
 
@@ -34,7 +34,7 @@ class FlashAttention(FusedAttention):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
         (s, b, width), (t, _, kv_width), size = ins[0], ins[1], attrs["head_size"]
-        heads, n, compute = width // size, piece(s, t), widths["compute"]
+        heads, n, compute = width // size, query_tokens(s, t), widths["compute"]
         made, lists = made_lists(n)
         restored = self.restored(phase, ins, attrs, widths) + self.ulysses * s * b * widths["index"]  # starts too
         out, log_sum = n * heads * attrs["value_size"] * compute, n * heads * FLOAT

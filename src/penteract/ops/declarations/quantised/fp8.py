@@ -144,11 +144,11 @@ def rows_at_once(fp8: Fp8, k: int, *, square: bool) -> int:
     return max(1, CHUNK // (k * unit)) * unit
 
 
-def check_sizes(sites: Iterable[Site], pieces: int) -> None:
+def check_sizes(sites: Iterable[Site], chunks_per_sequence: int) -> None:
     """Refuse a linear layer whose sizes are not whole units of its recipe: no block may span two ranks. The same for
     experts' matrices, except that they take any number of tokens.
 
-    `pieces`: the number of separate runs of a sequence's tokens that a rank holds.
+    `chunks_per_sequence`: how many chunks of consecutive tokens a rank has of a sequence.
     """
     for site in sites:
         fp8: Fp8 | None = site.attrs.get("fp8")
@@ -159,7 +159,7 @@ def check_sizes(sites: Iterable[Site], pieces: int) -> None:
         found += [("features out", w[-2], fp8.unit) for w in site.weights if len(w) > 1]
         if not several:
             t, *_ = sizes("forward", [s.shape for s in site.ins], site.weights)  # type: ignore[arg-type]
-            run = fp8.unit * (pieces if fp8.kind == "blockwise" else 1)
+            run = fp8.unit * (chunks_per_sequence if fp8.kind == "blockwise" else 1)
             found.insert(0, ("tokens of a micro-batch on a rank", t, run))
         for what, n, unit in found:
             if n % unit:
