@@ -8,21 +8,26 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints, is_typeddict
 
-from penteract.explore import page_schema
+from penteract.explore import page_schema, page_values, schedule_schema
 
+MODULES = (page_values, page_schema, schedule_schema)
 PAGE = Path(__file__).with_name("explore.md")
 HEADING = "## Messages\n\n"
 
 
 def messages() -> str:
     """A table for each message, with what its docstring says of the fields."""
-    return "\n\n".join(table(found) for found in vars(page_schema).values() if is_own(found)) + "\n"
+    return (
+        "\n\n".join(table(found) for module in MODULES for found in vars(module).values() if is_own(found, module))
+        + "\n"
+    )
 
 
-def is_own(found: object) -> bool:
-    return is_typeddict(found) and found.__module__ == page_schema.__name__
+def is_own(found: object, module: ModuleType) -> bool:
+    return is_typeddict(found) and found.__module__ == module.__name__
 
 
 def table(message: Any) -> str:
@@ -57,7 +62,7 @@ def meanings_of(text: str) -> list[tuple[str, str]]:
 def kind(hint: Any) -> str:
     """A type as text."""
     name = hint.__name__ if isinstance(hint, type) and not hasattr(hint, "__args__") else str(hint)
-    return re.sub(r"(penteract\.explore\.page_schema|typing)\.", "", name).replace("None", "null").replace("|", "or")
+    return re.sub(r"(penteract\.explore\.\w+|typing)\.", "", name).replace("None", "null").replace("|", "or")
 
 
 def main() -> None:

@@ -89,9 +89,11 @@ def schema_of(row: Json) -> type:
 @pytest.mark.parametrize(
     ("kind", "asked"),
     [
-        ("opening", None), ("memory", None), ("step", None), ("fits", None), ("run_file", None),
+        ("opening", None), ("memory", None), ("step", None), ("fits", None), ("run_file", None), ("schedule", None),
         ("memory", question(layout="dp=1,tp=3")), ("memory", {"model": 1}),
         ("memory", question("llama-3.1-70b", "dp=2,tp=8,pp=4,zero=3,recompute=full,mbs=1", gpu="H100")),
+        ("schedule", question(layout="dp=2,tp=2,pp=4,mbs=1,zero=1,schedule=zb_h1", global_batch_size=64)),
+        ("schedules", question(layout="dp=2,pp=4,mbs=1,zero=1", global_batch_size=20)),
         ("step", question("tiny-moe", "dp=2,ep=2,pp=2,vpp=2,schedule=interleaved,mbs=1", sequence_length=256)),
     ],
 )  # fmt: skip

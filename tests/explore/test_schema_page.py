@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import get_args
 
-from penteract.explore.page_schema import MESSAGES, VERSION
+from penteract.explore.page_schema import MESSAGES, VERSION, Kind
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "explore.md").read_text(encoding="utf-8")
@@ -23,5 +24,5 @@ def test_the_page_is_what_its_script_writes() -> None:
 def test_the_page_names_every_request_and_answer() -> None:
     assert all(f"### {message.__name__}\n" in PAGE for message in MESSAGES)
     assert f"All have `version` {VERSION}" in PAGE
-    for kind in ("opening", "memory", "step", "fits", "run_file"):
+    for kind in get_args(Kind):
         assert f"| `{kind}` |" in PAGE

@@ -1,50 +1,21 @@
 """What the page and the planner say to each other: JSON objects of one version, as `docs/explore.md` lists them.
 
 A number that people read comes with its text: the page shows the text and draws by the number. Bytes are integers,
-times are seconds. `plan` is the object that `penteract plan --json` prints for the same question.
+times are seconds; of lanes, whole picoseconds. `plan` is the object that `penteract plan --json` prints for the
+same question.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
+from penteract.explore.page_values import Amount, Fact, Question, Tick, Value
+from penteract.explore.schedule_schema import ScheduleAnswer, ScheduleChoice
+
 VERSION = 1
 MOST_BYTES = 2**20  # of a request
 
-Value = bool | int | float | str
-Kind = Literal["opening", "memory", "step", "fits", "run_file"]
-
-
-class NamedModel(TypedDict):
-    """A published model."""
-
-    name: str
-
-
-class ModelQuestion(NamedModel, total=False):
-    """A published model by `name`, or the content of a config.json with the name of its file."""
-
-    config: dict[str, Any]
-
-
-class Question(TypedDict):
-    """What the page asks about: one layout of one model. The degrees give the number of GPUs.
-
-    global_batch_size  in sequences
-    parts              keys of a run file's `[precision]`, besides the recipe
-    layout             axes as in `--layout`; axes that are not here have the planner's defaults
-    """
-
-    model: ModelQuestion
-    gpu: str
-    sequence_length: int
-    global_batch_size: int
-    precision: str
-    parts: dict[str, Value]
-    optimizer: str
-    headroom: float
-    tp_across_nodes: bool
-    layout: dict[str, Value]
+Kind = Literal["opening", "memory", "step", "fits", "schedule", "schedules", "run_file"]
 
 
 class PageRequest(TypedDict, total=False):
@@ -54,20 +25,6 @@ class PageRequest(TypedDict, total=False):
     kind: Kind
     question: Question
     stage: int | None
-
-
-class Amount(TypedDict):
-    """Bytes, and how they are shown."""
-
-    bytes: int
-    text: str
-
-
-class Tick(TypedDict):
-    """A mark of an axis: `at` in bytes or as a share of the width."""
-
-    at: float
-    text: str
 
 
 class ControlChoice(TypedDict):
@@ -220,14 +177,6 @@ class DeviceMemory(TypedDict):
     drawn: bool
 
 
-class Fact(TypedDict):
-    """A number of the headline: what it is, its text, and where it comes from."""
-
-    label: str
-    text: str
-    source: str
-
-
 class Figures(TypedDict):
     """What the page draws and prints of one layout.
 
@@ -359,7 +308,10 @@ class ErrorAnswer(TypedDict):
     control: str
 
 
-Answer = Opening | MemoryAnswer | StepAnswer | FitAnswer | FitsEnd | RunFile | ErrorAnswer
+Answer = (
+    Opening | MemoryAnswer | StepAnswer | FitAnswer | FitsEnd | ScheduleAnswer | ScheduleChoice | RunFile | ErrorAnswer
+)
 MESSAGES: tuple[type, ...] = (
-    PageRequest, Opening, MemoryAnswer, StepAnswer, FitAnswer, FitsEnd, RunFile, ErrorAnswer,
+    PageRequest, Opening, MemoryAnswer, StepAnswer, FitAnswer, FitsEnd, ScheduleAnswer, ScheduleChoice, RunFile,
+    ErrorAnswer,
 )  # fmt: skip

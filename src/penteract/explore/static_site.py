@@ -20,7 +20,7 @@ from penteract.explore.page_schema import VERSION, Question
 _PACKAGE = Path(__file__).parents[1]
 _EXPLORE = Path(__file__).parent
 _LEFT_OUT = ("engine", "cli", "explore/server", "explore/assets", "explore/pyodide")  # of the sources
-_FIRST = ("opening", "memory", "step", "fits")  # answers that are made at export
+_FIRST = ("opening", "memory", "step", "fits", "schedule", "schedules")  # answers that are made at export
 _POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'"
@@ -47,7 +47,7 @@ def export_site(folder: Path, opening: Question) -> None:
 def _rows(kind: str, opening: Question) -> list[Any]:
     request = {"version": VERSION, "kind": kind, "question": opening, "stage": None}
     rows = list(answer(request, opening))
-    if rows[0]["kind"] == "error":
+    if rows and rows[0]["kind"] == "error":
         raise BadInput("EXPORT", "the opening layout cannot be shown", where="--layout", found=rows[0]["text"])
     return rows
 

@@ -50,6 +50,26 @@ def seconds_axis(seconds: Seconds, shown: float = 1.0) -> list[Tick]:
     return [{"at": n * step / end, "text": show_step(n * step) if n else "0"} for n in range(floor(end / step) + 1)]
 
 
+_ZOOMS = 7  # 1, 2, 4 … 64
+
+
+def moments(end: Seconds) -> list[list[Tick]]:
+    """Marks of a time axis at each zoom, as shares of its width. Their texts have the digits that tell them apart."""
+    levels = list[list[Tick]]()
+    for zoom in range(_ZOOMS):
+        step = nice(end / 2**zoom)
+        unit, name = (1.0, "s") if end >= 1 else (1e-3, "ms") if end >= 1e-3 else (1e-6, "µs")
+        digits = max(0, -floor(log10(step / unit) + 1e-9))
+        marks = [n * step for n in range(floor(end / step) + 1)]
+        levels.append([{"at": m / end, "text": f"{m / unit:.{digits}f} {name}" if m else "0"} for m in marks])
+    return levels
+
+
+def difference(seconds: Seconds, was: Seconds) -> str:
+    """Another step time against this one: "+12 ms (+0.4%)"."""
+    return f"{show_step(seconds - was, '+')} ({seconds / was - 1:+.1%})".replace("-", "−")
+
+
 def nice(end: float) -> float:
     """A step of 1, 2 or 5 times a power of ten with which an axis up to `end` has at most `_MARKS` marks."""
     power = 10.0 ** floor(log10(end / _MARKS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from penteract._version import __version__
 from penteract.config.presets import PRESETS
@@ -22,6 +22,7 @@ from penteract.explore.page_schema import (
     BrokenRule,
     CatalogueModel,
     ErrorAnswer,
+    Kind,
     MemoryAnswer,
     Opening,
     Question,
@@ -73,9 +74,9 @@ def _answers(request: dict[str, Any], opening: Question) -> Iterator[Answer]:
     if kind == "opening":
         yield _opening(opening)
         return
-    if kind not in ("memory", "step", "fits", "run_file"):
+    if kind not in get_args(Kind):
         raise BadInput("QUESTION", "no such request", where="kind", found=str(kind)[:20],
-                       allowed="opening, memory, step, fits, run_file")  # fmt: skip
+                       allowed=", ".join(get_args(Kind)))  # fmt: skip
     asked = read_question(request.get("question"))
     if kind == "memory":
         yield _memory(asked, request.get("stage"))
@@ -90,6 +91,14 @@ def _answers(request: dict[str, Any], opening: Question) -> Iterator[Answer]:
         from penteract.explore.answers.would_fit import would_fit
 
         yield from would_fit(asked.page, plan, timed)
+    elif kind == "schedule":
+        from penteract.explore.answers.schedule_lanes import schedule_lanes
+
+        yield schedule_lanes(asked.page, plan, timed, _stage(request.get("stage"), timed))
+    elif kind == "schedules":
+        from penteract.explore.answers.other_schedules import other_schedules
+
+        yield from other_schedules(asked.page, timed)
     else:
         name = "run.toml"
         yield _run_file(name, run_file(asked.ask, timed.layout, name))

@@ -15,7 +15,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.presets import PRESETS
 from penteract.config.recompute import name_of
 from penteract.errors import BadInput
-from penteract.explore.page_schema import ModelQuestion, Question, Value
+from penteract.explore.page_values import ModelQuestion, Question, Value
 from penteract.planner.ask import AXES, Ask, Values, as_word, parse_axes
 from penteract.planner.question import question
 from penteract.units import printable

@@ -55,7 +55,7 @@ def step_curve(plan: Plan, timed: Timed, at: int) -> StepAnswer:
         "held": stays, "points": points,
         "peak": max(range(len(points)), key=lambda i: points[i]["total"]["bytes"], default=0),
         "allocated": amount(total), "card": card_of(plan.ask, drawn=near), "across": seconds_axis(seconds),
-        "axis": axis, "seconds": show_step(seconds), "note": _note(lay, short, timed.time.seconds),
+        "axis": axis, "seconds": show_step(seconds), "note": shown_note(lay, short, timed.time.seconds),
     }  # fmt: skip
 
 
@@ -89,7 +89,8 @@ def _point(when: int, activations: Bytes, workspace: Bytes, what: str, span: int
     }  # fmt: skip
 
 
-def _note(layout: Layout, short: Layout, seconds: Seconds) -> str:
+def shown_note(layout: Layout, short: Layout, seconds: Seconds) -> str:
+    """Which micro-batches are shown, if not all: `short` is the layout that was simulated."""
     shown, all_of_them = short.gradient_accumulation_steps, layout.gradient_accumulation_steps
     if shown == all_of_them:
         return ""

@@ -8,13 +8,12 @@ from typing import Any
 from penteract.config.catalog.hardware import tables
 from penteract.config.layout import Layout
 from penteract.errors import BadInput
-from penteract.explore.answers.amounts import amount, change
+from penteract.explore.answers.amounts import amount, change, difference
 from penteract.explore.answers.questions import changed, read_question
 from penteract.explore.page_schema import VERSION, FitAnswer, FitsEnd, Question
 from penteract.planner.ask import as_axes, budget_of
 from penteract.planner.plan import Plan, estimator, plan_one
 from penteract.planner.search.best import Timed
-from penteract.units import show_step
 
 Changes = Mapping[str, Any]
 _PLAIN = {"recompute": "none", "recompute_every": 1, "recompute_first": 0, "recompute_else": "none"}
@@ -108,5 +107,5 @@ def _answer(group: str, text: str, page: Question, found: Plan, before: Timed) -
     return {
         "version": VERSION, "kind": "fit", "group": group, "text": text, "fits": found.fits(timed.estimate),
         "amount": amount(size),        "memory": change(size - before.estimate.allocated), "seconds": seconds,
-        "time": f"{show_step(seconds - was, '+')} ({seconds / was - 1:+.1%})".replace("-", "−"), "question": page,
+        "time": difference(seconds, was), "question": page,
     }  # fmt: skip

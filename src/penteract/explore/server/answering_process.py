@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 END = b'{"kind": "end"}\n'  # after the last line of an answer
+_MODULES = ("answering", "step_curve", "would_fit", "schedule_lanes", "other_schedules")
 
 
 class Interrupted(BaseException):
@@ -59,7 +60,7 @@ def main() -> None:
     """Answer until there are no more requests."""
     answering = Answering()
     signal.signal(signal.SIGUSR1, answering.stop)
-    for name in ("answering", "step_curve", "would_fit"):  # before the first request
+    for name in _MODULES:  # before the first request
         import_module(f"penteract.explore.answers.{name}")
     out = sys.stdout.buffer
     for line in sys.stdin.buffer:

@@ -1,7 +1,7 @@
 // Answers of an exported page: those made at export until the planner runs in workers of the page, and theirs then.
 
 const PATIENCE = 100; // ms in which a search stops
-const SEARCHES = new Set(["step", "fits"]);
+const SEARCHES = new Set(["step", "fits", "schedule", "schedules"]);
 
 const first = fetch(new URL("../../first.json", import.meta.url)).then((response) => response.json());
 let live = false;

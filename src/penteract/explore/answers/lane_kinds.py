@@ -1,0 +1,62 @@
+"""What a lane of the page tells apart: kinds of the time of a rank, by the names that the simulated clock gives."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penteract.readings.time.timeline import Event
+from penteract.readings.time.trace import kind
+from penteract.step import names
+
+
+class TimeKind(NamedTuple):
+    """A kind of time. `beside`: of what runs beside compute."""
+
+    name: str
+    label: str
+    about: str
+    beside: bool = False
+
+
+KINDS = (
+    TimeKind("forward", "Forward", "Calls of forward passes."),
+    TimeKind("input_gradient", "Input gradients",
+         "Calls of backward that give the gradients of activations, which the stage before waits for; with what is "
+         "computed again."),
+    TimeKind("weight_gradient", "Weight gradients",
+         "Calls of backward that give the gradients of parameters. A schedule may put them off."),
+    TimeKind("update", "Gradients and update",
+         "Gradients are added up and measured, and the optimizer updates its part of the parameters."),
+    TimeKind("exposed", "Exposed communication",
+         "Compute waits for a collective of its own step, or for a copy: communication that nothing hides."),
+    TimeKind("idle", "Bubble", "The rank has nothing to compute: it waits for another stage, or for the other ranks."),
+    TimeKind("launch", "Launches", "Compute waits for the host, which launches calls one after another."),
+    TimeKind("message", "Sends and receives", "Activations go to the next stage, and gradients back.", beside=True),
+    TimeKind("gather", "Gathers", "All-gathers: of parameters that ZeRO shards, and of activations.", beside=True),
+    TimeKind("collective", "Other collectives", "Reductions of gradients and of activations, and exchanges of tokens.",
+         beside=True),
+    TimeKind("copy", "Copies", "Between the device and the host's memory.", beside=True),
+)  # fmt: skip
+NUMBER = {one.name: i for i, one in enumerate(KINDS)}
+IDLE, LAUNCH = NUMBER["idle"], NUMBER["launch"]
+_IDLE = frozenset((names.WAIT_STAGE, names.WAIT_SENT, names.WAIT_RANKS))
+
+
+def of_compute(e: Event) -> int:
+    """The kind of an event of the compute stream."""
+    what = kind(e)
+    if what == "bucket":
+        return NUMBER["update"]
+    return NUMBER[what] if what in NUMBER else IDLE if e.name in _IDLE else NUMBER["exposed"]
+
+
+def beside(e: Event) -> int | None:
+    """The kind of an event that runs beside compute; None for the host's launches, and for waits."""
+    what = kind(e)
+    if what not in ("communication", "copy") or e.stream.startswith("waits"):
+        return None
+    if what == "copy":
+        return NUMBER["copy"]
+    if " stage " in e.stream:
+        return NUMBER["message"]
+    return NUMBER["gather" if "all_gather" in e.name else "collective"]

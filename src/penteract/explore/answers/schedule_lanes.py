@@ -1,0 +1,129 @@
+"""The step of every pipeline rank in time: passes, bubbles, what is not hidden, messages, and what is in flight.
+
+All of it is what the simulated clock emits: no order and no duration is made here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from penteract.config.layout import Layout
+from penteract.explore.answers.amounts import amount, moments
+from penteract.explore.answers.lane_kinds import KINDS
+from penteract.explore.answers.lane_parts import PICO, LaneParts, blocks, in_flight, lane_time, spans
+from penteract.explore.answers.memory_figures import by_owner, rank_label
+from penteract.explore.answers.questions import changed
+from penteract.explore.answers.step_curve import shortened, shown_note
+from penteract.explore.page_schema import VERSION
+from penteract.explore.page_values import Fact, Question
+from penteract.explore.schedule_schema import LaneKind, RankLane, ScheduleAnswer
+from penteract.planner.plan import Plan
+from penteract.planner.report.as_text import headline
+from penteract.planner.search.best import Timed
+from penteract.readings.time.timeline import Event, StepSpan, emit_events
+from penteract.schedule.in_flight import compute_lists
+from penteract.units import show_step, show_whole
+
+_PARTS, _MOST = 3000, 32_000  # of the time axis, and of all lanes: what is shorter is joined to what is beside it
+_MISSING = ("There is one pipeline rank, so there is one lane, and nothing waits for another stage. With pp of 2 or "
+            "more there is a lane for each pipeline rank.")  # fmt: skip
+_EXPOSED = ("tensor", "context", "expert", "data", "host")  # parts of a step in which compute waits for bytes
+
+
+def schedule_lanes(page: Question, plan: Plan, timed: Timed, at: int) -> ScheduleAnswer:
+    """Every pipeline rank's step. Of many micro-batches, as many are simulated as fill the pipeline and a few more.
+    `at`: the rank that is looked into."""
+    lay, prices = timed.layout, plan.search.estimators[timed.estimate.precision]
+    short = shortened(lay)
+    ranks = [LaneParts() for _ in range(lay.pp)]
+
+    def emit(e: Event) -> None:
+        ranks[e.stage].event(e)
+
+    span = emit_events(prices.steps, short, emit)
+    lanes = [_lane(plan, timed, short, span, stage, parts) for stage, parts in enumerate(ranks)]
+    for lane in lanes:
+        lane["shown"] = lane["stage"] == at
+    end, most = max(lane["end"] for lane in lanes), max(lane["most"] for lane in lanes)
+    return {
+        "version": VERSION, "kind": "schedule", "question": page, "schedule": lay.schedule, "bubble": bubble(timed),
+        "verdict": _verdict(timed), "headline": headline(plan), "facts": _facts(timed, most), "kinds": _kinds(lanes),
+        "lanes": lanes, "end": end, "marks": moments(end * PICO), "most": most,
+        "seconds": show_step(span.picoseconds * PICO), "note": shown_note(lay, short, timed.time.seconds),
+        "missing": _MISSING if lay.pp == 1 else "", "more": _more(page, lay),
+    }  # fmt: skip
+
+
+def _more(page: Question, lay: Layout) -> Question | None:
+    """A question with more lanes, where there is one: on the same GPUs if their number allows it."""
+    if lay.pp > 1:
+        return None
+    return changed(page, {"pp": 2, "dp": lay.dp // 2 if lay.dp % 2 == 0 else lay.dp})
+
+
+def bubble(timed: Timed) -> str:
+    """The bubble's share of the step, as `penteract plan` prints it."""
+    share = timed.time.parts.get("pipeline", 0.0) / timed.time.seconds
+    return f"{share:.1%}" if timed.layout.pp > 1 else "-"
+
+
+def _verdict(timed: Timed) -> str:
+    lay, waits = timed.layout, timed.time.parts.get("pipeline", 0.0)
+    if lay.pp == 1:
+        return "There is no pipeline, so there is no bubble."
+    micros = lay.gradient_accumulation_steps
+    return (f"Bubble: of {show_step(timed.time.seconds)}, the rank that ends last waits {show_step(waits)} for others; "
+            f"{micros} micro-batch{'es' * (micros > 1)} keep {lay.pp} stages busy otherwise.")  # fmt: skip
+
+
+def _facts(timed: Timed, most: int) -> list[Fact]:
+    lay, parts, seconds = timed.layout, timed.time.parts, timed.time.seconds
+    waits = sum(parts.get(part, 0.0) for part in _EXPOSED)
+    modelled = "simulated with measured rates"
+    chunks = [{"label": "Chunks a rank", "text": str(lay.vpp), "source": "vpp"}] if lay.vpp > 1 else []
+    facts: list[Fact] = [
+        {"label": "Step", "text": show_step(seconds), "source": modelled},
+        {"label": "Bubble", "text": bubble(timed), "source": "waits for other stages, of the whole step"},
+        {"label": "Exposed communication", "text": f"{waits / seconds:.1%}",
+         "source": "waits for collectives and copies, of the whole step"},
+        {"label": "Schedule", "text": lay.schedule if lay.pp > 1 else "-", "source": "the order of passes"},
+        {"label": "Micro-batches a step", "text": show_whole(lay.gradient_accumulation_steps),
+         "source": "batch ÷ (dp · micro-batch)"},
+        {"label": "Most in flight", "text": str(most), "source": "counted from the simulated passes"},
+    ]  # fmt: skip
+    return facts + [Fact(**one) for one in chunks]
+
+
+def _lane(plan: Plan, timed: Timed, short: Layout, span: StepSpan, stage: int, parts: LaneParts) -> RankLane:
+    begin = span.begins[stage]
+    end, least = begin + span.picoseconds, -(-span.picoseconds // min(_PARTS, _MOST // short.pp))
+    lists = compute_lists(short.schedule, short.pp, short.vpp, short.gradient_accumulation_steps)[stage]
+    whole = list(parts.whole(begin, end))
+    found = blocks(whole, least, lists)
+    beside, sums = spans(parts, begin, end, least)
+    for piece in whole:
+        sums[piece.kind] += piece.end - piece.start
+    flight = in_flight(found, lists)
+    price = plan.search.estimators[timed.estimate.precision].composer.rank(timed.layout, stage)
+    gpus = timed.layout.world // timed.layout.pp
+    return {
+        "stage": stage, "label": rank_label(timed, stage), "gpus": f"{show_whole(gpus)} GPU{'s' * (gpus > 1)}",
+        "begin": begin, "end": end, "blocks": found, "beside": beside,
+        "times": [lane_time(sums[number], span.picoseconds) for number in range(len(KINDS))],
+        "flight": flight, "most": max(flight[1::2], default=0), "activations": amount(by_owner(price)["activations"]),
+        "shown": False,
+    }  # fmt: skip
+
+
+def _kinds(lanes: Sequence[RankLane]) -> list[LaneKind]:
+    """The kinds, with the time of all lanes."""
+    whole, sums = sum(lane["end"] - lane["begin"] for lane in lanes), Counter[int]()
+    for lane in lanes:
+        sums.update({number: time["picoseconds"] for number, time in enumerate(lane["times"])})
+    all_of_them = [lane_time(sums[number], whole) for number in range(len(KINDS))]
+    return [
+        {"name": one.name, "label": one.label, "about": one.about, "beside": one.beside, "seconds": time["text"],
+         "share": time["share"]}
+        for one, time in zip(KINDS, all_of_them, strict=True)
+    ]  # fmt: skip
