@@ -264,7 +264,7 @@ def test_a_search_that_is_stopped_says_what_it_did_not_write(
     def stop(*about: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["penteract.planner.plan"], "try_between", stop)
+    monkeypatch.setattr(sys.modules["penteract.planner.plan"], "candidates", stop)
     monkeypatch.setattr(sys.modules["penteract.planner.plan"], "exact", stop)
     alone = tell(*PIPELINE, "--trace", "x.json")
     assert (alone.code, alone.out, alone.err) == (130, "", "stopped: x.json was not written\n")

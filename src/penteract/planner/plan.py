@@ -19,7 +19,7 @@ from penteract.errors import BadInput
 from penteract.planner.ask import AXES, EDITS, LOSS, Ask, Values, budget_of, edits_of, fusions_of
 from penteract.planner.options import errors_for
 from penteract.planner.search.best import Search, Timed
-from penteract.planner.search.between import Between, try_between
+from penteract.planner.search.between import Between, candidates
 from penteract.planner.search.frontier import Frontier
 from penteract.planner.search.grow import Make, larger_cluster
 from penteract.planner.search.progress import Pulse, Stopped, Watch
@@ -180,12 +180,14 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1, watch:
             frontier.add(space.families(frontier.found.refused), prices, search.pulse)
         if ask.pins and not frontier.branches:
             refuse_pins(ask, f"no layout can have these values: {frontier.found.refused.most_common(1)[0][0]}")
-        try_between(ask, search, most, between)
+        search.others = candidates(ask, frontier, between)
         best = search.best(most)
     except KeyboardInterrupt as stop:
         rest = search.progress(0.0, enumerated + between.tried, most).left
         counts = _counts(enumerated, search, between, {NOT_REACHED: rest})
         raise Stopped(Plan(ask, counts, tuple(search.so_far(most)), search, complete=False)) from stop
+    finally:
+        search.others = ()  # what is asked of the found layouts later needs no more of them
     if number > len(best) > 0:
         raise _no_such(number, len(best))
     counts = _counts(enumerated, search, between, {behind(most): frontier.left})

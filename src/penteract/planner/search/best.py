@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from math import floor, inf, log10
+from typing import Protocol
 
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import Policy
@@ -44,15 +45,29 @@ class Timed:
         return four_digits(self.time.seconds), effort(self.layout), self.time.seconds
 
 
+class LayoutSource(Protocol):
+    """Layouts that are not estimated yet: those of the frontier, or others that follow from them."""
+
+    @property
+    def lowest(self) -> Seconds:
+        """A lower bound of the time of all that remain; infinite if there are none."""
+        ...
+
+    def advance(self) -> None:
+        """Look at those with the lowest bound."""
+        ...
+
+
 @dataclass(slots=True)
 class Search:
     """Finds the best of the estimated layouts and of the frontier. A layout is simulated only once for all rankings.
 
-    `estimators` by precision.
+    `estimators` by precision; `others`: sources in addition to the frontier.
     """
 
     estimators: Mapping[Policy, Estimator]
     frontier: Frontier = field(default_factory=Frontier)
+    others: tuple[LayoutSource, ...] = ()
     pulse: Pulse = field(default_factory=Pulse)
     _times: dict[tuple[Layout, Policy], Timed] = field(default_factory=dict[tuple[Layout, Policy], Timed], repr=False)
     _higher: dict[Higher, LayoutEstimate | None] = field(
@@ -68,6 +83,11 @@ class Search:
     def estimates(self) -> list[LayoutEstimate]:
         """The estimates of layouts that fit."""
         return self.frontier.found.fits
+
+    @property
+    def sources(self) -> tuple[LayoutSource, ...]:
+        """All that the layouts come from."""
+        return self.frontier, *self.others
 
     @property
     def simulated(self) -> int:
@@ -225,19 +245,20 @@ class Ranking:
     _serial: Iterator[int] = field(default_factory=count)
 
     def best(self) -> list[Timed]:
-        """The best of all found layouts and of the frontier, fastest first."""
-        frontier, pulse = self.search.frontier, self.search.pulse
+        """The best of all found layouts and of all sources, fastest first."""
+        sources, pulse = self.search.sources, self.search.pulse
         while True:
             pulse()
             self._take()
             lowest = self._waiting[0][0] if self._waiting else inf
-            bound = min(lowest, frontier.lowest)
+            least, source = min([(source.lowest, i) for i, source in enumerate(sources)])
+            bound = min(lowest, least)
             if bound == inf or four_digits(bound) > self._last:
                 return self.so_far
-            if lowest < frontier.lowest:
+            if lowest < least:
                 self._consider(*heappop(self._waiting))
             else:
-                frontier.advance()
+                sources[source].advance()
 
     @property
     def so_far(self) -> list[Timed]:

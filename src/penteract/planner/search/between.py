@@ -1,26 +1,27 @@
 """Recomputation between none and full, for layouts that need some: of a few kinds, the cheapest that fits.
 
 A candidate is a layout that may fit with full recomputation, but does not fit with none. Its time without recomputation
-is a lower bound of its time with some. So candidates are tried in the order of this bound, until it is above the k-th
-best. Of a candidate's recomputations, the first that fits is kept: each costs more than the one before. Those that cost
-no less than what a lower ZeRO stage needs wait with their bound.
+is a lower bound of its time with some: by this bound, candidates are one more source of a search. Of a candidate's
+recomputations, the first that fits is kept: each costs more than the one before. Those that cost no less than what a
+lower ZeRO stage needs wait with their bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from heapq import heappop, heappush
+from math import inf
 from operator import attrgetter
 from typing import Any
 
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.config.precision.policy import Policy
 from penteract.config.recompute import NONE
 from penteract.planner.ask import EDITS, RECOMPUTE, Ask
-from penteract.planner.search.best import Search, four_digits
-from penteract.planner.search.rows import TOO_LARGE, Higher, Priced, Sharing, lower_stages
+from penteract.planner.search.frontier import Frontier
+from penteract.planner.search.rows import TOO_LARGE, Higher, Row, Sharing, lower_stages
+from penteract.planner.space.layouts import MemoryOptions
 from penteract.readings.estimator import LayoutEstimate
 from penteract.units import Seconds
 
@@ -52,73 +53,81 @@ def recomputations(model: ModelSpec) -> tuple[Mapping[str, Any], ...]:
     )
 
 
-def try_between(ask: Ask, search: Search, k: int, counts: Between) -> None:
-    """Add layouts with some recomputation to `search` if they may be among its `k` best; those that do not fit are
-    counted there as refused. `counts` is updated. Does nothing if recomputation or offload is pinned, or if memory is
-    not known."""
-    if not ask.usable or {*EDITS} & ask.pins.keys():
-        return
-    best, found = search.best(k), search.frontier.found  # layouts not estimated by now are not among the best
-    fits = {(_rest(q.layout), q.layout.recompute, _sharing(q.layout), q.precision) for q in found.fits}
-    candidates = sorted(_candidates(found, search), key=lambda c: (c[0], c[1].zero))
-    some, counts.candidates = recomputations(ask.model), len(candidates)
-    reached = dict[tuple[tuple[Any, ...], Policy], dict[Sharing, tuple[int, LayoutEstimate | Higher]]]()
+@dataclass(slots=True)
+class SelectiveSource:
+    """A source of layouts with some recomputation, for a search over `frontier`, whose rows with full recomputation
+    are its candidates. Those that are tried and do not fit are counted there as refused. `counts` is updated."""
 
-    def beyond(bound: Seconds) -> bool:
-        return len(best) == k and four_digits(bound) > four_digits(best[-1].time.seconds)
+    frontier: Frontier
+    some: Sequence[Mapping[str, Any]]
+    counts: Between
+    _heap: list[tuple[Seconds, int, int, Row, MemoryOptions]] = field(
+        default_factory=list[tuple[Seconds, int, int, "Row", "MemoryOptions"]]
+    )
+    _taken: int = 0  # how many rows with full recomputation are in the heap already
+    # By all but the sharding: the recomputation of each sharding that was tried, by its place in `some`.
+    _reached: dict[object, dict[Sharing, tuple[int, LayoutEstimate | Higher]]] = field(
+        default_factory=dict[object, "dict[Sharing, tuple[int, LayoutEstimate | Higher]]"]
+    )
 
-    for bound, layout, precision in candidates:
-        search.pulse()
-        if beyond(bound):
-            break
-        own, rest = _sharing(layout), _rest(layout)
+    @property
+    def lowest(self) -> Seconds:
+        """A lower bound of the time of all remaining candidates; infinite if there are none."""
+        rows, found = self.frontier.seconds, self.frontier.found
+        for row in rows[self._taken :]:
+            for memory in row.may_fit(found.usable):
+                bound = row.branch.prices.bounds.of(row.layout(memory._replace(recompute=NONE)))
+                heappush(self._heap, (bound, memory.zero, self.counts.candidates, row, memory))
+                self.counts.candidates += 1
+        self._taken = len(rows)
+        return self._heap[0][0] if self._heap else inf
+
+    def advance(self) -> None:
+        """Try the candidate with the lowest bound."""
+        _, _, _, row, memory = heappop(self._heap)
+        prices, found = row.branch.prices, self.frontier.found
+        own = _sharing(memory)
         lower = lower_stages(*own)
-        if any((rest, NONE, sharing, precision) in fits for sharing in (own, *lower)) and not _only_lower(
-            search, layout, precision, own_fits=(rest, NONE, own, precision) in fits
-        ):
-            continue
-        counts.looked_at += 1
-        by_sharing = reached.setdefault((rest, precision), {})
+        if self._needless(row, memory, own, lower):
+            return
+        self.counts.looked_at += 1
+        layout = row.layout(memory)
+        by_sharing = self._reached.setdefault((_rest(layout), prices.policy), {})
         simpler = [by_sharing[s] for s in lower if s in by_sharing]
-        enough = min([i for i, _ in simpler], default=len(some))
-        options = [layout.put(**less) for less in some]
+        enough = min([i for i, _ in simpler], default=len(self.some))
+        options = tuple([layout.put(**less) for less in self.some])
         for i, less in enumerate(options[:enough]):
-            counts.tried += 1
-            estimate = found.within(search.estimators[precision], less)
-            if estimate:
-                counts.fit += 1
+            self.counts.tried += 1
+            if estimate := found.within(prices, less):
+                self.counts.fit += 1
                 by_sharing[own] = i, estimate
-                search.add(estimate)
-                if not beyond(estimate.at_least):
-                    best = search.best(k)
-                break
+                found.fits.append(estimate)
+                return
             found.refused[TOO_LARGE] += 1
-        else:
-            if options[enough:]:
-                others = tuple([one for _, one in simpler])
-                higher = Higher(tuple(options[enough:]), search.estimators[precision], others, counts)
-                found.higher.append(higher)
-                by_sharing[own] = enough, higher
+        if options[enough:]:
+            higher = Higher(options[enough:], prices, tuple([one for _, one in simpler]), self.counts)
+            found.higher.append(higher)
+            by_sharing[own] = enough, higher
+
+    def _needless(self, row: Row, memory: MemoryOptions, own: Sharing, lower: Iterable[Sharing]) -> bool:
+        """Whether no recomputation is needed: this layout fits without any, or one with less sharding does and this one
+        is not known not to."""
+        none = memory._replace(recompute=NONE)
+        if none in row.fits:
+            return True
+        if not any(none._replace(**dict(zip(_SHARING, s, strict=True))) in row.fits for s in lower):
+            return False
+        return row.branch.prices.estimate(row.layout(none)).allocated <= self.frontier.found.usable
+
+
+def candidates(ask: Ask, frontier: Frontier, counts: Between) -> tuple[SelectiveSource, ...]:
+    """Layouts with some recomputation; nothing if recomputation or offload is pinned, or if memory is not known."""
+    if not ask.usable or {*EDITS} & ask.pins.keys():
+        return ()
+    return (SelectiveSource(frontier, recomputations(ask.model), counts),)
 
 
 # Getters of how state is sharded, and of all fields but these and `recompute`: compared layouts agree in the latter.
 _SHARING = ("zero", "reduce_scatter_once", "reshard_after_step")
 _sharing = attrgetter(*_SHARING)
 _rest = attrgetter(*(f.name for f in fields(Layout) if f.name not in (*_SHARING, "recompute")))
-
-
-def _candidates(found: Priced, search: Search) -> Iterator[tuple[Seconds, Layout, Policy]]:
-    """The candidates: (lower bound of the time without recomputation, layout, precision)."""
-    full = ((q.layout, q.precision) for q in found.fits)
-    higher = ((h.options[0], h.precision) for h in found.higher)
-    rows = ((lay, row.branch.prices.policy) for row in search.frontier.waiting for lay in row.may_fit(found.usable))
-    for layout, precision in chain(full, higher, rows):
-        if layout.recompute != _FULL:
-            continue
-        yield search.estimators[precision].bounds.of(layout.put(recompute=NONE)), layout, precision
-
-
-def _only_lower(search: Search, layout: Layout, precision: Policy, *, own_fits: bool) -> bool:
-    """Whether, without recomputation, only layouts with less sharding fit."""
-    usable = search.frontier.found.usable
-    return not own_fits and search.estimators[precision].estimate(layout.put(recompute=NONE)).allocated > usable

@@ -26,12 +26,14 @@ _Key = tuple[object, ...]  # of a row: the precision, the micro-batch size, all 
 class Frontier:
     """Rows to be priced, and the results so far (`found`). `largest`: an upper limit of the micro-batch size.
 
-    A row waits with a rough bound, then with its own bound, before it is priced.
+    A row waits with a rough bound, then with its own bound, before it is priced. `seconds`: rows of layouts with more
+    recomputation than others, which were priced and do not fit.
     """
 
     found: Priced = field(default_factory=Priced)
     largest: int = 1
     branches: list[Branch] = field(default_factory=list[Branch])
+    seconds: list[Row] = field(default_factory=list[Row])
     _rows: dict[_Key, Row] = field(default_factory=dict[_Key, Row])
     _heap: list[tuple[Seconds, int, _Key, bool]] = field(default_factory=list[tuple[Seconds, int, _Key, bool]])
     _serial: Iterator[int] = field(default_factory=count)  # of equal bounds, the first row comes first
@@ -59,11 +61,6 @@ class Frontier:
         """The number of remaining layouts: neither priced nor refused."""
         return sum(map(len, self._rows.values()))
 
-    @property
-    def waiting(self) -> Iterator[Row]:
-        """Rows of layouts with more recomputation than others, which were priced and do not fit."""
-        return (row for row in self._rows.values() if row.second)
-
     def advance(self) -> None:
         """Price the row with the lowest bound, or put it back with its own bound if that is higher."""
         assert self.lowest < inf
@@ -73,6 +70,7 @@ class Frontier:
             heappush(self._heap, (own, serial, key, True))
         elif rest := self._rows.pop(key).price(self.found):
             self._rows[key] = rest
+            self.seconds.append(rest)
             heappush(self._heap, (bound, serial, key, False))
 
     def reach(self, layout: Layout, precision: Policy) -> None:

@@ -274,12 +274,12 @@ class Row:
             found.miss(least, self.layout(memory), self.branch.prices.policy)
         return None
 
-    def may_fit(self, usable: Bytes) -> list[Layout]:
-        """The layouts whose lower bound of memory is within `usable` bytes, without those of which a smaller
+    def may_fit(self, usable: Bytes) -> list[MemoryOptions]:
+        """The options whose lower bound of memory is within `usable` bytes, without those of which a smaller
         micro-batch does not fit."""
         too_large, floor = self.branch.too_large, self._floor()
         some = [m for m in self.memories if self.size <= too_large.get(m, self.size) and floor(m) <= usable]
-        return [lay for lay in map(self.layout, some) if not unfit(self.branch.prices, lay)]
+        return [m for m in some if not unfit(self.branch.prices, self.layout(m))]
 
     def _floor(self) -> Callable[[MemoryOptions], Bytes]:
         """A lower bound of the bytes of each of these layouts, as a function."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
@@ -18,9 +18,9 @@ class Load(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Balanced:
-    """Every expert gets the same share, so every rank receives as many copies as it sends."""
+class Balanced(NamedTuple):
+    """Every expert gets the same share, so every rank receives as many copies as it sends. A tuple, as the keys of most
+    cached costs contain it: the hash of a dataclass takes far longer."""
 
     rows: int
 
