@@ -16,14 +16,14 @@ from penteract.schedule.registry import SCHEDULES
 from penteract.schedule.schedule import Placement, Schedule
 
 
-def _deep(pp: int, vpp: int, micros: int) -> list[ComputeList]:
+def _deep(pp: int, vpp: int, micro_batches: int) -> list[ComputeList]:
     """1F1B whose ranks run twice as far ahead, so that a late value finds the next ranks with something to do."""
     out = list[ComputeList]()
     for rank in range(pp):
-        ahead = min(2 * (pp - rank - 1), micros)
+        ahead = min(2 * (pp - rank - 1), micro_batches)
         own: ComputeList = [Compute("Fwd", m) for m in range(ahead)]
-        for m in range(micros):
-            own += [Compute("Fwd", m + ahead)] * (m + ahead < micros)
+        for m in range(micro_batches):
+            own += [Compute("Fwd", m + ahead)] * (m + ahead < micro_batches)
             own.append(Compute("Bwd", m))
         out.append(own)
     return out
@@ -46,7 +46,7 @@ DEEP = Schedule(name="1f1b_deep", compute=_deep, steady_after=lambda pp, vpp: 2 
 V_SHAPED = replace(ALL_FORWARD, name="gpipe_v", placement=v_shaped, min_pp=2, min_vpp=2)
 BACKWARDS = replace(
     INTERLEAVED, name="interleaved_backwards", placement=backwards,
-    compute=lambda pp, vpp, micros: INTERLEAVED.compute(pp, vpp, micros)[::-1],
+    compute=lambda pp, vpp, micro_batches: INTERLEAVED.compute(pp, vpp, micro_batches)[::-1],
 )  # fmt: skip
 NEW = (DEEP, V_SHAPED, BACKWARDS)
 

@@ -311,11 +311,11 @@ def test_a_dimension_is_priced_by_pieces_and_timed() -> None:
 # ---- a schedule --------------------------------------------------------------------------------------------------
 
 
-def _in_waves(pp: int, vpp: int, micros: int) -> list[ComputeList]:
+def _in_waves(pp: int, vpp: int, micro_batches: int) -> list[ComputeList]:
     """GPipe over pp micro-batches, again and again: at most pp of them are in flight."""
     one: ComputeList = []
-    for first in range(0, micros, pp):
-        some = range(first, min(first + pp, micros))
+    for first in range(0, micro_batches, pp):
+        some = range(first, min(first + pp, micro_batches))
         one += [*(Compute("Fwd", m) for m in some), *(Compute("Bwd", m) for m in some)]
     return [list(one) for _ in range(pp)]
 

@@ -147,10 +147,10 @@ def test_70b_step() -> None:
     values in bf16 go over tp 10 times a layer (around two regions there and back, forward and backward; and two inputs
     gathered again): what of it is waited for is less than all of it at half of NVLink's 450 GB/s."""
     told = golden("70b_64xh100")
-    parts, micros = told["step_parts"], T // S // 4
+    parts, micro_batches = told["step_parts"], T // S // 4
     busy = told["step"] - parts["pipeline"] - parts["data"] - parts["update"]
-    assert 1 / micros <= parts["pipeline"] / busy <= 4 / micros
-    wires = micros * 40 * 10 * 2 * S * B70.h * 7 / 8
+    assert 1 / micro_batches <= parts["pipeline"] / busy <= 4 / micro_batches
+    wires = micro_batches * 40 * 10 * 2 * S * B70.h * 7 / 8
     assert 0 < parts["tensor"] <= wires / 225e9
     assert told["mfu"] == pytest.approx(told["tokens_per_s_per_gpu"] * B70.flops(1) / H100, rel=1e-4)
 
@@ -180,8 +180,8 @@ def test_pipelines_of_one_node() -> None:
     plain, gpipe, chunks, bubble = (
         golden(f"8b_pp4_{name}") for name in ("1f1b", "gpipe", "interleaved_vpp2", "zb_h1")
     )  # fmt: skip
-    micros = plain["gradient_accumulation_steps"]
-    last = micros * (8 * B8.kept() + 2 * S * B8.h)
+    micro_batches = plain["gradient_accumulation_steps"]
+    last = micro_batches * (8 * B8.kept() + 2 * S * B8.h)
     assert 1 < plain["memory"]["activations"] / (4 * 8 * B8.kept()) < 1.1
     assert 1 < gpipe["memory"]["activations"] / last < 1.05
     assert gpipe["allocated_by_pipeline_rank"][-1] == gpipe["memory"]["allocated"]

@@ -67,8 +67,8 @@ def length(model: ModelSpec) -> int:
 def on_its_own(case: Case) -> Case:
     """One process that takes the same micro-batches one after the other."""
     lay = case.layout
-    micros = lay.dp * lay.gradient_accumulation_steps
-    own = Layout(micro_batch_size=lay.micro_batch_size, gradient_accumulation_steps=micros, fuse=lay.fuse)
+    micro_batches = lay.dp * lay.gradient_accumulation_steps
+    own = Layout(micro_batch_size=lay.micro_batch_size, gradient_accumulation_steps=micro_batches, fuse=lay.fuse)
     return replace(case, layout=own)
 
 

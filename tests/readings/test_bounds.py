@@ -60,10 +60,10 @@ def test_long_schedules_gather_as_short_ones_foretell(
     vpp = vpp if name == "interleaved" else 1
     schedule = schedule_of(name)
     turn = schedule.turn(pp, vpp)
-    micros = (2 * schedule.steady_after(pp, vpp) // turn + 5 + more) * turn
+    micro_batches = (2 * schedule.steady_after(pp, vpp) // turn + 5 + more) * turn
     read = frozenset({"Fwd", "Inp" if schedule.split_backward else "Bwd"})
     of = RankOf(name, pp, vpp, rank, (((0, units),),) * vpp, (read,), keeps=False)
-    assert gathered(of, micros) == count_gathers(of, micros)
+    assert gathered(of, micro_batches) == count_gathers(of, micro_batches)
 
 
 def test_fp8_gather_spares_wires_and_memory_but_no_work() -> None:

@@ -107,7 +107,7 @@ def test_long_schedules_hold_what_short_ones_foretell(
 ) -> None:
     schedule = schedule_of(name)
     vpp = min(vpp, schedule.max_vpp)
-    micros = schedule.steady_after(pp, vpp) + (1 + more) * schedule.round(pp)
+    micro_batches = schedule.steady_after(pp, vpp) + (1 + more) * schedule.round(pp)
     rank = data.draw(st.integers(0, pp - 1))
     ends = ["Inp", "Wgt"] if schedule.split_backward else ["Bwd"]
     spans = [("Fwd", end) for end in ends] + [("Inp", "Wgt")] * schedule.split_backward
@@ -117,4 +117,4 @@ def test_long_schedules_hold_what_short_ones_foretell(
         spans += [("Recv gradient", end) for end in ends] + [("Fwd", "Send value")]
     for span in spans:
         members = tuple((c, span) for c in range(vpp))
-        assert most_in_flight(name, pp, vpp, micros, members) == _most(name, pp, vpp, micros, members)
+        assert most_in_flight(name, pp, vpp, micro_batches, members) == _most(name, pp, vpp, micro_batches, members)

@@ -136,12 +136,12 @@ def test_steps_that_never_settle_are_a_bug(monkeypatch: pytest.MonkeyPatch) -> N
     assert caught.value.exit_code == 70
 
 
-@pytest.mark.parametrize(("vocab_size", "tied", "micros"), [(50_000, True, 120), (1024, False, 240)])
-def test_steps_that_jump_at_other_turns_are_not_joined(vocab_size: int, tied: bool, micros: int) -> None:
+@pytest.mark.parametrize(("vocab_size", "tied", "micro_batches"), [(50_000, True, 120), (1024, False, 240)])
+def test_steps_that_jump_at_other_turns_are_not_joined(vocab_size: int, tied: bool, micro_batches: int) -> None:
     """The second step settles before the first did: what is left of the two differs by the turns that were jumped."""
     model = ModelSpec(name="pinned", layers=8, hidden_size=256, heads=8, kv_heads=4, head_size=32, ffn_size=512,
                       vocab_size=vocab_size, tied=tied)  # fmt: skip
-    lay = Layout(dp=2, pp=2, vpp=2, schedule="interleaved", zero=3, gradient_accumulation_steps=micros)
+    lay = Layout(dp=2, pp=2, vpp=2, schedule="interleaved", zero=3, gradient_accumulation_steps=micro_batches)
     composer, node = Composer(model, 64, RECIPES["bf16"]), cluster("8xH100")
     rates = replace(Rates.of(node, "bf16"), launch=84e-6, launches={})
     jumped, unrolled = (StepClock(composer, node, rates, skip_repeats=skip_repeats) for skip_repeats in (True, False))

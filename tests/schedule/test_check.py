@@ -16,43 +16,43 @@ SIZES = st.integers(1, 8), st.integers(1, 4), st.integers(1, 16)
 NAMES: tuple[ScheduleName, ...] = (*SCHEDULES, "overlapped")
 
 
-def report(name: ScheduleName, pp: int, vpp: int, micros: int) -> Report:
+def report(name: ScheduleName, pp: int, vpp: int, micro_batches: int) -> Report:
     placement = schedule_of(name).placement(pp, vpp)
-    return check(with_transfers(generate(name, pp, vpp, micros), placement), placement, micros)
+    return check(with_transfers(generate(name, pp, vpp, micro_batches), placement), placement, micro_batches)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.tuples(st.sampled_from(NAMES), *SIZES).filter(lambda case: breach(*case) is None))
 def test_every_legal_schedule_is_sound(case: tuple[ScheduleName, int, int, int]) -> None:
-    name, pp, vpp, micros = case
+    name, pp, vpp, micro_batches = case
     result = report(*case)
-    assert result.in_flight_peak == tuple(peak(name, pp, vpp, micros, rank) for rank in range(pp))
+    assert result.in_flight_peak == tuple(peak(name, pp, vpp, micro_batches, rank) for rank in range(pp))
     assert 0 <= result.bubble < 1
-    work = 3 * micros * vpp
+    work = 3 * micro_batches * vpp
     assert result.bubble == pytest.approx(1 - work / result.makespan)
 
 
-def peak(name: ScheduleName, pp: int, vpp: int, micros: int, rank: int) -> int:
+def peak(name: ScheduleName, pp: int, vpp: int, micro_batches: int, rank: int) -> int:
     """The known in-flight peaks."""
     return {
-        "gpipe": micros * vpp,
-        "1f1b": min(pp - rank, micros),
-        "interleaved": min((vpp - 1) * pp + 2 * (pp - 1 - rank) + 1, micros * vpp),
-        "zb_h1": min(pp, micros),
-        "overlapped": min(2, micros),
+        "gpipe": micro_batches * vpp,
+        "1f1b": min(pp - rank, micro_batches),
+        "interleaved": min((vpp - 1) * pp + 2 * (pp - 1 - rank) + 1, micro_batches * vpp),
+        "zb_h1": min(pp, micro_batches),
+        "overlapped": min(2, micro_batches),
     }[name]
 
 
 @settings(max_examples=60, deadline=None)
 @given(*SIZES)
-def test_makespans_follow_the_papers(pp: int, vpp: int, micros: int) -> None:
-    ideal = 3 * (micros + pp - 1)
-    assert report("gpipe", pp, 1, micros).makespan == ideal
-    assert report("1f1b", pp, 1, micros).makespan == ideal
-    if micros >= pp:
-        assert report("zb_h1", pp, 1, micros).makespan == 3 * micros + pp - 1
-    if breach("interleaved", pp, vpp, micros) is None:
-        assert report("interleaved", pp, vpp, micros).makespan == 3 * (micros * vpp + pp - 1)
+def test_makespans_follow_the_papers(pp: int, vpp: int, micro_batches: int) -> None:
+    ideal = 3 * (micro_batches + pp - 1)
+    assert report("gpipe", pp, 1, micro_batches).makespan == ideal
+    assert report("1f1b", pp, 1, micro_batches).makespan == ideal
+    if micro_batches >= pp:
+        assert report("zb_h1", pp, 1, micro_batches).makespan == 3 * micro_batches + pp - 1
+    if breach("interleaved", pp, vpp, micro_batches) is None:
+        assert report("interleaved", pp, vpp, micro_batches).makespan == 3 * (micro_batches * vpp + pp - 1)
 
 
 @settings(max_examples=40, deadline=None)
@@ -65,8 +65,8 @@ def test_interleaving_and_splitting_shrink_the_bubble(pp: int, vpp: int, groups:
 
 def test_zero_bubble_is_never_slower_than_1f1b() -> None:
     for pp in range(1, 9):
-        for micros in range(1, 17):
-            assert report("zb_h1", pp, 1, micros).makespan <= report("1f1b", pp, 1, micros).makespan
+        for micro_batches in range(1, 17):
+            assert report("zb_h1", pp, 1, micro_batches).makespan <= report("1f1b", pp, 1, micro_batches).makespan
 
 
 def test_costs_and_wire_time_are_counted() -> None:
@@ -92,9 +92,9 @@ def test_costs_and_wire_time_are_counted() -> None:
 )
 def test_no_cost_brings_a_deadlock(case: tuple[ScheduleName, int, int, int], times: list[float]) -> None:
     """The order is made with unit costs; other costs make it slower, never wrong."""
-    name, pp, vpp, micros = case
+    name, pp, vpp, micro_batches = case
     kinds = dict(zip(("Fwd", "Bwd", "Inp", "Wgt"), times, strict=False))
     placement = schedule_of(name).placement(pp, vpp)
-    lists = with_transfers(generate(name, pp, vpp, micros), placement)
-    result = check(lists, placement, micros, cost=lambda _, c: kinds[c.kind], wire=times[4])
+    lists = with_transfers(generate(name, pp, vpp, micro_batches), placement)
+    result = check(lists, placement, micro_batches, cost=lambda _, c: kinds[c.kind], wire=times[4])
     assert result.in_flight_peak == report(*case).in_flight_peak

@@ -35,8 +35,8 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 
 
 def sound(case: Case) -> list[ActionList]:
-    name, pp, vpp, micros = case
-    return with_transfers(generate(name, pp, vpp, micros), schedule_of(name).placement(pp, vpp))
+    name, pp, vpp, micro_batches = case
+    return with_transfers(generate(name, pp, vpp, micro_batches), schedule_of(name).placement(pp, vpp))
 
 
 def replaced(lists: list[ActionList], rank: int, actions: ActionList) -> list[ActionList]:

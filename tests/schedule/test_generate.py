@@ -13,16 +13,16 @@ NAMES: tuple[ScheduleName, ...] = (*SCHEDULES, "overlapped")
 
 
 @given(st.sampled_from(NAMES), st.integers(0, 8), st.integers(0, 4), st.integers(0, 16))
-def test_generate_refuses_exactly_what_problem_names(name: ScheduleName, pp: int, vpp: int, micros: int) -> None:
-    wrong = breach(name, pp, vpp, micros)
+def test_generate_refuses_exactly_what_problem_names(name: ScheduleName, pp: int, vpp: int, micro_batches: int) -> None:
+    wrong = breach(name, pp, vpp, micro_batches)
     if wrong is None:
-        assert len(generate(name, pp, vpp, micros)) == pp
+        assert len(generate(name, pp, vpp, micro_batches)) == pp
         return
     with pytest.raises(BadInput) as caught:
-        generate(name, pp, vpp, micros)
+        generate(name, pp, vpp, micro_batches)
     assert (caught.value.where, caught.value.what) == wrong
-    assert caught.value.found == f"pp = {pp}, vpp = {vpp}, gradient_accumulation_steps = {micros}"
-    mended = {"pp": pp, "vpp": vpp, "gradient_accumulation_steps": micros}
+    assert caught.value.found == f"pp = {pp}, vpp = {vpp}, gradient_accumulation_steps = {micro_batches}"
+    mended = {"pp": pp, "vpp": vpp, "gradient_accumulation_steps": micro_batches}
     mended |= {axis: int(size) for axis, size in (change.split(" = ") for change in caught.value.fix.split(", "))}
     assert breach(name, *mended.values()) is None
 
@@ -33,7 +33,7 @@ def test_a_schedule_that_is_not_there_is_refused_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "pp", "vpp", "micros", "legal"),
+    ("name", "pp", "vpp", "micro_batches", "legal"),
     [
         ("gpipe", 1, 1, 1, True),
         ("gpipe", 1, 2, 4, False),
@@ -53,13 +53,13 @@ def test_a_schedule_that_is_not_there_is_refused_with_the_nearest() -> None:
         ("1f1b", 2, 1, 0, False),
     ],
 )
-def test_legal_combinations(name: ScheduleName, pp: int, vpp: int, micros: int, legal: bool) -> None:
-    assert (breach(name, pp, vpp, micros) is None) == legal
+def test_legal_combinations(name: ScheduleName, pp: int, vpp: int, micro_batches: int, legal: bool) -> None:
+    assert (breach(name, pp, vpp, micro_batches) is None) == legal
 
 
 def test_the_lists_of_small_cases() -> None:
-    def shown(name: ScheduleName, pp: int, vpp: int, micros: int) -> list[str]:
-        return [" ".join(map(str, actions)) for actions in generate(name, pp, vpp, micros)]
+    def shown(name: ScheduleName, pp: int, vpp: int, micro_batches: int) -> list[str]:
+        return [" ".join(map(str, actions)) for actions in generate(name, pp, vpp, micro_batches)]
 
     assert shown("gpipe", 2, 2, 1) == ["F0 F0.1 B0.1 B0"] * 2
     assert shown("1f1b", 2, 1, 3) == ["F0 F1 B0 F2 B1 B2", "F0 B0 F1 B1 F2 B2"]

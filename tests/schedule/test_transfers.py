@@ -51,14 +51,14 @@ def test_a_value_comes_round_to_the_next_chunk() -> None:
 @given(CASES.filter(lambda case: breach(*case) is None))
 def test_grouping_is_a_freedom_not_a_need(case: tuple[ScheduleName, int, int, int]) -> None:
     """One transfer at a time in the listed order is sound as well, and as fast: groups never carry the proof."""
-    name, pp, vpp, micros = case
-    computed, placement = generate(name, pp, vpp, micros), schedule_of(name).placement(pp, vpp)
+    name, pp, vpp, micro_batches = case
+    computed, placement = generate(name, pp, vpp, micro_batches), schedule_of(name).placement(pp, vpp)
     grouped = with_transfers(computed, placement)
     apart: list[ActionList] = [
         [one for a in actions for one in ([P2PBatch((t,)) for t in a.transfers] if isinstance(a, P2PBatch) else [a])]
         for actions in grouped
     ]
-    assert check(apart, placement, micros).makespan == check(grouped, placement, micros).makespan
+    assert check(apart, placement, micro_batches).makespan == check(grouped, placement, micro_batches).makespan
     assert [[a for a in actions if not isinstance(a, P2PBatch)] for actions in grouped] == computed
     for actions in grouped:
         for a in actions:

@@ -43,13 +43,13 @@ class MemoryBound:
     def per_sequence(self, layout: Layout, growth: Growths) -> list[Bytes]:
         """Bytes that the fullest rank of each group with the same stages keeps on the device, per sequence of a
         micro-batch; `growth`: that of this layout."""
-        lay, schedule, micros = layout, schedule_of(layout.schedule), layout.gradient_accumulation_steps
+        lay, schedule, num_micro_batches = layout, schedule_of(layout.schedule), layout.gradient_accumulation_steps
         if schedule.alternates:  # more micro-batches do not put more in flight
-            micros = min(micros, schedule.steady_after(lay.pp, lay.vpp))
-        key = (growth, lay.schedule, lay.pp, lay.vpp, micros)
+            num_micro_batches = min(num_micro_batches, schedule.steady_after(lay.pp, lay.vpp))
+        key = (growth, lay.schedule, lay.pp, lay.vpp, num_micro_batches)
         if key not in self.kept:
             groups = zip(self.composer.assignment(lay).groups, growth.groups, strict=True)
-            self.kept[key] = [max(_in_flight(lay, micros, ranks, kept)) for ranks, kept in groups]
+            self.kept[key] = [max(_in_flight(lay, num_micro_batches, ranks, kept)) for ranks, kept in groups]
         return self.kept[key]
 
     @tracked
@@ -86,19 +86,19 @@ def _least(chunks: Sequence[Mapping[Span, Bytes]]) -> Kept:
     return tuple([(span, min([chunk[span] for chunk in chunks])) for span in spans])
 
 
-def _in_flight(layout: Layout, micros: int, ranks: tuple[int, ...], kept: Kept) -> list[Bytes]:
+def _in_flight(layout: Layout, num_micro_batches: int, ranks: tuple[int, ...], kept: Kept) -> list[Bytes]:
     """Bytes by rank: what one micro-batch keeps times the number in flight."""
     lay, total = layout, [0] * len(ranks)
     for span, size in kept:
-        counts = _of_ranks(lay.schedule, lay.pp, lay.vpp, micros, span, ranks)
+        counts = _of_ranks(lay.schedule, lay.pp, lay.vpp, num_micro_batches, span, ranks)
         total = [n + size * count for n, count in zip(total, counts, strict=True)]
     return total
 
 
 @cache
 def _of_ranks(
-    schedule: ScheduleName, pp: int, vpp: int, micros: int, span: Span, ranks: tuple[int, ...]
+    schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int, span: Span, ranks: tuple[int, ...]
 ) -> tuple[int, ...]:
     """The most micro-batches at once inside a span, over all chunks, on each of these ranks."""
-    counts = most_in_flight(schedule, pp, vpp, micros, tuple((c, span) for c in range(vpp)))
+    counts = most_in_flight(schedule, pp, vpp, num_micro_batches, tuple((c, span) for c in range(vpp)))
     return tuple(counts[r] for r in ranks)

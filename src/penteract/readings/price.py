@@ -297,7 +297,7 @@ def update_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
     return update.workspace(b.shard_size, p.keeping(b.moments), elementwise, offloaded=b.offloaded)
 
 
-def input_bytes(inputs: Mapping[str, Spec], micros: int, widths: Widths) -> Bytes:
+def input_bytes(inputs: Mapping[str, Spec], num_micro_batches: int, widths: Widths) -> Bytes:
     """Bytes of input data: all micro-batches of the step, and index tensors once, as they never change."""
-    copies = ((spec, 1 if name.startswith("index") else micros) for name, spec in inputs.items())
+    copies = ((spec, 1 if name.startswith("index") else num_micro_batches) for name, spec in inputs.items())
     return sum(prod(spec.shape) * n * widths[spec.role] for spec, n in copies)  # type: ignore[misc]

@@ -36,8 +36,9 @@ class Report:
 
 
 def check(
-    action_lists: Sequence[ActionList], placement: Placement, micros: int, *, cost: Cost = unit_cost, wire: float = 0.0
-) -> Report:
+    action_lists: Sequence[ActionList], placement: Placement, num_micro_batches: int, *, cost: Cost = unit_cost,
+    wire: float = 0.0,
+) -> Report:  # fmt: skip
     """Walk the lists with unbuffered sends: a message moves when both its ranks have posted it.
 
     Transfers that are posted together must also work one by one, in the order in which they are listed: on a GPU each
@@ -53,7 +54,7 @@ def check(
     pp = placement.pp
     if len(action_lists) != pp:
         raise Bug("SCHEDULE", "a schedule has one list a rank", found=len(action_lists), allowed=pp)
-    programs = [ScheduleState(rank, placement, micros) for rank in range(pp)]
+    programs = [ScheduleState(rank, placement, num_micro_batches) for rank in range(pp)]
     for program, actions in zip(programs, action_lists, strict=True):
         for action in actions:
             program.step(action)

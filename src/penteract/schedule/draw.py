@@ -13,7 +13,9 @@ from penteract.schedule.transfers import with_transfers
 _GAP = "… "  # in place of units that are left out
 
 
-def draw(compute_lists: Sequence[ComputeList], placement: Placement, micro_batches: int, *, width: int = 120) -> str:
+def draw(
+    compute_lists: Sequence[ComputeList], placement: Placement, num_micro_batches: int, *, width: int = 120
+) -> str:
     """The schedule in unit time, at most `width` columns wide, with its bubble and its peaks below. F, I and W take one
     unit, B takes two; messages take none. If not all units fit, the first and the last are shown.
 
@@ -22,7 +24,7 @@ def draw(compute_lists: Sequence[ComputeList], placement: Placement, micro_batch
 
     Raises Bug("SCHEDULE") as `check` does.
     """
-    report, pp = check(with_transfers(compute_lists, placement), placement, micro_batches), placement.pp
+    report, pp = check(with_transfers(compute_lists, placement), placement, num_micro_batches), placement.pp
     parts = {part for actions in compute_lists for action in actions for part in computes(action)}
     name_width, label_width = len(f"rank {pp - 1}  "), max(len(str(part)) for part in parts)
     units, whole = int(report.makespan), name_width + int(report.makespan) * label_width
@@ -40,10 +42,10 @@ def draw(compute_lists: Sequence[ComputeList], placement: Placement, micro_batch
     return "\n".join([*rows, _summary(report, {part.kind for part in parts}, placement)])
 
 
-def draw_generated(schedule: str, vpp: int, placement: Placement, micro_batches: int, *, width: int = 120) -> str:
+def draw_generated(schedule: str, vpp: int, placement: Placement, num_micro_batches: int, *, width: int = 120) -> str:
     """The same for a schedule by name."""
-    lists = generate(schedule, placement.pp, vpp, micro_batches)
-    return draw(lists, placement, micro_batches, width=width)
+    lists = generate(schedule, placement.pp, vpp, num_micro_batches)
+    return draw(lists, placement, num_micro_batches, width=width)
 
 
 def _fitting(width: int, cell_width: int) -> int:

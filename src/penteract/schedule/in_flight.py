@@ -17,20 +17,20 @@ _Times = Mapping[tuple[str, int], list[int]]  # (moment, chunk) -> its times, on
 
 
 @cache
-def action_lists(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Sequence[ActionList]:
+def action_lists(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int) -> Sequence[ActionList]:
     """The actions of each pipeline rank in a step."""
-    return with_transfers(compute_lists(schedule, pp, vpp, micros), schedule_of(schedule).placement(pp, vpp))
+    return with_transfers(compute_lists(schedule, pp, vpp, num_micro_batches), schedule_of(schedule).placement(pp, vpp))
 
 
 @cache
-def compute_lists(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Sequence[ComputeList]:
+def compute_lists(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int) -> Sequence[ComputeList]:
     """The same, without messages."""
-    return generate(schedule, pp, vpp, micros)
+    return generate(schedule, pp, vpp, num_micro_batches)
 
 
 @cache
 def most_in_flight(
-    schedule: ScheduleName, pp: int, vpp: int, micros: int, members: tuple[tuple[int, Span], ...]
+    schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int, members: tuple[tuple[int, Span], ...]
 ) -> tuple[int, ...]:
     """For each pipeline rank, the most micro-batches at once within `members`, the (chunk, span) pairs that share one
     pool of buffers; 0 if a rank has no such moment.
@@ -39,20 +39,20 @@ def most_in_flight(
     holds one more for each further micro-batch.
     """
     enough = schedule_of(schedule).steady_after(pp, vpp)
-    if micros <= enough:
-        return _most(schedule, pp, vpp, micros, members)
+    if num_micro_batches <= enough:
+        return _most(schedule, pp, vpp, num_micro_batches, members)
     held = _most(schedule, pp, vpp, enough, members)
     if schedule_of(schedule).alternates:
         return held
     more = _most(schedule, pp, vpp, enough + 1, members)
-    return tuple(a + (b - a) * (micros - enough) for a, b in zip(held, more, strict=True))
+    return tuple(a + (b - a) * (num_micro_batches - enough) for a, b in zip(held, more, strict=True))
 
 
 @cache
 def _most(
-    schedule: ScheduleName, pp: int, vpp: int, micros: int, members: tuple[tuple[int, Span], ...]
+    schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int, members: tuple[tuple[int, Span], ...]
 ) -> tuple[int, ...]:
-    return tuple(_most_of(_times(schedule, pp, vpp, micros, rank), members) for rank in range(pp))
+    return tuple(_most_of(_times(schedule, pp, vpp, num_micro_batches, rank), members) for rank in range(pp))
 
 
 def _most_of(times: _Times, members: tuple[tuple[int, Span], ...]) -> int:
@@ -74,14 +74,14 @@ def _most_of(times: _Times, members: tuple[tuple[int, Span], ...]) -> int:
 
 
 @cache
-def _times(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int) -> _Times:
+def _times(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int, rank: int) -> _Times:
     """The times of all moments of all passes, on one rank.
 
     An action takes three ticks: earlier sends are freed, new registers are born, others die.
     """
     when = defaultdict[tuple[str, int], list[int]](list)
     sent: list[tuple[str, int]] = []
-    actions = action_lists(schedule, pp, vpp, micros)[rank]
+    actions = action_lists(schedule, pp, vpp, num_micro_batches)[rank]
     for tick, action in zip(count(step=3), actions):
         if not isinstance(action, P2PBatch):
             for kind, _, chunk in computes(action):

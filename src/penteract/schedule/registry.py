@@ -29,9 +29,9 @@ def schedule_of(name: ScheduleName) -> Schedule:
     return SCHEDULES.get(name) or _OVERLAPPED[name]
 
 
-def breach(name: ScheduleName, pp: int, vpp: int, micros: int) -> tuple[str, str] | None:
-    """(the axis at fault, what is wrong), or None if the schedule exists for these sizes and `micros` micro-batches."""
-    for axis, size in (("pp", pp), ("vpp", vpp), ("gradient_accumulation_steps", micros)):
+def breach(name: ScheduleName, pp: int, vpp: int, num_micro_batches: int) -> tuple[str, str] | None:
+    """(the axis at fault, what is wrong), or None if the schedule exists for these sizes and so many micro-batches."""
+    for axis, size in (("pp", pp), ("vpp", vpp), ("gradient_accumulation_steps", num_micro_batches)):
         if size < 1:
             return axis, f"{axis} is less than 1"
     s = schedule_of(name)
@@ -47,23 +47,23 @@ def breach(name: ScheduleName, pp: int, vpp: int, micros: int) -> tuple[str, str
         most = "one chunk" if s.max_vpp == 1 else f"at most {s.max_vpp} chunks"
         more = " and ".join(other.name for other in SCHEDULES.values() if other.max_vpp >= vpp)
         return "vpp", f"{name} runs {most} a rank; {more} take more"
-    if micros % s.round(pp):
+    if num_micro_batches % s.round(pp):
         multiple = f"{name} needs a multiple of pp = {pp} micro-batches"
-        return "gradient_accumulation_steps", f"{multiple}, and gradient_accumulation_steps = {micros}"
+        return "gradient_accumulation_steps", f"{multiple}, and gradient_accumulation_steps = {num_micro_batches}"
     return None
 
 
-def _mended(name: ScheduleName, pp: int, vpp: int, micros: int) -> str:
+def _mended(name: ScheduleName, pp: int, vpp: int, num_micro_batches: int) -> str:
     """The nearest sizes for which the schedule exists; only those that must change."""
     s = schedule_of(name)
     stages = int(min(max(pp, s.min_pp), s.max_pp))
     chunks = int(min(max(vpp, s.min_vpp), s.max_vpp)) if stages > 1 else 1
-    whole = max(1, -(-micros // s.round(stages))) * s.round(stages)
-    sizes = (("pp", pp, stages), ("vpp", vpp, chunks), ("gradient_accumulation_steps", micros, whole))
+    whole = max(1, -(-num_micro_batches // s.round(stages))) * s.round(stages)
+    sizes = (("pp", pp, stages), ("vpp", vpp, chunks), ("gradient_accumulation_steps", num_micro_batches, whole))
     return ", ".join(f"{axis} = {near}" for axis, size, near in sizes if near != size)
 
 
-def generate(name: ScheduleName, pp: int, vpp: int, micros: int) -> list[ComputeList]:
+def generate(name: ScheduleName, pp: int, vpp: int, num_micro_batches: int) -> list[ComputeList]:
     """What each pipeline rank computes, in order; index = pipeline coordinate.
 
     Raises BadInput("SCHEDULE") for an unknown name, and for sizes that `breach` reports.
@@ -72,9 +72,9 @@ def generate(name: ScheduleName, pp: int, vpp: int, micros: int) -> list[Compute
         near = get_close_matches(name, SCHEDULES, 1) or [*SCHEDULES]
         raise BadInput("SCHEDULE", "no such schedule", where="schedule", found=name, allowed=", ".join(SCHEDULES),
                        fix=near[0])  # fmt: skip
-    if wrong := breach(name, pp, vpp, micros):
+    if wrong := breach(name, pp, vpp, num_micro_batches):
         axis, what = wrong
-        sizes = {"pp": pp, "vpp": vpp, "gradient_accumulation_steps": micros}
+        sizes = {"pp": pp, "vpp": vpp, "gradient_accumulation_steps": num_micro_batches}
         raise BadInput("SCHEDULE", what, where=axis, found=", ".join(f"{k} = {n}" for k, n in sizes.items()),
-                       fix=_mended(name, pp, vpp, micros))  # fmt: skip
-    return schedule_of(name).compute(pp, vpp, micros)
+                       fix=_mended(name, pp, vpp, num_micro_batches))  # fmt: skip
+    return schedule_of(name).compute(pp, vpp, num_micro_batches)

@@ -45,7 +45,7 @@ class ScheduleState:
 
     rank: int
     placement: Placement
-    micros: int
+    num_micro_batches: int
     facts: set[Fact] = field(default_factory=set[Fact])
     kept: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])  # activations alive, (micro, chunk)
     received: set[Fact] = field(default_factory=set[Fact])  # messages that wait for their consumer
@@ -68,7 +68,7 @@ class ScheduleState:
     def finish(self) -> None:
         """Raise Bug if a required action is missing."""
         for chunk in range(self.placement.vpp):
-            for micro in range(self.micros):
+            for micro in range(self.num_micro_batches):
                 backward = ["Inp", "Wgt"] if ("Inp", micro, chunk) in self.facts else ["Bwd"]
                 for name in ["Fwd", *backward, *self._messages(chunk)]:
                     if (name, micro, chunk) not in self.facts:
@@ -85,8 +85,8 @@ class ScheduleState:
     def _require(self, part: Compute | Transfer) -> None:
         micro, chunk, name = part.micro, part.chunk, _name(part)
         vpp = self.placement.vpp
-        if not (0 <= micro < self.micros and 0 <= chunk < vpp):
-            self._fault(f"{part} is outside {self.micros} micro-batches and {vpp} chunks")
+        if not (0 <= micro < self.num_micro_batches and 0 <= chunk < vpp):
+            self._fault(f"{part} is outside {self.num_micro_batches} micro-batches and {vpp} chunks")
         if isinstance(part, Transfer):
             self._require_peer(part)
         again = {"Bwd": ("Bwd", "Inp"), "Inp": ("Inp", "Bwd")}.get(name, (name,))

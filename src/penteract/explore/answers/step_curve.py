@@ -61,11 +61,12 @@ def step_curve(plan: Plan, timed: Timed, at: int) -> StepAnswer:
 
 def shortened(layout: Layout) -> Layout:
     """The layout with as few micro-batches as show all that the rank holds: a full pipeline, and one turn more."""
-    schedule, micros = schedule_of(layout.schedule), layout.gradient_accumulation_steps
+    schedule = schedule_of(layout.schedule)
     enough = schedule.steady_after(layout.pp, layout.vpp) + 2 * schedule.turn(layout.pp, layout.vpp)
     turn = schedule.round(layout.pp)
     enough = -(-max(enough, 3) // turn) * turn
-    if not schedule.alternates or enough >= micros:  # all forwards come first: each micro-batch more is held too
+    all_forwards_first = not schedule.alternates  # then each micro-batch more is held too
+    if all_forwards_first or enough >= layout.gradient_accumulation_steps:
         return layout
     return replace(layout, gradient_accumulation_steps=enough)
 

@@ -204,9 +204,9 @@ class Space:
 
     def _count(self, dp: int, memories: list[MemoryOptions]) -> int:
         """The number of layouts that differ in memory options and the micro-batch size."""
-        return sum(self._tried(m, self._steps(dp, size)) for size in self.micro_batches(dp) for m in memories)
+        return sum(self._tried(m, self._steps(dp, size)) for size in self.micro_batch_sizes(dp) for m in memories)
 
-    def micro_batches(self, dp: int) -> tuple[int, ...]:
+    def micro_batch_sizes(self, dp: int) -> tuple[int, ...]:
         """The sizes tried for a replica's share of the batch; only 1 if the share is not whole: it will be refused."""
         total = self.ask.global_batch_size
         return self._values("micro_batch_size", divisors(total // dp) if total % dp == 0 else (1,))
@@ -292,7 +292,7 @@ class Space:
         """The legal micro-batch sizes, and the reasons of the others. `illegal`: why no size is legal, or "";
         `one_step_too`: whether sizes with one accumulation step are tried."""
         found, bad = list[tuple[int, int]](), Counter[str]()
-        for size in self.micro_batches(dp):
+        for size in self.micro_batch_sizes(dp):
             steps = self._steps(dp, size)
             if steps == 1 and not one_step_too:
                 continue

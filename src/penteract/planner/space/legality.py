@@ -44,9 +44,9 @@ class Legality:
         """Why heads, widths or tokens cannot be split."""
         return self._first(tp=tp, cp=cp, cp_method=method)
 
-    def pipeline(self, schedule: Any, pp: int, vpp: int, micros: int) -> str:
-        """Why a pipeline of the layers, or its schedule of `micros` micro-batches, is illegal."""
-        return self._first(schedule=schedule, pp=pp, vpp=vpp, gradient_accumulation_steps=micros)
+    def pipeline(self, schedule: Any, pp: int, vpp: int, num_micro_batches: int) -> str:
+        """Why a pipeline of the layers, or its schedule of `num_micro_batches`, is illegal."""
+        return self._first(schedule=schedule, pp=pp, vpp=vpp, gradient_accumulation_steps=num_micro_batches)
 
     def experts(self, tp: int, rows: int, ep: int, expert_tp: int) -> str:
         """Why experts cannot be split over `rows` = dp·cp times `tp` ranks."""
@@ -61,10 +61,10 @@ class Legality:
             dp=rows, ep=ep, zero=zero, shard_group=group, reduce_scatter_once=whole, reshard_after_step=gathered
         )
 
-    def batch(self, dp: int, micro_batch_size: int, micros: int) -> str:
+    def batch(self, dp: int, micro_batch_size: int, num_micro_batches: int) -> str:
         """Why the global batch cannot be split over replicas and micro-batches."""
-        axes: dict[str, Any] = {"dp": dp, "micro_batch_size": micro_batch_size, "gradient_accumulation_steps": micros}
-        return self._first(self.global_batch_size, **axes)
+        axes: dict[str, Any] = {"dp": dp, "micro_batch_size": micro_batch_size}
+        return self._first(self.global_batch_size, gradient_accumulation_steps=num_micro_batches, **axes)
 
     def kernel(self, cp: int, method: Any, attention: Any) -> str:
         """Why the attention kernel does not support the layout."""

@@ -119,7 +119,7 @@ class _Rows(Silent):
         return self.small.program
 
     @property
-    def micros(self) -> int:
+    def num_micro_batches(self) -> int:
         return self.small.layout.gradient_accumulation_steps
 
     def pricing(self) -> Pricing:
@@ -151,12 +151,13 @@ class _Rows(Silent):
         times = self.small.times(buffer[0], site.layer)
         for phase, amount in pricing.price.flops.items():
             row = _Derived("flops", site.op_name, phase.replace("_", " ") + again, site.line)
-            self.add(row, amount * self.micros, times)
+            self.add(row, amount * self.num_micro_batches, times)
         for (kind, ranks), amount in pricing.price.wires.items():
             purpose = (
                 "scales" if call.phase != "start" else f"{self.redistributions.get(site, '')} over {site.attrs['axis']}"
             )
-            self.add(_Derived("wires", kind, f"{purpose}{again}", site.line, ranks), amount * self.micros, times)
+            row = _Derived("wires", kind, f"{purpose}{again}", site.line, ranks)
+            self.add(row, amount * self.num_micro_batches, times)
 
     def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         for t, buffer, r in transfers:
@@ -165,7 +166,7 @@ class _Rows(Silent):
             self.sizes |= {(buffer[0], r): n for (_, r), n in pricing.alive.items()}
             for (kind, ranks), amount in pricing.price.wires.items():
                 row = _Derived("wires", kind, f"{t.what} over pp", self._touched(buffer[0], r), ranks)
-                self.add(row, amount * self.micros)
+                self.add(row, amount * self.num_micro_batches)
 
     def reduce(self, bucket: int) -> None:
         """A parameter's own bytes, and the reduction of its gradients."""
@@ -176,7 +177,8 @@ class _Rows(Silent):
         self.add(
             _Derived("host", owned.name, shape, owned.line), host_optimizer_bytes(b, self.p.precision), owned.times
         )
-        self._bucket(Pricing.reduce, bucket, "gradients of", owned.times * (self.micros if b.cut_gradients else 1))
+        reduces = self.num_micro_batches if b.cut_gradients else 1
+        self._bucket(Pricing.reduce, bucket, "gradients of", owned.times * reduces)
         if b.shards > 1:
             self._bucket(Pricing.replicate, bucket, "gradients of", owned.times)
             of, times = ("used", owned.gathers) if b.cut_parameters else ("updated", owned.times)
@@ -189,7 +191,7 @@ class _Rows(Silent):
         for c, chunk in enumerate(self.p.chunks):
             for r, name in chunk.inputs.items():
                 if not any(name in earlier.tape.inputs for earlier in self.p.chunks[:c]):
-                    amount = input_bytes({name: chunk.specs[r]}, self.micros, self.p.widths)
+                    amount = input_bytes({name: chunk.specs[r]}, self.num_micro_batches, self.p.widths)
                     self.add(_Derived("data", name, _shape(chunk.specs[r]), self._touched(c, r)), amount)
 
         for c, chunk in enumerate(self.p.chunks):
@@ -276,7 +278,7 @@ class _Rows(Silent):
     def _of_bucket(self, p: Program, bucket: int) -> Counter[tuple[TermKind, str, tuple[int, ...]]]:
         """Memory and collectives of a bucket, in plain numbers."""
         b = p.buckets[bucket]
-        events = [(Pricing.reduce, int(self.micros) if b.cut_gradients else 1)]
+        events = [(Pricing.reduce, int(self.num_micro_batches) if b.cut_gradients else 1)]
         if b.shards > 1:
             events += [(Pricing.replicate, 1), (Pricing.gather, self.small.gathers[b.unit] if b.cut_parameters else 1)]
         found = Counter[tuple[TermKind, str, tuple[int, ...]]]()

@@ -72,12 +72,12 @@ class LayerMemoryReading:
     memos: Memos = field(default_factory=Memos)
 
     @tracked
-    def measure(self, layout: Layout, piece: LayerProgram) -> LayerMemory:
+    def measure(self, layout: Layout, layer: LayerProgram) -> LayerMemory:
         """Lay out the registers of a layer in the same way as a step does."""
-        outline, specs = piece.outline, piece.specs
+        outline, specs = layer.outline, layer.specs
         chunk, alive = outline.chunk, outline.lives
         load = Balanced.of(self.model, layout, self.sequence_length)
-        sizes_of = piece.sizes.setdefault(load, {})
+        sizes_of = layer.sizes.setdefault(load, {})
         for spec in {*specs.values()} - sizes_of.keys():
             sizes_of[spec] = bytes_of(spec, self.widths, load), aligned(spec, self.widths)
         every = {r: sizes_of[spec] for r, spec in specs.items()}
@@ -102,21 +102,21 @@ class LayerMemoryReading:
         for r in {r for r in ends if r is not None}:
             buffers[alive[r].span] -= sizes.get(r, 0)
         return LayerMemory(
-            inputs=piece.inputs,
-            fp8_state_bytes=sum(map(fp8_state_bytes, piece.shapes.sites)),
+            inputs=layer.inputs,
+            fp8_state_bytes=sum(map(fp8_state_bytes, layer.shapes.sites)),
             buffers={span: n for span, n in buffers.items() if n},
             borders=BorderLives(*(None if r is None else alive[r] for r in ends)),
             border_bytes=next((sizes[r] for r in ends if r is not None), 0),
             crossing={name: tuple(c) for name, c in crossing.items()},
             temporary={name: s.layer for name, s in found.temporary.items()},
-            workspace=self._largest(piece, layout, load),
+            workspace=self._largest(layer, layout, load),
             routed=+routed, routed_temporary=_most_at_once(temporary),
             in_transit={name: s.in_transit for name, s in found.temporary.items() if s.in_transit}, host=host,
         )  # fmt: skip
 
-    def _largest(self, piece: LayerProgram, layout: Layout, load: Load) -> Bytes:
+    def _largest(self, layer: LayerProgram, layout: Layout, load: Load) -> Bytes:
         """The largest workspace of a kernel."""
-        sites, jobs = piece.shapes.sites, [job for job in piece.outline.jobs if job[1] in _RUNS]
+        sites, jobs = layer.shapes.sites, [job for job in layer.outline.jobs if job[1] in _RUNS]
         return max([self._workspace(layout, sites[place], phase, load) for place, phase in jobs], default=0)
 
     @tracked

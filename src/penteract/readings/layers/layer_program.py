@@ -1,8 +1,8 @@
 """The layer programs that stages are made of: the embedding, one layer of each type, the head. Each is recorded once
-for all layouts in which it is the same, and every stage is a sum of them. Code here calls one of them a `piece`.
+for all layouts in which it is the same, and every stage is a sum of them. Here a "layer" may be the embedding or head.
 
-A piece is recorded with a received input and a sent output. In a stage, its neighbours make and use these: the
-registers at a border are born in one piece and die in the next (`stages.py`).
+A layer is recorded with a received input and a sent output. In a stage, its neighbours make and use these: the
+registers at a border are born in one layer and die in the next (`stages.py`).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Uses:
-    """The parameters of a piece, in the order of their first use; those whose gradients may be delayed; those that are
+    """The parameters of a layer, in the order of their first use; those whose gradients may be delayed; those that are
     gathered quantised. Equal ones are one object."""
 
     params: tuple[Param, ...]
@@ -129,10 +129,10 @@ class _Recording:
 
 @dataclass(slots=True)
 class Recorder:
-    """Records pieces of one model at one sequence length and precision.
+    """Records the layers of one model at one sequence length and precision.
 
     Tapes are cached by the fields of a layout that recording them read (`reads.py`). Beyond that the tape decides:
-    tapes with equal signatures share an outline, and the same shapes with the same outline are one piece.
+    tapes with equal signatures share an outline, and the same shapes with the same outline are one `LayerProgram`.
     """
 
     model: ModelSpec
@@ -191,7 +191,7 @@ class Recorder:
 
     @tracked
     def uses(self, layout: Layout, kind: LayerType) -> Uses:
-        """The parameters of a piece. They do not depend on the number of tokens, so a short tape is recorded."""
+        """The parameters of a layer. They do not depend on the number of tokens, so a short tape is recorded."""
         few = changed(layout, micro_batch_size=1, loss_chunk=self.sequence_length)
         found = self._tape_of(few, kind.name).uses
         return self.used.setdefault((found.params, found.delayed, found.quantised_weights), found)
@@ -216,14 +216,14 @@ class Recorder:
         return Growth(+grown, entry)
 
     def tape(self, layout: Layout, kind: LayerType) -> Tape:
-        """The tape of a piece in a layout."""
+        """The tape of a layer in a layout."""
         if tokens := self._flat(layout, kind.name):
             return self._record_flat(layout, tokens).tape
         return self._record(layout, kind.name, self.sequence_length).tape
 
     @tracked
     def _recording(self, layout: Layout, name: str) -> _Recording:
-        """The tape of a piece, at the layout's micro-batch size."""
+        """The tape of a layer, at the layout's micro-batch size."""
         if tokens := self._flat(layout, name):
             return self._flat_recording(layout, tokens)
         recorded = self._tape_of(layout, name)
@@ -262,13 +262,13 @@ class Recorder:
         part(do, self.model, () if first or last else (self.names.index(name),), length, first=first, last=last)
         return do
 
-    def work(self, piece: LayerProgram, layout: Layout) -> tuple[Counter[str], Counter[Wire]]:
+    def work(self, layer: LayerProgram, layout: Layout) -> tuple[Counter[str], Counter[Wire]]:
         """FLOPs by phase, and bytes of collectives."""
         load, flops, wires = Balanced.of(self.model, layout, self.sequence_length), Counter[str](), Counter[Wire]()
         mesh = Mesh(layout)
-        for job, _, _ in chain.from_iterable(piece.outline.calls.values()):
-            place, phase = piece.outline.jobs[job]
-            site = piece.sites[place]
+        for job, _, _ in chain.from_iterable(layer.outline.calls.values()):
+            place, phase = layer.outline.jobs[job]
+            site = layer.sites[place]
             if phase == "start" and site.op_name in OFFLOAD_OPS:
                 continue
             if phase == "start":

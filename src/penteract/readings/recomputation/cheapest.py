@@ -176,9 +176,9 @@ class _Solver:
         """Temporary activations of each layer type."""
         if choice.op_names not in self.temporaries:
             layout = _uniform(self.layout, choice.op_names)
-            pieces = [self.estimator.composer.layer_memory(layout, kind) for kind in self.kinds]
+            layers = [self.estimator.composer.layer_memory(layout, kind) for kind in self.kinds]
             self.temporaries[choice.op_names] = tuple(
-                [(max(p.temporary.values(), default=0), max(p.routed_temporary.values(), default=0)) for p in pieces]
+                [(max(m.temporary.values(), default=0), max(m.routed_temporary.values(), default=0)) for m in layers]
             )
         return self.temporaries[choice.op_names]
 
@@ -320,7 +320,7 @@ def _through(stage: StageSum) -> Bytes:
 
 
 def _placed(chain: StageLayers, kinds: Sequence[LayerType]) -> Iterator[tuple[int, int]]:
-    """For each piece of a stage: its index among the layers (-1 for embedding and head), and that of its type."""
+    """For each layer of a stage: its index (-1 for embedding and head), and that of its type."""
     place = 0
     for kind, n in chain:
         for _ in range(n):

@@ -8,8 +8,8 @@ from penteract.schedule.actions import Compute, ComputeList
 from penteract.schedule.schedule import Schedule
 
 
-def interleaved(pp: int, vpp: int, micros: int) -> list[ComputeList]:
-    """1F1B over vpp chunks per rank (Narayanan et al. 2021, 2104.04473 §2.2.2); `micros` is a multiple of pp.
+def interleaved(pp: int, vpp: int, num_micro_batches: int) -> list[ComputeList]:
+    """1F1B over vpp chunks per rank (Narayanan et al. 2021, 2104.04473 §2.2.2), for a multiple of pp micro-batches.
 
     Micro-batches go in groups of pp: a group passes through chunk 0, then chunk 1, and so on, so a value that leaves
     the last rank finds the first rank free for its next chunk. Backward mirrors it. With pp = 2, vpp = 2 and four
@@ -18,7 +18,7 @@ def interleaved(pp: int, vpp: int, micros: int) -> list[ComputeList]:
         rank 0  F0  F1  F0.1F1.1F2  ....B0.1----F3  B1.1----....F2.1B0  ----F3.1B1  ----B2.1----....B3.1----B2  ----…
         rank 1  ....F0  F1  F0.1B0.1----F1.1B1.1----F2  B0  ----F3  B1  ----F2.1B2.1----F3.1B3.1----B2  ----B3  ----…
     """
-    order = [(m, c) for group in range(0, micros, pp) for c in range(vpp) for m in range(group, group + pp)]
+    order = [(m, c) for group in range(0, num_micro_batches, pp) for c in range(vpp) for m in range(group, group + pp)]
     forwards = [Compute("Fwd", m, c) for m, c in order]
     backwards = [Compute("Bwd", m, vpp - 1 - c) for m, c in order]
     return [_one_f_one_b(forwards, backwards, warmup_of(rank, pp, vpp)) for rank in range(pp)]
