@@ -38,9 +38,12 @@ RETIRED = {
 # These are plain English in a sentence, but not as a name in code: identifiers, or strings that name an op.
 RETIRED_NAMES = {
     "parameter_parts, num_shards, overlaps, QueryChunk, StoredTensors": "pieces_of Pieces QueryRun",
+    "launcher_reports, notify": "told TELL_S _say",
+    "reuses_fixed, own_largest, CHOICES": "known KNOWN",
+    "linear_ops, rotary_columns": "linears _linears turned",
     "P2PBatch, post_p2p, wait_recv, wait_sends": "Exchange exchange exchanges _exchange",
 }
-RETIRED_STRINGS = {"tp_all_gather, tp_reduce_scatter": "enter leave"}
+RETIRED_STRINGS = {"tp_all_gather, tp_reduce_scatter": "enter leave", "rotary_columns": "turned"}
 # What people type, what they read and what a vocabulary of tokens has are words; a function has a body.
 PLAIN = {"word", "words", "body", "bodies"}
 WHERE = ("src/penteract/ops", "src/penteract/step", "src/penteract/readings", "src/penteract/engine/kernels",

@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
     dist.init_process_group("gloo", store=open_store(os.environ, 60, listener), rank=me, world_size=world)
     rank = Rank(me, world, torch.device("cpu"), dist.distributed_c10d._get_default_store())
     try:
-        with watched(rank, folder, told="launched" in orders and me == 0):
+        with watched(rank, folder, launcher_reports="launched" in orders and me == 0):
             x = torch.ones(4)
             dist.all_reduce(x)
             act(order, x)

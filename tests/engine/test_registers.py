@@ -57,7 +57,7 @@ def test_what_has_no_routed_size_is_bound(name: str) -> None:
     one = trainer(*CASES[name])
     trained(one, 2)
     registers, p = one.run.registers, one.program
-    assert registers.known and not registers.values
+    assert registers.reuses_fixed and not registers.values
     calls = [
         (buffer, i.call)
         for action in p.actions
@@ -75,7 +75,7 @@ def test_other_data_or_memory_is_bound_anew() -> None:
     before = next(iter(one.run.registers.fixed.values()))
     one.run.micro_batches = list(one.run.micro_batches)
     trained(one, 1)
-    assert not one.run.registers.known and next(iter(one.run.registers.fixed.values())) is not before
+    assert not one.run.registers.reuses_fixed and next(iter(one.run.registers.fixed.values())) is not before
 
 
 def test_after_a_step_that_was_cut_short_all_is_made_anew() -> None:
@@ -84,4 +84,4 @@ def test_after_a_step_that_was_cut_short_all_is_made_anew() -> None:
     with patch.object(type(one.run), "free", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         trained(one, 1)
     trained(one, 1)
-    assert not one.run.registers.known and one.run.registers.bound
+    assert not one.run.registers.reuses_fixed and one.run.registers.bound

@@ -77,7 +77,7 @@ def test_elsewhere_its_beats_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     first, said = take(tmp_path).begin(), list[str]()
     elsewhere(tmp_path, monkeypatch)
     with pytest.raises(BadInput, match="another process trains this run"):
-        take(tmp_path, say=said.append, patience=5)
+        take(tmp_path, notify=said.append, patience=5)
     assert len(said) == 1 and "waiting up to 5 s" in said[0]
     first._over.set()  # it stopped without a word
     time.sleep(0.2)

@@ -18,7 +18,7 @@ from penteract.ops.declarations import OPS, declaration_of
 from penteract.ops.tape import Site
 
 KERNELS = fusions(Aten())
-ROPE = {"head_size": 16, "plain_size": 0, "theta": 1e4, "scaling": None, "turned": 64}
+ROPE = {"head_size": 16, "plain_size": 0, "theta": 1e4, "scaling": None, "rotary_columns": 64}
 LATE = torch.randn(2, 1, 17000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 LATE[..., 16400] = 200.0  # its exponential is beyond fp32, and no first column tells of it
 LATER = In("compute", tuple(LATE.shape), LATE)

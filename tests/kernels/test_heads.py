@@ -65,7 +65,7 @@ def test_a_kernel_does_what_it_declares(case: Case, precision: str) -> None:
 def _both(site: Site, tokens: tuple[int, int]) -> list[list[torch.Tensor]]:
     """What plain torch makes, and what the kernels make, of the same heads: forward, backward, weights."""
     width, turned, size = (
-        sum(site.attrs["widths"]), int(site.attrs["turned"]), int(site.attrs["head_size"])
+        sum(site.attrs["widths"]), int(site.attrs["rotary_columns"]), int(site.attrs["head_size"])
     )  # fmt: skip
     generator = torch.Generator().manual_seed(width)
     packed, gradient = (torch.randn(*tokens, width, generator=generator) for _ in range(2))
@@ -102,6 +102,6 @@ def test_kernels_are_plain_torch(
 ) -> None:
     """Many heads, tiles that are not full, more tokens than parts; and nothing beside query and key is written."""
     widths = tuple(n * size for n in counts)
-    attrs = ABOUT | {"head_size": size, "scaling": scaling, "widths": widths, "turned": sum(widths[:2])}
+    attrs = ABOUT | {"head_size": size, "scaling": scaling, "widths": widths, "rotary_columns": sum(widths[:2])}
     for want, got in zip(*_both(Site("normed_attention", (), (), attrs=attrs), tokens), strict=True):
         torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5 * max(1.0, want.abs().max().item()))

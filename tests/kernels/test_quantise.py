@@ -61,13 +61,13 @@ def same(a: Operand, b: Operand) -> bool:
     )
 
 
-@pytest.mark.parametrize("turned", [False, True], ids=["as it lies", "turned"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["as it lies", "transposed"])
 @pytest.mark.parametrize("name", RECIPE)
-def test_data_and_scales_are_those_of_torch(name: str, turned: bool) -> None:
+def test_data_and_scales_are_those_of_torch(name: str, transposed: bool) -> None:
     fp8 = RECIPE[name]
     for square, format_ in ((False, fp8.operand), (True, fp8.operand), (False, "e5m2")):
         x = drawn(*SHAPE)
-        view = OperandView(0, x.t() if turned else x, format_, square)  # type: ignore[arg-type]
+        view = OperandView(0, x.t() if transposed else x, format_, square)  # type: ignore[arg-type]
         assert same(made(TRITON, fp8, view), made(TORCH, fp8, view)), (square, format_)
 
 

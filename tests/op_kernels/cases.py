@@ -87,7 +87,7 @@ def of_fp8(tokens: tuple[int, ...], width: int) -> tuple[In, ...]:
 
 def _fp8() -> list[Case]:
     fp8, other = Fp8(kind="tensorwise"), Fp8(kind="tensorwise", gradient="e4m3", powers=True)
-    rope = {"head_size": 8, "plain_size": 0, "theta": 1e4, "scaling": None, "turned": 16}
+    rope = {"head_size": 8, "plain_size": 0, "theta": 1e4, "scaling": None, "rotary_columns": 16}
     return [
         Case("quantise", "rows", (x(5, 3, 7),), (), {"fp8": fp8}),
         Case("quantise", "powers of two", (x(4, 2, 6),), (), {"fp8": other}),
@@ -137,17 +137,17 @@ def _dense() -> list[Case]:
         Case("merged_linear", "two", (x(3, 2, 5),), ((7, 5), (7, 5))),
         Case(
             "merged_linear",
-            "three, turned",
+            "three, rotated",
             (x(5, 2, 6), draw(90, 5, 2)),
             ((16, 6), (8, 6), (8, 6)),
-            rope | {"turned": 24},
+            rope | {"rotary_columns": 24},
         ),
         Case(
             "merged_linear",
-            "parts turned",
+            "parts rotated",
             (x(5, 1, 6), draw(90, 5, 1)),
             ((8, 6), (8, 6), (8, 6)),
-            rope | {"turned": 16, "plain_size": 2, "scaling": scaling},
+            rope | {"rotary_columns": 16, "plain_size": 2, "scaling": scaling},
         ),
         Case("packed_swiglu", "rows", (x(4, 2, 10),)),
         Case("swiglu", "rows", (x(4, 2, 5), x(4, 2, 5))),
@@ -184,7 +184,7 @@ def _packed(what: str, s: int, b: int, heads: tuple[int, int], **more: Any) -> C
     """The same of own tokens alone, with query, key and value side by side."""
     plain = _attend(what, s, b, heads, **more)
     widths = tuple(i.shape[-1] for i in plain.ins[:3])
-    turned = {"turned": sum(widths[:2]), "plain_size": 0, "theta": 1e4, "scaling": more.get("scaling")}
+    turned = {"rotary_columns": sum(widths[:2]), "plain_size": 0, "theta": 1e4, "scaling": more.get("scaling")}
     ins = (x(s, b, sum(widths)), draw(90, s, b), *plain.ins[3:])
     return replace(plain, op_name="packed_attention", ins=ins, attrs={**plain.attrs, **turned, "widths": widths})
 

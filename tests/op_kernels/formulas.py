@@ -134,7 +134,7 @@ def merged_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 
 
 def _turn(room: Room, packed: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    turned, rest = packed[..., : room.attrs["turned"]], packed[..., room.attrs["turned"] :]
+    turned, rest = packed[..., : room.attrs["rotary_columns"]], packed[..., room.attrs["rotary_columns"] :]
     return torch.cat([rope(room, [turned, positions], []).outs[0], rest], -1)
 
 

@@ -46,10 +46,10 @@ def card_here(device: str, *, launched: bool = False) -> Card | None:
     if device == "cpu" or not DRIVER.exists() or find_spec("torch") is None:
         return None
     found = import_module("penteract.engine.doctor.probe.gpus").gpus(None).devices
-    known = [gpu for gpu in found if gpu.free and gpu.capability]
-    if not known:
+    usable = [gpu for gpu in found if gpu.free and gpu.capability]
+    if not usable:
         return None
-    least = min(known, key=lambda gpu: gpu.memory if launched else gpu.free)
+    least = min(usable, key=lambda gpu: gpu.memory if launched else gpu.free)
     triton = {"triton"} if find_spec("triton") is not None else set[str]()
     room = least.memory if launched else least.free
     packages = installed_packages(FA4, QUACK) | triton
@@ -118,8 +118,8 @@ def _largest(resolved: Resolved, card: Card, again: Again) -> tuple[Resolved, li
 
 def _allocated(run: RunSpec, layout: Layout) -> Bytes:
     """Bytes of the fullest rank. Work and time are not asked for, so any node will do."""
-    known = reference()
-    node = Cluster(name="reference", gpus=layout.world, gpu=known.gpu, inside=known.inside, curves=known)
+    measured = reference()
+    node = Cluster(name="reference", gpus=layout.world, gpu=measured.gpu, inside=measured.inside, curves=measured)
     estimator = Estimator(
         run.model, node, run.sequence_length, run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds
     )

@@ -195,10 +195,10 @@ def cluster(text: str, *, fabric: str = "") -> Cluster:
     found = re.fullmatch(
         r"\s*(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?([a-z][\w.-]*?)\s*(?:@\s*([\w-]+))?\s*", text, re.IGNORECASE
     )
-    if turned := re.fullmatch(r"\s*([a-z][\w.-]*?)\s*((?:x\s*\d+\s*)+)(@.*)?", text, re.IGNORECASE):
-        numbers = "x".join(re.findall(r"\d+", turned[2])[::-1])
+    if swapped := re.fullmatch(r"\s*([a-z][\w.-]*?)\s*((?:x\s*\d+\s*)+)(@.*)?", text, re.IGNORECASE):
+        numbers = "x".join(re.findall(r"\d+", swapped[2])[::-1])
         raise BadInput("CLUSTER", "the number comes first", where="--gpus", found=text, allowed=_FORM,
-                       fix=f"--gpus {numbers}x{gpu(turned[1]).name}{turned[3] or ''}")  # fmt: skip
+                       fix=f"--gpus {numbers}x{gpu(swapped[1]).name}{swapped[3] or ''}")  # fmt: skip
     if not found:
         raise BadInput("CLUSTER", "not a cluster", found=repr(text), allowed=_FORM, fix="8xH200")
     counts = [_count(n, text) for n in found.groups()[:2] if n is not None]
@@ -242,12 +242,13 @@ def _cluster(device: Gpu, nodes: int, each: int, between: str) -> Cluster:
         raise BadInput("CLUSTER", f"no such node of {device.name}", found=f"{nodes}x{each}",
                        allowed=f"1 to {inside.domain} behind {inside.name}",
                        fix=f"{max(1, nodes)}x{inside.domain}x{device.name}")  # fmt: skip
-    known = reference()
+    measured = reference()
     name = f"{nodes}x{each}x{device.name}" if nodes > 1 else f"{each}x{device.name}"
     _count(str(nodes * each), name)
     return Cluster(
         name=name, gpus=nodes * each, gpus_per_node=each, memory_gib=device.memory_gib, gpu=device,
-        inside=inside, between=outside, curves=known if known.gpu == device and known.inside == inside else None,
+        inside=inside, between=outside,
+        curves=measured if measured.gpu == device and measured.inside == inside else None,
     )  # fmt: skip
 
 
@@ -264,17 +265,17 @@ def _measured(path: Path, between: str) -> Cluster:
                        allowed=f"the tables of {REFERENCE}.toml",
                        fix="write it as that file is written") from None  # fmt: skip
     origin = origins_in(text, path.name)
-    known, node = _curves(tree, origin), tree["node"]
-    where, usual = origin("node"), tables("nodes").get(known.gpu.name, {}).get("between")
-    gpus, each, inside = node["gpus"], node["gpus_per_node"], known.inside
+    measured, node = _curves(tree, origin), tree["node"]
+    where, usual = origin("node"), tables("nodes").get(measured.gpu.name, {}).get("between")
+    gpus, each, inside = node["gpus"], node["gpus_per_node"], measured.inside
     if each > inside.domain:
         raise BadInput("CLUSTER", "no fabric joins so many devices of a node", where=f"node.gpus_per_node ({where})",
                        found=each, allowed=f"1 to {inside.domain} behind {inside.name}")  # fmt: skip
     _check_whole(gpus, each, f"node.gpus ({where})")
     return Cluster(
-        name=node.get("name", path.stem), gpus=gpus, gpus_per_node=each, memory_gib=known.gpu.memory_gib,
-        gpu=known.gpu, inside=inside, between=fabric(between or node.get("between", usual or "infiniband-ndr")),
-        curves=known,
+        name=node.get("name", path.stem), gpus=gpus, gpus_per_node=each, memory_gib=measured.gpu.memory_gib,
+        gpu=measured.gpu, inside=inside, between=fabric(between or node.get("between", usual or "infiniband-ndr")),
+        curves=measured,
     )  # fmt: skip
 
 

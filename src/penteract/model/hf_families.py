@@ -106,11 +106,11 @@ def _deepseek(m: ModelSpec) -> Places:
     """Rotated rows are interleaved pairs: in every head's queries, and in the one key that all heads share."""
     named = {"q": "q_proj", "q_down": "q_a_proj", "q_norm": "q_a_layernorm", "q_up": "q_b_proj",
              "kv_down": "kv_a_proj_with_mqa", "kv_norm": "kv_a_layernorm", "kv_up": "kv_b_proj"}  # fmt: skip
-    turned: dict[str, Rotary] = {}
+    rotary: dict[str, Rotary] = {}
     if m.latent is not None:
         heads = Rotary(m.head_size, m.latent.plain_size)
         key = Rotary(m.latent.kv_rank + m.latent.rope_size, m.latent.kv_rank)
-        turned = {"q": heads, "q_up": heads, "kv_down": key}
+        rotary = {"q": heads, "q_up": heads, "kv_down": key}
     return {
         **_llama(m),
         **_experts("mlp", "gate_proj", "up_proj", "down_proj"),
@@ -121,7 +121,7 @@ def _deepseek(m: ModelSpec) -> Places:
             for kind in ("weight", "bias")
         },
         **{
-            f"attention.{ours}.weight": HfLocation(f"model.layers.{{i}}.self_attn.{n}.weight", rotary=turned.get(ours))
+            f"attention.{ours}.weight": HfLocation(f"model.layers.{{i}}.self_attn.{n}.weight", rotary=rotary.get(ours))
             for ours, n in named.items()
         },
     }

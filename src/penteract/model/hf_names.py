@@ -113,8 +113,8 @@ def _parts(m: ModelSpec, family: str, name: str, shape: Dims, vocabulary: int | 
 def _part(place: HfLocation, theirs: str, start: Dims, size: Dims, stored: Dims) -> HfPart:
     """`stored`: the shape of the part as stored, before transposition."""
     shape: Sequence[int] = (place.rows or stored[0], *stored[1:])
-    turned = place.transposed and len(stored) == 2
+    transposed = place.transposed and len(stored) == 2
     return HfPart(
-        theirs, tuple(reversed(shape)) if turned else tuple(shape), start, size,
-        stacked=len(size) > len(stored), transposed=turned, first=place.first, rotary=place.rotary,
+        theirs, tuple(reversed(shape)) if transposed else tuple(shape), start, size,
+        stacked=len(size) > len(stored), transposed=transposed, first=place.first, rotary=place.rotary,
     )  # fmt: skip

@@ -78,7 +78,7 @@ def _matrices(do: Do, m: ModelSpec, spec: MoESpec, name: str) -> tuple[Param, Pa
 
 
 def _experts(do: Do, h: Value, matrices: Sequence[Param], rows: Sequence[Value]) -> Value:
-    """Every expert's SwiGLU on its rows; `rows`: as each of the matrices is told them.   h [R, D] -> same"""
+    """Every expert's SwiGLU on its rows; `rows`: as `expert_linear` takes them.   h [R, D] -> same"""
     gate, up, down = matrices
     hg, hu = do.fork(h)
     inner = do.swiglu(do.expert_linear(hg, rows[0], gate), do.expert_linear(hu, rows[1], up))

@@ -4,7 +4,7 @@ norm    a fork and the RMSNorm of one of its branches: backward makes the sum of
         weight's partial sums in one pass
 mlp     gate and up projections are one product, and SwiGLU reads its result as it lies
 qkv     query, key and value projections are one product, whose result attention reads as it lies; rotary positions
-        are applied to it in place. With QK-norm, query and key heads are normalised and turned in one pass
+        are applied to it in place. With QK-norm, query and key heads are normalised and rotated in one pass
 loss    of whole rows of logits, the loss and its gradient in one op, which is said where the head is
 fp8     linear layers in FP8 with one scale for each tensor of a micro-batch: what they read is cast once, both ways
         round, and kept in FP8; with it, what the others merge may be in FP8
@@ -80,13 +80,13 @@ class _Edit:
         """fork(h) -> a, b; linear(a), linear(b) -> swiglu   becomes   merged_linear(h) -> packed_swiglu."""
         readers = self._readers()
         for fork in self._forks(2):
-            linears = self._linears(fork, readers)
-            glu = readers.get(linears[0].outs[0]) if linears else None
-            if glu is None or glu.site.op_name != "swiglu" or glu.ins != tuple(one.outs[0] for one in linears):
+            linear_ops = self._linear_ops(fork, readers)
+            glu = readers.get(linear_ops[0].outs[0]) if linear_ops else None
+            if glu is None or glu.site.op_name != "swiglu" or glu.ins != tuple(one.outs[0] for one in linear_ops):
                 continue
-            merged = self._merged(fork, linears)
+            merged = self._merged(fork, linear_ops)
             packed = Site("packed_swiglu", merged.site.outs, glu.site.outs, layer=glu.site.layer, line=glu.site.line)
-            self._put(merged, (fork, *linears))
+            self._put(merged, (fork, *linear_ops))
             self._put(OpCall(packed, merged.outs, glu.outs, stands_for=STANDS_FOR["packed_swiglu"]), (glu,))
 
     def attentions(self) -> None:
@@ -96,20 +96,20 @@ class _Edit:
         """
         readers = self._readers()
         for fork in self._forks(3):
-            linears = self._linears(fork, readers)
-            norms, ropes = _of_heads(linears[:2], readers)
+            linear_ops = self._linear_ops(fork, readers)
+            norms, ropes = _of_heads(linear_ops[:2], readers)
             if not ropes:
                 continue
-            results = (*(r.outs[0] for r in ropes), linears[2].outs[0])
+            results = (*(r.outs[0] for r in ropes), linear_ops[2].outs[0])
             attention = readers.get(results[0])
             if attention is None or attention.site.op_name != "attention" or attention.ins[:3] != results:
                 continue
-            widths = tuple(_width(one.site.outs[0]) for one in linears)
-            turned = {**ropes[0].site.attrs, "turned": sum(widths[:2])}
+            widths = tuple(_width(one.site.outs[0]) for one in linear_ops)
+            rotary = {**ropes[0].site.attrs, "rotary_columns": sum(widths[:2])}
             of_product = () if norms else ropes  # what it does to heads; attention does the rest
-            merged = self._merged(fork, linears, of_product, {} if norms else turned)
-            packed = self._packed(merged, ropes[0], attention, norms, turned | {"widths": widths})
-            self._put(merged, (fork, *linears, *of_product))
+            merged = self._merged(fork, linear_ops, of_product, {} if norms else rotary)
+            packed = self._packed(merged, ropes[0], attention, norms, rotary | {"widths": widths})
+            self._put(merged, (fork, *linear_ops, *of_product))
             self._put(packed, (*norms, *ropes, attention) if norms else (attention,))
 
     def casts(self) -> None:
@@ -155,7 +155,7 @@ class _Edit:
     def _after(self, op: OpCall, other: OpCall) -> bool:
         return self.tape.ops.index(op) > self.tape.ops.index(other)
 
-    def _linears(self, fork: OpCall, readers: Mapping[int, OpCall]) -> list[OpCall]:
+    def _linear_ops(self, fork: OpCall, readers: Mapping[int, OpCall]) -> list[OpCall]:
         """The linear layers that read a fork's branches, if one product can take them all."""
         found = [readers[v] for v in fork.outs if v in readers and readers[v].site.op_name == "linear"]
         plain = all(len(one.site.params) == 1 and self._merges(one.site.attrs, found[0].site.attrs) for one in found)
@@ -177,27 +177,28 @@ class _Edit:
     def _merged(
         self,
         fork: OpCall,
-        linears: Sequence[OpCall],
+        linear_ops: Sequence[OpCall],
         ropes: Sequence[OpCall] = (),
-        turned: Mapping[str, Any] | None = None,
+        rotary: Mapping[str, Any] | None = None,
     ) -> OpCall:
-        """One product for all; `ropes` turn the first of its columns, as `turned` says."""
-        names = tuple(one.site.params[0] for one in linears)
+        """One product for all; `ropes` rotate the first of its columns, as `rotary` says."""
+        names = tuple(one.site.params[0] for one in linear_ops)
         for i, name in enumerate(names):
             self.params[name] = replace(self.params[name], joined=len(names) - 1 - i)
         ins, specs = fork.ins, (fork.site.ins[0],)
         if ropes:
             ins, specs = (*ins, ropes[0].ins[1]), (*specs, ropes[0].site.ins[1])
-        attrs = {**(turned or {}), **linears[0].site.attrs}
-        weights = tuple(one.site.weights[0] for one in linears)
+        attrs = {**(rotary or {}), **linear_ops[0].site.attrs}
+        weights = tuple(one.site.weights[0] for one in linear_ops)
         outs, _ = OPS["merged_linear"].declaration.results(specs, weights, attrs)
-        site = Site("merged_linear", specs, outs, names, weights, attrs, linears[0].site.layer, linears[0].site.line)
+        first = linear_ops[0].site
+        site = Site("merged_linear", specs, outs, names, weights, attrs, first.layer, first.line)
         return OpCall(site, ins, (self.tape.new(outs[0], flows=True),), stands_for=STANDS_FOR["merged_linear"])
 
     def _packed(
         self, merged: OpCall, rope: OpCall, attention: OpCall, norms: Sequence[OpCall], about: Mapping[str, Any]
     ) -> OpCall:
-        """Attention of what one product makes; with norms, of heads that are neither normalised nor turned."""
+        """Attention of what one product makes; with norms, of heads that are neither normalised nor rotated."""
         name = "normed_attention" if norms else "packed_attention"
         ins = (*merged.outs, rope.ins[1], *attention.ins[3:])
         specs = (*merged.site.outs, rope.site.ins[1], *attention.site.ins[3:])
@@ -227,10 +228,10 @@ class _Edit:
         outs, extras = OPS[name].declaration.results(specs, site.weights, attrs)
         made = replace(site, op_name=name, ins=specs, outs=(*outs, *extras), attrs=attrs)
         more = [self.tape.new(spec, flows=False) for spec in (*outs[1:], *extras)]
-        beside = len(outs) - 1
-        results = (op.outs[0], *more[:beside])
+        other_outs = len(outs) - 1
+        results = (op.outs[0], *more[:other_outs])
         stands_for, reads = STANDS_FOR[name], (op.ins[0], *data, *op.ins[1:])
-        return OpCall(made, reads, results, tuple(more[beside:]), stands_for=stands_for)
+        return OpCall(made, reads, results, tuple(more[other_outs:]), stands_for=stands_for)
 
     def _put(self, fused: OpCall, parts: Iterable[OpCall]) -> None:
         """In the place of the last of its parts."""
@@ -241,11 +242,11 @@ class _Edit:
 
 
 def _of_heads(
-    linears: Sequence[OpCall], readers: Mapping[int, OpCall]
+    linear_ops: Sequence[OpCall], readers: Mapping[int, OpCall]
 ) -> tuple[tuple[OpCall, ...], tuple[OpCall, ...]]:
     """The norms of query and key heads, if there are any, and the ops that turn them; nothing where they are not all
     there and alike."""
-    found = [readers.get(one.outs[0]) for one in linears]
+    found = [readers.get(one.outs[0]) for one in linear_ops]
     norms = tuple(op for op in found if op is not None and op.site.op_name == "rms_norm")
     if norms:
         found = [readers.get(one.outs[0]) for one in norms]

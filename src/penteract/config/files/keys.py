@@ -300,12 +300,12 @@ def nearest_key(name: str) -> str:
     for found in (name, leaf):
         if found in ELSEWHERE:
             return ELSEWHERE[found]
-    known = list(keys())
-    by_leaf = {k.rsplit(".", 1)[-1]: k for k in reversed(known)}
+    every = list(keys())
+    by_leaf = {k.rsplit(".", 1)[-1]: k for k in reversed(every)}
     if leaf in by_leaf and name not in by_leaf.values():
         return by_leaf[leaf]
-    beside = {k.rsplit(".", 1)[-1]: k for k in known if k.rpartition(".")[0] == section}
-    for leaves in (beside, by_leaf):
+    in_section = {k.rsplit(".", 1)[-1]: k for k in every if k.rpartition(".")[0] == section}
+    for leaves in (in_section, by_leaf):
         if near := get_close_matches(leaf, leaves, n=1, cutoff=0.6):
             return leaves[near[0]]
     return ""

@@ -115,18 +115,18 @@ class Table:
 
     def check(self, value: object, path: str, origin: Origin = option) -> dict[str, Any]:
         """The entries that are there."""
-        found, known = _table(value, path, origin), {**self.required, **self.optional}
+        found, fields = _table(value, path, origin), {**self.required, **self.optional}
         for name in found:
-            if name not in known:
-                near = get_close_matches(name, known, n=1, cutoff=0.5)
+            if name not in fields:
+                near = get_close_matches(name, fields, n=1, cutoff=0.5)
                 raise BadInput("KEY", "unknown key", where=place(path, origin) or "the file", found=show(name),
-                               allowed="" if near else ", ".join(known),
+                               allowed="" if near else ", ".join(fields),
                                fix=f"did you mean {near[0]}?" if near else "remove it")  # fmt: skip
         for name in self.required:
             if name not in found:
                 raise BadInput("MISSING", "a key is missing", where=origin(path), found=f"no {_under(path, name)}",
                                fix="write it as the file of measured curves in the catalogue does")  # fmt: skip
-        return {name: known[name].check(v, _under(path, name), origin) for name, v in found.items()}
+        return {name: fields[name].check(v, _under(path, name), origin) for name, v in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

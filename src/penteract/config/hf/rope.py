@@ -51,12 +51,12 @@ def rope(f: Fields, *, theta: float = 10_000.0, scales_scores: bool = False) -> 
 
 def _check_fields(inner: Fields, kind: str, *, named: bool) -> None:
     """A field that this kind of scaling lacks would change the model in a way that is not known here."""
-    known = (*_OF_ALL, *_FIELDS[kind])
+    supported = (*_OF_ALL, *_FIELDS[kind])
     for name in inner.config:
-        if name in inner and name not in known:
+        if name in inner and name not in supported:
             fix = "" if named else f"name its rope_type, one of {', '.join(_FIELDS)}"
             raise BadInput("CONFIG", f"no field of rope scaling \"{kind}\"", where=inner.where, found=show_key(name),
-                           allowed=", ".join(known), fix=fix)  # fmt: skip
+                           allowed=", ".join(supported), fix=fix)  # fmt: skip
 
 
 def _table(f: Fields) -> Fields:

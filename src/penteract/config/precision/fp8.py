@@ -63,8 +63,8 @@ class Fp8:
 
     def __post_init__(self) -> None:
         """Check the fields, alone and together. Raises BadInput, PRECISION."""
-        known = {"kind": KINDS, "operand": tuple(LARGEST), "gradient": tuple(LARGEST)}
-        for name, allowed in known.items():
+        choices = {"kind": KINDS, "operand": tuple(LARGEST), "gradient": tuple(LARGEST)}
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise _refusal(name, getattr(self, name), ", ".join(allowed), allowed[0])
         if min(self.first, self.last) < 0:

@@ -28,7 +28,7 @@ _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "micro_batch_size",
            "sequence_length", "recompute_every", "offload_every")  # fmt: skip
 _FROM_0 = ("recompute_first", "bucket_bytes", "shard_group", "loss_chunk")
 # axis -> its values, and what one is
-KNOWN: Mapping[str, tuple[Collection[object], str]] = {
+CHOICES: Mapping[str, tuple[Collection[object], str]] = {
     "zero": (ZERO_STAGES, "stage of ZeRO here"),
     "schedule": (SCHEDULES, "schedule"),
     "cp_method": (CP_METHODS, "cp_method"),
@@ -59,8 +59,8 @@ def _counts(case: Case) -> Iterator[Breach]:
     for axis, n in least.items():
         if case.get(axis) < n:
             yield axis, f"{axis} is less than {n}"
-    for axis, (known, what) in KNOWN.items():
-        if case.get(axis) not in known:
+    for axis, (choices, what) in CHOICES.items():
+        if case.get(axis) not in choices:
             yield axis, f"no such {what}"
     if not {*case.layout.fuse} <= {*FUSIONS}:
         yield "fuse", "no such fusion"

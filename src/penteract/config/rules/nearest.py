@@ -10,7 +10,7 @@ from typing import Any
 from penteract.config.case import AXES, OF_A_PART, Case
 from penteract.config.files.keys import keys
 from penteract.config.layout import ATTENTION_KERNELS, CP_METHODS, FUSIONS, MOST_MICRO_BATCHES, ZERO_STAGES, Layout
-from penteract.config.rules.breaches import KNOWN, breaches
+from penteract.config.rules.breaches import CHOICES, breaches
 from penteract.config.rules.settle import Settle
 from penteract.schedule.registry import SCHEDULES, schedule_of
 
@@ -107,7 +107,7 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
     if axis == "shard_group":
         return (n for n in (*_divisors(lay.dp * lay.cp, found), 0) if n != found)
     if axis in ("loss", "elementwise", "experts"):
-        return iter([v for v in KNOWN[axis][0] if v != found])
+        return iter([v for v in CHOICES[axis][0] if v != found])
     if axis == "fuse":
         return iter([tuple(name for name in FUSIONS if name in found)])
     if axis == "attention":

@@ -19,11 +19,11 @@ LOOK_S = 30.0  # for the hub to answer
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def pin(source: str | tuple[str, ...], revision: str, say: Callable[[str], None] = lambda line: None) -> str:
+def pin(source: str | tuple[str, ...], revision: str, notify: Callable[[str], None] = lambda line: None) -> str:
     """The commit that `data.revision` names now, of a dataset of the hub; `revision` itself for any other source.
 
-    Where the hub does not answer, a copy in its cache may tell; else `say` gets a line, and a change will be found by
-    the content alone. Raises BadInput if there is no such dataset or revision.
+    Where the hub does not answer, a copy in its cache may have it; else `notify` gets a line, and a change will be
+    found by the content alone. Raises BadInput if there is no such dataset or revision.
     """
     corpus = find_corpus(source)
     if not isinstance(corpus, StreamedCorpus) or Path(corpus.name).exists():
@@ -43,11 +43,11 @@ def pin(source: str | tuple[str, ...], revision: str, say: Callable[[str], None]
     except RepositoryNotFoundError as e:
         raise not_opened(corpus, e) from e
     except Exception as e:  # no network, a hub that is busy, an invalid name: opening the dataset says more
-        known = _cached(corpus.name, asked or "main") or (revision if _COMMIT.fullmatch(revision) else "")
-        if not known:
-            say(f"the commit of hf:{corpus.name} is not known, because the hub does not answer ({_first_line(e)}): a "
-                "resume cannot ask for it")  # fmt: skip
-        return known or revision
+        commit = _cached(corpus.name, asked or "main") or (revision if _COMMIT.fullmatch(revision) else "")
+        if not commit:
+            notify(f"the commit of hf:{corpus.name} is not known, because the hub does not answer ({_first_line(e)}): "
+                   "a resume cannot ask for it")  # fmt: skip
+        return commit or revision
 
 
 def _cached(name: str, revision: str) -> str:

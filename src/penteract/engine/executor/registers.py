@@ -43,13 +43,13 @@ class Registers:
     memory: Allocator | None = None
     host: Arena | None = None  # for offloaded activations
     micro_batches: Sequence[MicroBatch] = ()
-    known: bool = False  # an earlier step has made all of `fixed`
+    reuses_fixed: bool = False  # an earlier step has made all of `fixed`
     whole: bool = False  # this step has
 
     def begin(self, memory: Allocator, host: Arena | None, micro_batches: Sequence[MicroBatch]) -> None:
         """A step begins: no register is alive. In other memory, or with other tensors of data, all is made anew."""
-        self.known = self.whole and memory is self.memory and micro_batches is self.micro_batches
-        if not self.known:
+        self.reuses_fixed = self.whole and memory is self.memory and micro_batches is self.micro_batches
+        if not self.reuses_fixed:
             self.fixed.clear()
             self.bound.clear()
         self.memory, self.host, self.micro_batches, self.whole = memory, host, micro_batches, False
@@ -62,7 +62,7 @@ class Registers:
         self.whole = True
 
     def __getitem__(self, key: Key) -> Any:
-        return self.fixed[key] if self.known and key not in self.values else self.values[key]
+        return self.fixed[key] if self.reuses_fixed and key not in self.values else self.values[key]
 
     def __setitem__(self, key: Key, value: Any) -> None:
         self.values[key] = value
@@ -79,7 +79,7 @@ class Registers:
 
     def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
         """These registers are not read again."""
-        if not self.known:
+        if not self.reuses_fixed:
             for r in registers:
                 del self.values[buffer, r]
         elif self.values:

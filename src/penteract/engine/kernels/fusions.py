@@ -23,9 +23,9 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def rotate_(env: Env, site: Site, packed: torch.Tensor, positions: torch.Tensor, sign: int) -> None:
-    """Turn the first `turned` columns of a packed register by position, in place; back with sign -1."""
+    """Rotate the first `rotary_columns` columns of a packed register by position, in place; back with sign -1."""
     cos, sin = angles(site, positions, env.stat)  # [s, B, 1, C/2]
-    heads = packed[..., : site.attrs["turned"]].unflatten(-1, (-1, site.attrs["head_size"]))
+    heads = packed[..., : site.attrs["rotary_columns"]].unflatten(-1, (-1, site.attrs["head_size"]))
     a, b = heads[..., site.attrs["plain_size"] :].chunk(2, -1)
     sin = sin.mul_(sign)
     first = (a * cos).addcmul_(b, sin, value=-1)
@@ -66,7 +66,7 @@ def fork_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: boo
 
 
 def merged_linear(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """x·wᵀ for each weight, side by side; heads are turned by position."""
+    """x·wᵀ for each weight, side by side; heads are rotated by position."""
     x, out = _rows(ins[0]), _rows(outs[0])
     for (begin, end), w in zip(columns([len(w) for w in weights]), weights, strict=True):
         torch.mm(x, w.t(), out=out[:, begin:end])
@@ -156,7 +156,7 @@ def packed_attention(env: Env, site: Site, ins: Tensors, weights: Tensors, outs:
 
 
 def packed_attention_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """The gradient of query, key and value before they were turned."""
+    """The gradient of query, key and value before they were rotated."""
     apart = [x.clone(memory_format=torch.contiguous_format) for x in _split(site, ins[0])]
     made = [torch.empty_like(x) for x in apart]
     attention_input(env, plain_site(site), [*apart, *ins[2:]], weights, made)

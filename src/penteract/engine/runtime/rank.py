@@ -20,7 +20,7 @@ from penteract.config.run import Limits
 from penteract.engine.comm.journal import GroupLog
 from penteract.engine.executor.device import device_of, pick_device
 from penteract.engine.runtime.hangs.rank_progress import RankProgress
-from penteract.engine.runtime.roll_call import TELL_S, RollCall
+from penteract.engine.runtime.roll_call import WARN_S, RollCall
 from penteract.engine.runtime.run_key import VARIABLE, RunKey
 from penteract.engine.runtime.signed_store import SignedStore
 from penteract.engine.runtime.store import open_store
@@ -79,7 +79,7 @@ class Rank:
         journal, kind = self.progress.journal, "wait for rank 0's data"
         if self.number == 0:
             line = f"rank 0 prepares the data · the others wait up to {limit:.0f} s (limits.data)"
-            late = Timer(TELL_S, lambda: log.warning("%s", line))
+            late = Timer(WARN_S, lambda: log.warning("%s", line))
             late.daemon = True
             late.start()
             try:
@@ -144,7 +144,7 @@ def join(
     local = int(environment.get("LOCAL_RANK", "0"))
     chosen = pick_device(device, local)
     kind = device_of(chosen)
-    per_host = int(environment.get("LOCAL_WORLD_SIZE", "0"))  # 0: not told
+    per_host = int(environment.get("LOCAL_WORLD_SIZE", "0"))  # 0: not given
     if "OMP_NUM_THREADS" not in environment:
         kind.share(per_host or world)
     if world == 1:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from penteract.engine.runtime.signed_store import SignedStore
 from penteract.errors import BadInput, PeerLost, PenteractError
 
-TELL_S = 5.0  # from here on a wait is said
+WARN_S = 5.0  # after it, a rank logs whom it waits for
 LATER_S = 15.0  # the answer may come later than this rank's own limit, because rank 0 began to wait later
 READ_S = 5.0  # rank 0 waits so long for its answer to be read, because the store may end with it
 _SHOWN = 3  # differences of a rank that are named
@@ -72,14 +72,14 @@ class RollCall:
     # ---- rank 0 ----------------------------------------------------------------------------------------------
 
     def _lead(self) -> PenteractError | None:
-        told, pause = False, 0.02
+        warned, pause = False, 0.02
         everyone = [f"row/{r}" for r in range(self.world)]
         while not self.store.check(everyone) and not self.store.check([_ANSWER]):
             if (waited := time.monotonic() - self._began) > self.limit:
                 break
-            if waited > TELL_S and not told:
+            if waited > WARN_S and not warned:
                 log.warning("waiting for %s · up to %.0f s (limits.join)", self._absent(self._missing()), self.limit)
-                told = True
+                warned = True
             time.sleep(pause)
             pause = min(0.25, pause * 1.5)
         error: PenteractError | None = None
@@ -103,8 +103,8 @@ class RollCall:
 
     def _answer(self, error: PenteractError | None) -> PenteractError | None:
         """Tell all ranks, unless they have been told; returns what they were told."""
-        told = self.store.compare_set(_ANSWER, "", json.dumps(error and [type(error).__name__, error.as_dict()]))
-        answer = json.loads(told)
+        own = json.dumps(error and [type(error).__name__, error.as_dict()])
+        answer = json.loads(self.store.compare_set(_ANSWER, "", own))  # the first answer of any rank stands
         if answer is None:
             return None
         name, row = answer

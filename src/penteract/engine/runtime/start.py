@@ -115,15 +115,15 @@ def _take(resolved: Resolved, resume: Path | None, init: Path | None) -> Taken:
     run, at = resolved.run, None
     run = replace(run, checkpoint=replace(run.checkpoint, folder=checkpoint_folder.absolute(run.checkpoint.folder)))
     if resume is not None:
-        lease.refuse_held(resume, say=_say)
+        lease.refuse_held(resume, notify=_notify)
         at = checkpoint_folder.of_resumed(resume, run.checkpoint.folder)
         import_module("penteract.engine.session.resume").check_resume(resume, run, at)
     else:
         checkpoint_folder.refuse_taken(run.checkpoint.folder, run.out)
     data.check_data(run.data, run.tokenizer, run.sequence_length, run.model.vocab_size)
-    run = replace(run, data=replace(run.data, revision=data.pin(run.data.source, run.data.revision, _say)))
+    run = replace(run, data=replace(run.data, revision=data.pin(run.data.source, run.data.revision, _notify)))
     folder = resume or rundir.create(run.out, run.model.name, checkpoints=run.checkpoint.folder)
-    taken = lease.take(folder, say=_say)
+    taken = lease.take(folder, notify=_notify)
     if at is not None:
         checkpoint_folder.settle(folder, at)
     taken.ousted = lambda: os.kill(os.getpid(), signal.SIGTERM)
@@ -133,5 +133,5 @@ def _take(resolved: Resolved, resume: Path | None, init: Path | None) -> Taken:
     return Taken(folder, taken.begin(), run)
 
 
-def _say(line: str) -> None:
+def _notify(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

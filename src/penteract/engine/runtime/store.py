@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
-from penteract.engine.runtime.roll_call import TELL_S
+from penteract.engine.runtime.roll_call import WARN_S
 from penteract.errors import PeerLost
 
 log = logging.getLogger("penteract")
@@ -70,7 +70,7 @@ def _listen(host: str, port: int, *, several_hosts: bool) -> int:
 
 def _reach(host: str, port: int, limit: float) -> None:
     """Wait until the store's host takes connections. torch's own client would wait in silence."""
-    began, told = time.monotonic(), False
+    began, warned = time.monotonic(), False
     while True:
         try:
             with socket.create_connection((host, port), timeout=min(5.0, limit)):
@@ -80,7 +80,7 @@ def _reach(host: str, port: int, limit: float) -> None:
             if waited > limit:
                 raise PeerLost("JOIN", f"rank 0 does not answer for {limit:.0f} s: {e}", where=f"{host}:{port}",
                                fix="see what rank 0 prints; every rank needs its MASTER_PORT") from e  # fmt: skip
-            if waited > TELL_S and not told:
+            if waited > WARN_S and not warned:
                 log.warning("waiting for rank 0 at %s:%d · up to %.0f s (limits.join)", host, port, limit)
-                told = True
+                warned = True
         time.sleep(0.1)

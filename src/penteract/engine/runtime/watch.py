@@ -60,7 +60,7 @@ class Watcher:
 
     `abort` is called before this process ends because of another rank; it may block.
     `key`: what signs the rows of the store. `timeout`: seconds without a heartbeat after which a rank counts as lost.
-    `told`: a launcher prints what errors.jsonl says, so this rank need not.
+    `launcher_reports`: a launcher prints what errors.jsonl says, so this rank need not.
     """
 
     def __init__(  # noqa: PLR0913 (the last two are for tests)
@@ -72,7 +72,7 @@ class Watcher:
         own = store.clone()  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
         self.store = SignedStore(own, "watch", rank, key)
         self.rank, self.world, self.run_dir, self.abort = rank, world, run_dir, abort
-        self.interval, self.timeout, self.told = interval, timeout, False
+        self.interval, self.timeout, self.launcher_reports = interval, timeout, False
         self.stopping, self.progress = stopping or Stopping(), progress or RankProgress()
         self._own = Own(self.progress, socket.gethostname())
         self._finder = Finder(self.store, rank, world, timeout)
@@ -216,7 +216,7 @@ class Watcher:
         self._stopped = self.stopping.signalled_before
         error = self._peer(row)
         self._part(error, HUNG_TEARDOWN_S if hung else TEARDOWN_S)
-        if not (self.told and rundir.errors(self.run_dir, self._earlier)):
+        if not (self.launcher_reports and rundir.errors(self.run_dir, self._earlier)):
             with suppress(OSError, ValueError):
                 print(error, file=sys.stderr)
         _exit_now(error.exit_code)
@@ -332,24 +332,24 @@ class Watcher:
 @contextmanager
 def watched(
     rank: Rank, run_dir: Path, stopping: Stopping | None = None, final: Callable[[int], None] = lambda code: None,
-    *, told: bool = False,
+    *, launcher_reports: bool = False,
 ) -> Iterator[None]:  # fmt: skip
     """Train inside this context. This rank's failure is reported to the others and raised as a PenteractError; a
     failure of theirs ends this process, and so does a hang. `final` is called with the exit code of the rank that
     failed first.
 
-    Writes `status.json` and `errors.jsonl`. `told`: a launcher prints what `errors.jsonl` says.
+    Writes `status.json` and `errors.jsonl`. `launcher_reports`: a launcher prints what `errors.jsonl` says.
     """
     stopping = stopping or Stopping()
     watcher, alone = None, None
     if rank.store is None:
-        alone = AloneWatch(rank.progress, run_dir, final, told=told)
+        alone = AloneWatch(rank.progress, run_dir, final, launcher_reports=launcher_reports)
         alone.start()
     else:
         watcher = Watcher(rank.store, rank.number, rank.world, run_dir, abort_groups, stopping, rank.progress,
                           key=rank.key)  # fmt: skip
         watcher.final = final
-        watcher.told = told
+        watcher.launcher_reports = launcher_reports
         watcher.start()
     code = Bug.exit_code
     if rank.number == 0:

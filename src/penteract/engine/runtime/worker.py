@@ -33,12 +33,12 @@ _OWN = ("output.", "checkpoint.folder", "limits.", "training.log_level", "data.s
 
 def work(
     spec: RunSpec, rank: Rank, options: SessionOptions, stopping: Stopping,
-    final: Callable[[int], None] = lambda code: None, *, told: bool = False,
+    final: Callable[[int], None] = lambda code: None, *, launcher_reports: bool = False,
 ) -> int:  # fmt: skip
     """Train on this rank. An error is reported to the other ranks before this one ends. `final` is called with the
-    exit code of a run that fails. `told`: a launcher prints the error of the run."""
+    exit code of a run that fails. `launcher_reports`: a launcher prints the error of the run."""
     stopping.patience = max(stopping.patience, 2 * options.grace)
-    with watched(rank, options.folder, stopping, final, told=told):
+    with watched(rank, options.folder, stopping, final, launcher_reports=launcher_reports):
         session = Session(spec, rank, options, stopping)
         session.open()
         stopping.enter(Phase.WORKING, str(options.folder))
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> int:
     with Stopping.of_process() as stopping, never_fails():
         try:
             spec = resolve(options.folder / (rundir.NEXT if options.resume else rundir.RUN), "").run
-            return work(spec, _join(spec, listener), options, stopping, told=number == 0)
+            return work(spec, _join(spec, listener), options, stopping, launcher_reports=number == 0)
         except Exception as e:
             error = from_exception(e)
             if debug:

@@ -17,14 +17,14 @@ class Grace:
     limit: float
     size: float
     saved: float = 0.0
-    said: bool = False
+    warned: bool = False
 
     def line(self, step: float) -> str:
         """What to say where a step of `step` seconds and a save take longer than the limit: once, else ""."""
         save = self.saved or self.size / RATE
-        if self.said or step + save <= self.limit:
+        if self.warned or step + save <= self.limit:
             return ""
-        self.said = True
+        self.warned = True
         basis = "measured" if self.saved else f"at {RATE / 1e9:g} GB/s a rank"
         return (
             f"a stop takes about {show_seconds(step + save)}: a step {show_seconds(step)}, a save {show_seconds(save)} "

@@ -104,8 +104,8 @@ class Lease:
                 return None
 
 
-def take(folder: Path, *, say: Callable[[str], None] = lambda line: None, patience: float = PATIENCE_S) -> Lease:
-    """Take a run for this process. `say` gets a line if that needs patience.
+def take(folder: Path, *, notify: Callable[[str], None] = lambda line: None, patience: float = PATIENCE_S) -> Lease:
+    """Take a run for this process. `notify` gets a line if that needs patience.
 
     Raises BadInput if another process has it; DiskFailure.
     """
@@ -113,7 +113,7 @@ def take(folder: Path, *, say: Callable[[str], None] = lambda line: None, patien
         (folder / FOLDER).mkdir(exist_ok=True)
         last = _newest(folder)
         if last:
-            refuse_held(folder, say=say, patience=patience)
+            refuse_held(folder, notify=notify, patience=patience)
         _create(_path(folder, last + 1, "json"), json.dumps(asdict(Holder.here())) + "\n")
     except FileExistsError as e:
         raise _held(folder, "another process, just now") from e
@@ -123,7 +123,9 @@ def take(folder: Path, *, say: Callable[[str], None] = lambda line: None, patien
     return Lease(folder, last + 1)
 
 
-def refuse_held(folder: Path, *, say: Callable[[str], None] = lambda line: None, patience: float = PATIENCE_S) -> None:
+def refuse_held(
+    folder: Path, *, notify: Callable[[str], None] = lambda line: None, patience: float = PATIENCE_S
+) -> None:
     """Raise BadInput if a process that lives has the run; wait up to `patience` seconds where only its beats tell."""
     epoch = _newest(folder)
     if not epoch or _path(folder, epoch, "ended").exists():
@@ -134,7 +136,7 @@ def refuse_held(folder: Path, *, say: Callable[[str], None] = lambda line: None,
             raise _held(folder, str(holder))
         return
     name = str(holder or "a process that has not said who it is")
-    say(f"{folder} is held by {name}: waiting up to {patience:.0f} s for a sign of life")
+    notify(f"{folder} is held by {name}: waiting up to {patience:.0f} s for a sign of life")
     first, start = _count(folder, epoch), time.monotonic()
     while time.monotonic() - start < patience:
         if _path(folder, epoch, "ended").exists():

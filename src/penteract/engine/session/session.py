@@ -191,8 +191,8 @@ class Session:
     def _end(self, begun: Begun, shown: tuple[Any, Any], compare: Comparison | None = None) -> None:
         """Read a step's outcome, show it, and save where it is time to."""
         number, outcome = begun.number, self._outcome(begun)
-        told = number == 1 and not outcome.skipped  # a gradient that overflowed is none
-        if told:
+        has_first_gradients = number == 1 and not outcome.skipped  # a gradient that overflowed is none
+        if has_first_gradients:
             with self.rank.progress.during("save"):
                 if save_gradients(self.trainer, self.options.folder, self.rank) and compare:
                     compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)

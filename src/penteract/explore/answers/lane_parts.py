@@ -64,11 +64,11 @@ class LaneParts:
 
 def blocks(pieces: Sequence[Piece], least: int, passes: ComputeList) -> list[LaneBlock]:
     """The pieces in blocks: each pass, and each time between passes, is one. A bubble is a block of its own."""
-    known = {str(action): computes(action) for action in passes}
+    computes_of = {str(action): computes(action) for action in passes}
     found = list[LaneBlock]()
     for (action, idle), some in groupby(pieces, key=lambda p: ("" if p.kind == IDLE else p.action, p.kind == IDLE)):
         parts = list(some)
-        found.append(_block(parts, action, least, known.get(action, ()), parts[0].name if idle else ""))
+        found.append(_block(parts, action, least, computes_of.get(action, ()), parts[0].name if idle else ""))
     return found
 
 

@@ -179,8 +179,8 @@ def model_of(given: Mapping[str, Any]) -> ModelSpec:
 
 def find_published(name: str) -> ModelSpec:
     """A published model by name. The page names no files: a path is not looked at."""
-    known = PRESETS.get(name)
-    return known.model if known else catalog.model(name)
+    preset = PRESETS.get(name)
+    return preset.model if preset else catalog.model(name)
 
 
 def _parts(parts: Mapping[str, Value]) -> dict[str, Any]:

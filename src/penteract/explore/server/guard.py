@@ -46,7 +46,7 @@ class Keys:
         self.used = True
         return True
 
-    def known(self, session: str) -> bool:
+    def is_session(self, session: str) -> bool:
         """Whether this is the session."""
         return secrets.compare_digest(session.encode(), self.session.encode())
 
@@ -97,7 +97,7 @@ class Guard:
             return PlainTextResponse("no such method", 405)
         if scope["path"] == "/" and (token := parse_qs(scope["query_string"].decode("latin-1")).get("token")):
             return self._opened(token[0])
-        if scope["path"].startswith(_CLOSED) and not self.keys.known(self._session(headers)):
+        if scope["path"].startswith(_CLOSED) and not self.keys.is_session(self._session(headers)):
             return PlainTextResponse("start `penteract explore` again, and open the address that it prints", 403)
         return None
 

@@ -167,7 +167,7 @@ class Lanes:
             async for row in rows:
                 yield row
         except Bug as error:
-            told = {"version": VERSION, "kind": "error", "text": str(error), "error": error.as_dict(), "control": ""}
-            yield json.dumps(told).encode() + b"\n"
+            message = {"version": VERSION, "kind": "error", "text": str(error), "error": error.as_dict(), "control": ""}
+            yield json.dumps(message).encode() + b"\n"
         finally:
             await rows.aclose()

@@ -200,8 +200,8 @@ class Rope(OpDeclaration):
         half, double, stat = (attrs["head_size"] - attrs["plain_size"]) // 2, 8, widths["stat"]
         angles = prod(ins[1]) * half
         sine = stat if stat != double else 0
-        turned = prod(ins[0]) // attrs["head_size"] * half
-        return max(half * double + angles * (double + stat + sine), (2 * angles + turned) * stat)
+        rotated = prod(ins[0]) // attrs["head_size"] * half
+        return max(half * double + angles * (double + stat + sine), (2 * angles + rotated) * stat)
 
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
@@ -209,7 +209,7 @@ class Rope(OpDeclaration):
         """Angles of every token, then each half of the rotated features, and the copy of the others."""
         e, tokens, size, plain = Eager(widths), prod(ins[1]), attrs["head_size"], attrs["plain_size"]
         half, rows = (size - plain) // 2, prod(ins[0]) // size
-        turned, strided, angles = rows * half, rows > 1, ("stat", tokens * half)
+        rotated, strided, angles = rows * half, rows > 1, ("stat", tokens * half)
         still = rows * plain
         return (
             *angle_kernels(e, tokens, half, attrs["scaling"]),
@@ -217,9 +217,9 @@ class Rope(OpDeclaration):
             *(
                 2
                 * (
-                    e.each(turned, "compute", angles, "stat", strided=strided),
-                    e.each(turned, "stat", "compute", angles, "stat", strided=strided),
-                    e.copy(turned, "stat", "compute", strided=strided),
+                    e.each(rotated, "compute", angles, "stat", strided=strided),
+                    e.each(rotated, "stat", "compute", angles, "stat", strided=strided),
+                    e.copy(rotated, "stat", "compute", strided=strided),
                 )
             ),
         )

@@ -77,7 +77,7 @@ class ForkNorm(RmsNorm):
 class MergedLinear(Linear):
     """x [.., D], w1 [F1, D], w2 [F2, D], … -> [.., F1 + F2 + …]: one product.
 
-    With positions [s, B] as second in, the first `turned` columns are heads that are rotated by them; the gradient
+    With positions [s, B] as second in, the first `rotary_columns` are heads that are rotated by them; the gradient
     that comes is of the columns before that.
     """
 
@@ -273,8 +273,8 @@ def one_pass(name: str) -> Serves:
 
 
 def one_pass_rotation(rates: WorkRates, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> Seconds:
-    """Seconds of a kernel that rotates the first `turned` columns in place."""
-    return rates.moved(2 * prod(ins[0][:-1]) * attrs["turned"] * widths["compute"])
+    """Seconds of a kernel that rotates the first `rotary_columns` in place."""
+    return rates.moved(2 * prod(ins[0][:-1]) * attrs["rotary_columns"] * widths["compute"])
 
 
 def packed(serves: Serves) -> Callable[[Site, Layout], OpDeclaration | None]:
@@ -300,18 +300,18 @@ def columns(widths: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def rotation_workspace(ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
-    """Bytes of rotating the first `turned` columns in place: angles, then both halves of what turns."""
-    turned, stat = (*ins[0][:-1], attrs["turned"]), widths["stat"]
+    """Bytes of rotating the first `rotary_columns` in place: angles, then both halves of what turns."""
+    rotated, stat = (*ins[0][:-1], attrs["rotary_columns"]), widths["stat"]
     half = (attrs["head_size"] - attrs["plain_size"]) // 2
-    elements = prod(turned) // attrs["head_size"] * half
+    elements = prod(rotated) // attrs["head_size"] * half
     return max(
-        _ROPE.workspace("forward", [turned, ins[1]], (), attrs, widths), 2 * (prod(ins[1]) * half + elements) * stat
+        _ROPE.workspace("forward", [rotated, ins[1]], (), attrs, widths), 2 * (prod(ins[1]) * half + elements) * stat
     )
 
 
 def rotation_cost(rates: WorkRates, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> Seconds:
-    """Seconds of rotating the first `turned` columns."""
-    kernels = _ROPE.traffic("forward", [(*ins[0][:-1], attrs["turned"]), ins[1]], (), attrs, widths) or ()
+    """Seconds of rotating the first `rotary_columns` columns."""
+    kernels = _ROPE.traffic("forward", [(*ins[0][:-1], attrs["rotary_columns"]), ins[1]], (), attrs, widths) or ()
     return fsum([k.times * rates.moved(k.moved, k.walked) for k in kernels])
 
 

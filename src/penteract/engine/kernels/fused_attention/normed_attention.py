@@ -1,4 +1,4 @@
-"""Attention of packed registers whose query and key heads are normalised and turned first: kernels of the heads, in
+"""Attention of packed registers whose query and key heads are normalised and rotated first: kernels of the heads, in
 plain torch and on GPUs, around any kernel of attention."""
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _input_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
 
 def _read(site: Site, packed: torch.Tensor, heads: torch.Tensor) -> list[torch.Tensor]:
     """What attention reads: query and key of the heads, and the value as it lies."""
-    return [*_each(site, heads), packed[..., site.attrs["turned"] :]]
+    return [*_each(site, heads), packed[..., site.attrs["rotary_columns"] :]]
 
 
 def normed(kernel: TorchKernel, of_heads: HeadKernels) -> TorchKernel:

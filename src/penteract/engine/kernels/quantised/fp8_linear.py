@@ -160,10 +160,10 @@ class Fp8Kernels:
         fp8: Fp8 = site.attrs["fp8"]
         rowwise, columnwise, scale = outs
         cast = (_flat(ins[0]), Fp8Data(_flat(rowwise), columnwise))
-        self._cast(env, fp8, fp8.operand, [cast], scale, known=ins[1] if len(ins) > 1 else None)
+        self._cast(env, fp8, fp8.operand, [cast], scale, own_largest=ins[1] if len(ins) > 1 else None)
 
     def forward(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-        """x·wᵀ of all weights; heads are turned by position."""
+        """x·wᵀ of all weights; heads are rotated by position."""
         out, scale = outs
         self._product(env, site, ins, weights, out, scale)
         if len(ins) > POSITIONS:
@@ -233,14 +233,15 @@ class Fp8Kernels:
 
     def _cast(
         self, env: Env, fp8: Fp8, name: Format, parts: Sequence[Cast], scale: torch.Tensor,
-        caster: Caster | None = None, known: torch.Tensor | None = None,
+        caster: Caster | None = None, own_largest: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        """FP8 data of tensors that share a scale, once ranks have agreed on it. `known`: this rank's largest value."""
+        """FP8 data of tensors that share a scale, once ranks have agreed on it. `own_largest`: this rank's largest
+        value, where what made the tensors has found it."""
         caster = caster or self.casters.of_values
         largest = torch.zeros(1, dtype=torch.float32, device=scale.device)
-        if known is not None:
-            largest.copy_(known)
-        for part, _ in parts if known is None else ():
+        if own_largest is not None:
+            largest.copy_(own_largest)
+        for part, _ in parts if own_largest is None else ():
             caster.put_largest(part, largest)
         env.agree("sequence", largest)
         for i, (part, data) in enumerate(parts):

@@ -22,8 +22,8 @@ from penteract.ops.tape import Site
 
 
 def rotate_(env: Env, site: Site, packed: torch.Tensor, positions: torch.Tensor, sign: int) -> None:
-    """Turn the first `turned` columns of a packed register by position, in place; back with sign -1."""
-    heads = packed[..., : site.attrs["turned"]]
+    """Rotate the first `rotary_columns` columns of a packed register by position, in place; back with sign -1."""
+    heads = packed[..., : site.attrs["rotary_columns"]]
     rotate(site, heads, positions, sign, heads)
 
 
@@ -40,7 +40,7 @@ def as_one(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def _linear(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """x·wᵀ of all weights; heads are turned by position."""
+    """x·wᵀ of all weights; heads are rotated by position."""
     whole = as_one(weights)
     if whole is None:
         merged_linear(env, site, ins[:1], weights, outs)

@@ -142,8 +142,8 @@ def _shape(site: Site, tile: int) -> dict[str, int]:
 
 
 def put_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """packed [s, B, (H + 2·K)·C], positions [s, B] -> query and key heads, normalised and turned [s, B, (H + K)·C], and
-    1 / the root mean square of each [s, B, H + K]."""
+    """packed [s, B, (H + 2·K)·C], positions [s, B] -> query and key heads, normalised and rotated [s, B, (H + K)·C],
+    and 1 / the root mean square of each [s, B, H + K]."""
     (packed, positions), (heads, scales) = ins, outs
     tokens = positions.numel()
     _put[(triton.cdiv(tokens, _TOKENS),)](

@@ -63,13 +63,13 @@ def _rotate(
 
 
 def length_of(site: Site) -> float:
-    """What turned features are multiplied by."""
+    """What rotated features are multiplied by."""
     scaling = site.attrs["scaling"]
     return 1.0 if scaling is None else float(scaling.attention_factor)
 
 
 def rotate(site: Site, x: torch.Tensor, positions: torch.Tensor, sign: int, out: torch.Tensor) -> None:
-    """x [s, B, n·C] turned by positions [s, B], back with sign -1. `out` may be x."""
+    """x [s, B, n·C] rotated by positions [s, B], back with sign -1. `out` may be x."""
     size, plain = int(site.attrs["head_size"]), int(site.attrs["plain_size"])
     heads, half = x.shape[-1] // size, triton.next_power_of_2((size - plain) // 2)
     at_once = min(triton.next_power_of_2(heads), max(1, _TILE // (_TOKENS * half)))

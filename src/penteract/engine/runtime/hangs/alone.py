@@ -24,14 +24,15 @@ LAST_S = 3.0  # for what is written at the end: the disk may be what hangs
 class AloneWatch:
     """Looks twice a second how far the main thread is, from `start` to `stop`; ends the process with 72 if it hangs.
 
-    `final` is called with the exit code. `told`: a launcher prints what errors.jsonl says.
+    `final` is called with the exit code. `launcher_reports`: a launcher prints what errors.jsonl says.
     """
 
     def __init__(
         self, progress: RankProgress, run_dir: Path, final: Callable[[int], None] = lambda code: None, *,
-        told: bool = False, interval: float = 0.5,
+        launcher_reports: bool = False, interval: float = 0.5,
     ) -> None:  # fmt: skip
-        self.progress, self.run_dir, self.final, self.told, self.interval = progress, run_dir, final, told, interval
+        self.progress, self.run_dir, self.final = progress, run_dir, final
+        self.launcher_reports, self.interval = launcher_reports, interval
         # A GPU is not asked how far it is: its host waits for each step, and events would cost every action.
         self._own = Own(progress, socket.gethostname(), asks_device=False)
         self._watch = OwnWatch(progress, 0, alone=True)
@@ -65,7 +66,7 @@ class AloneWatch:
 
     def _last_words(self, row: dict[str, object]) -> None:
         rundir.append_error(self.run_dir, row)
-        if not (self.told and rundir.errors(self.run_dir, self._earlier)):
+        if not (self.launcher_reports and rundir.errors(self.run_dir, self._earlier)):
             with suppress(OSError):  # the main thread may be inside of `sys.stderr`, and hold its lock
                 os.write(2, f"{rundir.error_line(row)}\n".encode())
         with suppress(OSError):

@@ -159,17 +159,17 @@ class _Graph:
 
     def cycle(self, starts: Sequence[int]) -> Verdict | None:
         """Ranks that wait for each other, each in an operation that the next has not entered."""
-        known = set[int]()
+        visited = set[int]()
         for r in starts:
             path: dict[int, Operation] = {}
-            while r not in known and r not in path and (op := self.waits(r)) is not None and self.behind.get(op):
+            while r not in visited and r not in path and (op := self.waits(r)) is not None and self.behind.get(op):
                 path[r] = op
                 r = self.behind[op][0]
             if r in path:
                 loop = list(path)[list(path).index(r) :]
                 if all(self.records[a].hangs for a in loop):
                     return self._loop(loop, path)
-            known.update(path)
+            visited.update(path)
         return None
 
     def _loop(self, loop: Sequence[int], path: Mapping[int, Operation]) -> Verdict:

@@ -44,9 +44,9 @@ class OwnWatch:
             self._excused = own.idle
             return None
         usual = self.progress.median_step
-        told = f", and a step takes {usual:.3g} s" if usual is not None else ""
+        usual_step = f", and a step takes {usual:.3g} s" if usual is not None else ""
         what = (f"rank {self.rank} (host {own.host}) hangs: its main thread has made no progress for {own.idle:.0f} s"
-                f"{told}; rank {self.rank} is in {own.where()}")  # fmt: skip
+                f"{usual_step}; rank {self.rank} is in {own.where()}")  # fmt: skip
         return Verdict("HUNG", (self.rank,), what)
 
 

@@ -93,16 +93,16 @@ class Fa4Documents(Fa4):
         (s, b, _), t, heads = ins[0], ins[1][0], _Heads.of(ins, attrs)
         n = query_tokens(s, t)
         made, lists = made_lists(n)
-        beside = self.restored(phase, ins, attrs, widths) + self.ulysses * s * b * widths["index"]  # starts too
+        restored = self.restored(phase, ins, attrs, widths) + self.ulysses * s * b * widths["index"]  # starts too
         one = [(rows, 1, width) for rows, _, width in ins[:3]]  # of one sequence
         called = lists + self.reordered(phase, one, attrs, widths) + self._searched(phase, n, heads)
         if phase == "forward":
-            return beside + max(made, called)
+            return restored + max(made, called)
         log_sum = heads.queries * n * FLOAT  # its copy: of a chunk, or where a sequence's does not lie at 16 bytes
         moved = n < s or (b > 1 and heads.queries * s % 4)
         block, ends = query_block(heads.size, forward=False), most_documents(n) + 2
         rows, keys = ((m + ends * by - 1) // by * by for m, by in ((n, block), (t, KEY_BLOCK)))
-        return beside + max(made, called + (log_sum if moved else 0) + _sums(heads, rows, keys))
+        return restored + max(made, called + (log_sum if moved else 0) + _sums(heads, rows, keys))
 
     def _searched(self, phase: str, n: int, heads: _Heads) -> int:
         """Bytes of the lists in which tiles find their document, where documents may be many."""

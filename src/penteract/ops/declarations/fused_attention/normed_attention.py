@@ -1,4 +1,4 @@
-"""Attention of query, key and value side by side whose query and key heads are normalised and turned by position first
+"""Attention of query, key and value side by side whose query and key heads are normalised and rotated by position first
 (QK-norm): what an edit of the tape (`ops/fuse.py`) puts in the place of norms, rotary positions and attention.
 
 The product before it is plain, and its result stays as it is: backward of the norms reads it. Beside it are kept the
@@ -35,7 +35,7 @@ _NORM = RmsNorm()
 
 
 class NormedAttention(PackedAttention):
-    """As `packed_attention`, of heads that are neither normalised nor turned; with them weights of both norms [C], [C]
+    """As `packed_attention`, of heads that are neither normalised nor rotated; with them weights of both norms [C], [C]
     -> o [s, B, H·C], log-sum-exp [B, H, s], query and key heads as attention reads them [s, B, (H + K)·C], their
     scales [s, B, H + K]. The weights' gradients are handed on as `PARTS` partial sums [2, PARTS, C]."""
 
@@ -44,8 +44,8 @@ class NormedAttention(PackedAttention):
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         outs, extras = super().results(ins, weights, attrs)
-        rows, turned = ins[0].shape[:-1], attrs["turned"]
-        return outs, (*extras, Spec((*rows, turned)), Spec((*rows, turned // attrs["head_size"]), "stat"))
+        rows, rotated = ins[0].shape[:-1], attrs["rotary_columns"]
+        return outs, (*extras, Spec((*rows, rotated)), Spec((*rows, rotated // attrs["head_size"]), "stat"))
 
     def carry(self, ins: Sequence[Spec], attrs: Attrs) -> Specs:
         return (Spec((2, PARTS, attrs["head_size"]), "stat"),)
@@ -84,11 +84,11 @@ class NormedAttention(PackedAttention):
 
 def one_pass_heads(call: CallShapes, widths: Widths) -> Kernel:
     """The kernel that normalises and turns all heads, or takes both out of their gradients, in place."""
-    tokens, turned, size = prod(call.ins[0][:-1]), call.attrs["turned"], call.attrs["head_size"]
-    read = ("compute", 2 * size), ("index", tokens), ("stat", tokens * turned // size)
+    tokens, rotated, size = prod(call.ins[0][:-1]), call.attrs["rotary_columns"], call.attrs["head_size"]
+    read = ("compute", 2 * size), ("index", tokens), ("stat", tokens * rotated // size)
     if call.phase == "forward":
-        return Eager(widths).sums(("compute", 2 * tokens * turned), *read)
-    return Eager(widths).sums(("compute", 3 * tokens * turned), *read, ("stat", 2 * PARTS * size))
+        return Eager(widths).sums(("compute", 2 * tokens * rotated), *read)
+    return Eager(widths).sums(("compute", 3 * tokens * rotated), *read, ("stat", 2 * PARTS * size))
 
 
 def _norms(call: CallShapes, widths: Widths) -> list[Kernel]:
@@ -111,7 +111,7 @@ def _seconds(rates: WorkRates, kernels: Sequence[Kernel]) -> Seconds:
 
 
 def normed(serves: Serves) -> Callable[[Site, Layout], OpDeclaration | None]:
-    """Where an implementation of attention serves, it reads heads that a kernel has normalised and turned."""
+    """Where an implementation of attention serves, it reads heads that a kernel has normalised and rotated."""
 
     def also(site: Site, layout: Layout) -> OpDeclaration | None:
         inner = serves(site, layout)

@@ -95,7 +95,7 @@ class Fp8Linear(Linear):
     """x [.., D], its rowwise data, columnwise data and scale; w1 [F1, D], w2 [F2, D], … -> [.., F1 + F2 + …], and the
     scale of the weights, which is one for all of them. x itself is not read: its gradient is made here.
 
-    With positions [s, B] as last in, the first `turned` columns are heads that are rotated by them, as in
+    With positions [s, B] as last in, the first `rotary_columns` are heads that are rotated by them, as in
     `merged_linear`. `features`: all columns.
     """
 
