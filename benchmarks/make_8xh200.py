@@ -115,7 +115,7 @@ def wires(data: Mapping[str, Any]) -> Iterator[str]:
 def overlap(rows: Mapping[str, Any]) -> Iterator[str]:
     """How much slower products are during collectives."""
     alone = rows["gemm10_alone"]["ms"]
-    yield "\n# Ten products of 8192^3 beside collectives of 256 MiB on eight ranks, over the ten alone.\n[beside]"
+    yield "\n# Ten products of 8192^3 during collectives of 256 MiB on eight ranks, over the ten alone.\n[contention]"
     yield f"all_gather = {rows['gemm10_while_ag_256MiB']['ms'] / alone:.4f}"
     yield f"reduce_scatter = {rows['gemm10_while_rs_fp32_256MiB']['ms'] / alone:.4f}"
 

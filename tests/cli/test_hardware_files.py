@@ -82,7 +82,7 @@ def test_from_outside(tmp_path: Path, change: tuple[str, str], line: str) -> Non
         ((r"^\[moved\]\npoints = .*", "[moved]\npoints = 3"), "moved.points (ours.toml:265) · found 3"),
         ((r"^  \[1, 512, 512, 512, 51.91\]", "[1, 512, 512, 0, 51.91]"), "gemm.bf16.shapes[0][3] (ours.toml:25)"),
         ((r"^microseconds = 84.2", "microseconds = 1e300"), "launch.microseconds (ours.toml:308) · found 1e+300"),
-        ((r"^\[beside\]", "beside = 3\n[sides]"), "KEY]"),
+        ((r"^\[contention\]", "contention = 3\n[sides]"), "KEY]"),
     ],
 )  # fmt: skip
 def test_each_wrong_entry_is_named(tell: Tell, tmp_path: Path, change: tuple[str, str], line: str) -> None:

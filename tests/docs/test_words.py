@@ -37,7 +37,7 @@ RETIRED = {
 }
 # These are plain English in a sentence, but not as a name in code: identifiers, or strings that name an op.
 RETIRED_NAMES = {
-    "parameter_parts, num_shards, overlaps, QueryChunk, StoredTensors": "pieces_of Pieces QueryRun",
+    "parameter_parts, num_shards, overlaps, QueryChunk, StoredTensors": "piece_ops pieces_of Pieces QueryRun",
     "launcher_reports, notify": "told TELL_S _say",
     "reuses_fixed, own_largest, CHOICES": "known KNOWN",
     "linear_ops, rotary_columns": "linears _linears turned",

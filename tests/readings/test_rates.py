@@ -235,7 +235,7 @@ def test_half_the_flops_are_slower() -> None:
 
 
 def test_the_basis_tells_measured_from_modelled() -> None:
-    asked = {"product", "attention", "moved", "collective", "send", "update", "launch", "beside", "copy"}
+    asked = {"product", "attention", "moved", "collective", "send", "update", "launch", "contention", "copy"}
     assert set(RATES.basis) == asked
     assert all(text.startswith("measured: ") for text in RATES.basis.values())
     other = Rates.of(cluster("8xA100"), "bf16").basis

@@ -85,7 +85,7 @@ MEASURED = Table(
         "walked": Table({"points": _POINTS}),
         "collectives": Table(dict.fromkeys(_COLLECTIVES, NamedTable(_POINTS, name=_RANKS))),
         "p2p": Table({"one_way": _POINTS, "both_ways": _POINTS}),
-        "beside": NamedTable(_FACTOR),
+        "contention": NamedTable(_FACTOR),
         "launch": Table(
             {"microseconds": _MICROSECONDS, "basis": _NOTE}, {"op": _LATENCY, "of": NamedTable(_LATENCY, fewest=0)}
         ),

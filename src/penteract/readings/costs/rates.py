@@ -217,5 +217,5 @@ def _basis(cluster: Cluster, curves: Curves, precision: str) -> dict[str, str]:
         "update": f"{source}; fused AdamW",
         "copy": f"{source}; pinned memory, all devices of a node at once",
         "launch": f"{curves.launch_basis}: {curves.about}; an op called in an eager step",
-        "beside": f"{source}; products of 8192³ during all-gathers and reduce-scatters, mean of both",
+        "contention": f"{source}; products of 8192³ during all-gathers and reduce-scatters, mean of both",
     }

@@ -168,8 +168,8 @@ class Bounds:
         return self._idle(layout, self.steps.composer.layer_program(layout, kind))
 
     @tracked
-    def _idle(self, layout: Layout, piece: LayerProgram) -> IdleLayer:
-        ops = self.steps.piece_ops(layout, piece, _SEPARATE)
+    def _idle(self, layout: Layout, layer: LayerProgram) -> IdleLayer:
+        ops = self.steps.layer_ops(layout, layer, _SEPARATE)
         return IdleLayer({name: _from_idle(own, self.steps.launch_ps) for name, own in ops.items()})
 
     # ---- buckets ---------------------------------------------------------------------------------------------

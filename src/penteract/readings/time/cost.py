@@ -100,14 +100,14 @@ class DeviceCosts:
         return part, seconds, (axis, self.rates.collective("all_reduce", self._span(axis, layout), n * FLOAT))
 
 
-def seconds_alone(piece: LayerProgram, device: DeviceCosts) -> dict[int, Seconds]:
+def seconds_alone(layer: LayerProgram, device: DeviceCosts) -> dict[int, Seconds]:
     """Seconds of each call of a forward pass without any overlap, by the index of its site; collectives included."""
     found = dict[int, Seconds]()
-    for job, ins, outs in piece.outline.calls["Fwd"]:
-        place, phase = piece.outline.jobs[job]
-        site = piece.sites[place]
+    for job, ins, outs in layer.outline.calls["Fwd"]:
+        place, phase = layer.outline.jobs[job]
+        site = layer.sites[place]
         if phase == "forward":
-            found[place] = device.call(site, phase, piece.specs, (*ins, *outs))[1]
+            found[place] = device.call(site, phase, layer.specs, (*ins, *outs))[1]
         elif phase == "start" and site.op_name not in OFFLOAD_OPS:
             found[place] = device.collective(site)
     return found

@@ -154,9 +154,9 @@ class Places:
 
 
 @cache
-def order_of(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int) -> Order:
+def order_of(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int, rank: int) -> Order:
     """The order of a rank's actions in a schedule."""
-    return Order.of([a for a in compute_lists(schedule, pp, vpp, micros)[rank] if isinstance(a, Compute)])
+    return Order.of([a for a in compute_lists(schedule, pp, vpp, num_micro_batches)[rank] if isinstance(a, Compute)])
 
 
 def derive(stage: Stage, order: Order) -> Derived:

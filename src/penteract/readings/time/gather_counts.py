@@ -31,20 +31,20 @@ class RankOf(NamedTuple):
 
 
 @cache
-def gathered(rank: RankOf, micros: int) -> tuple[int, ...]:
+def gathered(rank: RankOf, num_micro_batches: int) -> tuple[int, ...]:
     """How often a step gathers units of each number. A long schedule is periodic, so it is extrapolated from two
     shorter ones."""
     schedule = schedule_of(rank.schedule)
     enough, turn = 2 * schedule.steady_after(rank.pp, rank.vpp), 2 * schedule.turn(rank.pp, rank.vpp)
-    if micros <= enough + 2 * turn:
-        return count_gathers(rank, micros)
-    first = enough + (micros - enough) % turn
+    if num_micro_batches <= enough + 2 * turn:
+        return count_gathers(rank, num_micro_batches)
+    first = enough + (num_micro_batches - enough) % turn
     few, more = count_gathers(rank, first), count_gathers(rank, first + turn)
-    return tuple([a + (b - a) * ((micros - first) // turn) for a, b in zip(few, more, strict=True)])
+    return tuple([a + (b - a) * ((num_micro_batches - first) // turn) for a, b in zip(few, more, strict=True)])
 
 
 @cache
-def count_gathers(rank: RankOf, micros: int) -> tuple[int, ...]:
+def count_gathers(rank: RankOf, num_micro_batches: int) -> tuple[int, ...]:
     """The same, counted action by action."""
     row = [[number for number, n in chunk for _ in range(n)] for chunk in rank.chunks]
     begins = list(accumulate(map(len, row), initial=0))
@@ -53,7 +53,7 @@ def count_gathers(rank: RankOf, micros: int) -> tuple[int, ...]:
         for action in {action for number in numbers for action in rank.read[number]}:
             units = [begin + k for k, number in enumerate(numbers) if action in rank.read[number]]
             turns[action, c] = tuple(units if action == "Fwd" else reversed(units))
-    actions = compute_lists(rank.schedule, rank.pp, rank.vpp, micros)[rank.rank]
+    actions = compute_lists(rank.schedule, rank.pp, rank.vpp, num_micro_batches)[rank.rank]
     own = [turns.get((a.kind, a.chunk), ()) for a in actions if isinstance(a, Compute)]
     found, out = gathers(own, begins[-1] if rank.keeps else DEPTH), [0] * len(rank.read)
     for unit, number in enumerate([number for own in row for number in own]):

@@ -66,24 +66,24 @@ class ActionOps(NamedTuple):
     last: int
 
 
-def piece_ops(piece: LayerProgram, device: DeviceCosts, axes: Axes) -> Mapping[str, ActionOps]:
+def layer_ops(layer: LayerProgram, device: DeviceCosts, axes: Axes) -> Mapping[str, ActionOps]:
     """The clock's ops of each action of a layer."""
     out, ops_of_job = dict[str, ActionOps](), dict[int, tuple[Op, ...]]()  # a recomputed call takes as long
-    for name, calls in piece.outline.calls.items():
-        jobs = [piece.outline.jobs[job] for job, _, _ in calls]
+    for name, calls in layer.outline.calls.items():
+        jobs = [layer.outline.jobs[job] for job, _, _ in calls]
         every = list[tuple[Op, ...]]()
         for (place, phase), (job, ins, outs) in zip(jobs, calls, strict=True):
             if (ops := ops_of_job.get(job)) is None:
-                ops = _call(piece, device, axes, place, phase, ins, outs)
+                ops = _call(layer, device, axes, place, phase, ins, outs)
                 if phase not in ("start", "finish"):
                     ops_of_job[job] = ops
             every.append(ops)
-        out[name] = _without_copies(every, [_is_copy(piece, *job) for job in jobs], name)
+        out[name] = _without_copies(every, [_is_copy(layer, *job) for job in jobs], name)
     return out
 
 
-def _is_copy(piece: LayerProgram, place: int, phase: Phase) -> bool:
-    return piece.sites[place].op_name in OFFLOAD_OPS
+def _is_copy(layer: LayerProgram, place: int, phase: Phase) -> bool:
+    return layer.sites[place].op_name in OFFLOAD_OPS
 
 
 def _without_copies(every: Sequence[tuple[Op, ...]], copies: Sequence[bool], action: str) -> ActionOps:
@@ -108,10 +108,10 @@ def _without_copies(every: Sequence[tuple[Op, ...]], copies: Sequence[bool], act
 
 
 def _call(
-    piece: LayerProgram, device: DeviceCosts, axes: Axes, place: int, phase: Phase, ins: Sequence[int],
+    layer: LayerProgram, device: DeviceCosts, axes: Axes, place: int, phase: Phase, ins: Sequence[int],
     outs: Sequence[int]
 ) -> tuple[Op, ...]:  # fmt: skip
-    site = piece.sites[place]
+    site = layer.sites[place]
     name = names.of_call(phase, site)
     if phase == "finish":
         return ((WAIT, ("c", 0, ins[-1]), _part(site), name),)
@@ -119,7 +119,7 @@ def _call(
         copies = {OFFLOAD_OPS[0]: OUT, OFFLOAD_OPS[1]: IN}
         stream = copies[site.op_name] if site.op_name in OFFLOAD_OPS else axes[AXES.index(str(site.attrs["axis"]))]
         return ((START, stream, ps(device.collective(site)), ("c", 0, outs[0]), name),)
-    part, seconds, scale_reduce = device.call(site, phase, piece.specs, (*ins, *outs))
+    part, seconds, scale_reduce = device.call(site, phase, layer.specs, (*ins, *outs))
     run: Op = (RUN, ps(seconds), PART[part], name)
     if site.op_name == "split_sizes":
         return (run, (SYNC, name))

@@ -72,7 +72,7 @@ class Stage:
     """One rank's program.
 
     layer_types   the types of its units, in the order of forward; `chunks`: the units of each chunk
-    pieces        of each type: the layer program, and its ops by action
+    layers        of each type: the layer program, and its ops by action
     bucket_plans  the parameters of each of `buckets`; equal buckets are one object
     owned         the parameters that each unit is the first to use
     depth         units in the ring buffer of parameters
@@ -84,7 +84,7 @@ class Stage:
     ops: BucketOps
     layer_types: Sequence[LayerType]
     chunks: Sequence[range]
-    pieces: Mapping[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]]
+    layers: Mapping[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]]
     bucket_plans: Sequence[BucketPlan]
     buckets: Sequence[Bucket]
     owned: Sequence[Sequence[Param]]
@@ -130,7 +130,7 @@ class Stage:
 
     def _arrives(self, action: str, kind: LayerType) -> int:
         """Where the first unit of a chunk reads the value or the gradient from another stage."""
-        outline = self.pieces[kind][0].outline
+        outline = self.layers[kind][0].outline
         register = outline.chunk.entry if action == "Fwd" else outline.chunk.exit_gradient
         reads = (pos for pos, (_, ins, _) in enumerate(outline.calls.get(action, ())) if register in ins)
         return NEVER if register is None or action == "Wgt" else next(reads)
@@ -167,10 +167,10 @@ class Stage:
         """The parameters that a layer reads or whose gradients it writes."""
         key = kind, action
         if key not in self._touched:
-            piece, found = self.pieces[kind][0], dict[str, Touched]()
-            jobs = [piece.outline.jobs[job] for job, _, _ in piece.outline.calls.get(action, ())]
+            layer, found = self.layers[kind][0], dict[str, Touched]()
+            jobs = [layer.outline.jobs[job] for job, _, _ in layer.outline.calls.get(action, ())]
             for pos, (place, phase) in enumerate(jobs):
-                for name in piece.sites[place].params:
+                for name in layer.sites[place].params:
                     _, read, written, last = found.get(name, (name, NEVER, NEVER, NEVER))
                     if phase == "weight_gradient":
                         written, last = pos if written == NEVER else written, pos
@@ -188,7 +188,7 @@ class Stage:
             for p in self.owned[unit]:
                 units[id(p)].append(unit)
             if self.layer_types[unit] in EMBEDDING_AND_HEAD:  # embedding and head may be tied
-                for name in {name for site in self.pieces[self.layer_types[unit]][0].sites for name in site.params}:
+                for name in {name for site in self.layers[self.layer_types[unit]][0].sites for name in site.params}:
                     ends[name].append(unit)
         turn = {p: iter(some) for p, some in units.items()}
         for b, plan in enumerate(self.bucket_plans):
@@ -238,7 +238,7 @@ class Stage:
         return lent, frozenset(having[-1:] if alone else ())
 
     def _ops_of(self, kind: LayerType, action: str) -> ActionOps:
-        return self.pieces[kind][1].get(action, _NO_OPS)
+        return self.layers[kind][1].get(action, _NO_OPS)
 
 
 def _renamed(op: Op, away: int) -> Op:

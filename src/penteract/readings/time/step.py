@@ -29,7 +29,7 @@ from penteract.readings.time.cost import BucketCosts, Cost, DeviceCosts
 from penteract.readings.time.derive import Derived, derive, order_of
 from penteract.readings.time.numbered_schedule import NumberedSchedule, numbered_schedule, period_begins
 from penteract.readings.time.one_rank_bound import alone
-from penteract.readings.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, piece_ops
+from penteract.readings.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, layer_ops
 from penteract.readings.time.rank_clock import Clock, Log
 from penteract.readings.time.ranks import Ranks, Unsettled
 from penteract.readings.time.stage import Stage
@@ -133,30 +133,30 @@ class StepClock:
         seconds that its last gradient needs to go back to the first stage.
         """
         runs = self.composer.bucket_planner.groups(layout)
-        micros, skipped = _shortened(layout, _PERIODS)
+        num_micro_batches, skipped = _shortened(layout, _PERIODS)
         group = self.composer.assignment(layout).group[r]
         stage = self.stage(
             layout, runs.runs[group], runs.ranks[group][0] if self.stages_aligned_to_nodes(layout) else r
         )
-        turns = period_begins(layout.schedule, layout.pp, layout.vpp, micros, r)
+        turns = period_begins(layout.schedule, layout.pp, layout.vpp, num_micro_batches, r)
         last = 0 if layout.split_backward else ps(back)  # with a split backward, the gradient is sent before the end
-        return alone(stage, self._derived(layout, micros, stage, r), turns, skipped, ps(arrives), last) / PS
+        return alone(stage, self._derived(layout, num_micro_batches, stage, r), turns, skipped, ps(arrives), last) / PS
 
     # ---- the program ---------------------------------------------------------------------------------------
 
     def build(self, layout: Layout, turns: int) -> Ranks:
         """The ranks of a layout before their first step. `turns`: how many periods of the schedule are kept when
         others are left out; 0: none is left out."""
-        micros, skipped = _shortened(layout, turns)
-        line = numbered_schedule(layout.schedule, layout.pp, layout.vpp, micros)
+        num_micro_batches, skipped = _shortened(layout, turns)
+        line = numbered_schedule(layout.schedule, layout.pp, layout.vpp, num_micro_batches)
         stages = self.stages(layout)
-        derived = [self._derived(layout, micros, stage, r) for r, stage in enumerate(stages)]
+        derived = [self._derived(layout, num_micro_batches, stage, r) for r, stage in enumerate(stages)]
         return Ranks(
             line, stages, derived, self._wires(layout, line), ps(self.rates.launch), skipped, self.skip_repeats
         )
 
-    def _derived(self, layout: Layout, micros: int, stage: Stage, r: int) -> Derived:
-        schedule = (layout.schedule, layout.pp, layout.vpp, micros)
+    def _derived(self, layout: Layout, num_micro_batches: int, stage: Stage, r: int) -> Derived:
+        schedule = (layout.schedule, layout.pp, layout.vpp, num_micro_batches)
         if (stage, r, schedule) not in self.derived:
             self.derived[stage, r, schedule] = derive(stage, order_of(*schedule, r))
         return self.derived[stage, r, schedule]
@@ -180,10 +180,10 @@ class StepClock:
             bucket_planner.placed(layout, r),
             tuple(bucket_planner.bucket_plans(layout, r)),
         )
-        pieces = dict[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]]()
+        layers = dict[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]]()
         for kind in dict.fromkeys(run.kind for run in runs.units):
-            piece = self.composer.layer_program(layout, kind)
-            pieces[kind] = piece, self.piece_ops(layout, piece, streams.axes)
+            layer = self.composer.layer_program(layout, kind)
+            layers[kind] = layer, self.layer_ops(layout, layer, streams.axes)
         distinct = dict[object, Bucket]()
         buckets = list[Bucket]()
         for plan in bucket_plans:
@@ -196,23 +196,23 @@ class StepClock:
         for chain in self.composer.layers_of_rank(layout, r):
             chunks.append(range(layer_start, layer_start := layer_start + sum(n for _, n in chain)))
         layer_types = [kind for kind, _ in placed]
-        outside = self._outside_tape_inputs(rank, layer_types, pieces, buckets)
+        outside = self._outside_tape_inputs(rank, layer_types, layers, buckets)
         for b in distinct.values():
             _open_streams(ops, b)
         for agreement in (*at_begin(outside, counted=True), *after_backward(outside), totals(outside)):
             if len(group := mesh.group(agreement.axis, rank)) > 1:
                 streams.of(group, PART["update"])
         owned, places = [params for _, params in placed], depth(layout, len(layer_types))
-        return Stage(self._clock(tuple(streams.parts)), ops, layer_types, chunks, pieces, bucket_plans, buckets, owned,
+        return Stage(self._clock(tuple(streams.parts)), ops, layer_types, chunks, layers, bucket_plans, buckets, owned,
                      places, outside, bool(layout.offload))  # fmt: skip
 
     def _outside_tape_inputs(
-        self, rank: int, layer_types: Sequence[LayerType], pieces: Mapping[LayerType, tuple[LayerProgram, object]],
+        self, rank: int, layer_types: Sequence[LayerType], layers: Mapping[LayerType, tuple[LayerProgram, object]],
         buckets: Sequence[Bucket],
     ) -> OutsideTapeInputs:  # fmt: skip
         """The inputs of a rank's work outside of the tape."""
         needed = self.composer.policy.fp8 is not None or self.composer.model.moe is not None
-        sites = [site for kind in layer_types for site in pieces[kind][0].sites] if needed else []
+        sites = [site for kind in layer_types for site in layers[kind][0].sites] if needed else []
         scaled = [site for site in sites if fp8_state_bytes(site)]
         quantised_weights, delayed = (
             [s for s in scaled if reads_quantised_weight(s)],
@@ -223,9 +223,9 @@ class StepClock:
         return OutsideTapeInputs(model, rank, widths, buckets, quantised_weights, delayed, balanced)
 
     @tracked
-    def piece_ops(self, layout: Layout, piece: LayerProgram, axes: Axes) -> Mapping[str, ActionOps]:
+    def layer_ops(self, layout: Layout, layer: LayerProgram, axes: Axes) -> Mapping[str, ActionOps]:
         """The ops of each action of a layer. `axes`: the stream of each axis of the tape."""
-        return piece_ops(piece, self.device(layout), axes)
+        return layer_ops(layer, self.device(layout), axes)
 
     # ---- costs ---------------------------------------------------------------------------------------------
 
