@@ -22,9 +22,9 @@ class Opened:
     served: Served
     said: list[str] = field(default_factory=list[str])
 
-    def go(self, question: dict[str, Any] | None = None, stage: int | None = None) -> None:
+    def go(self, question: dict[str, Any] | None = None, stage: int | None = None, view: str = "memory") -> None:
         """Open the page on a question, and wait until it is priced. A page that is open follows the link."""
-        fragment = link(question, stage) if question else ""
+        fragment = link(question, stage, view) if question else ""
         answers = self.page.query_selector("main[data-answers]")
         if not fragment or not answers:
             self.page.goto("about:blank")
@@ -40,8 +40,8 @@ class Opened:
         self.page.wait_for_selector('main[aria-busy="false"] .sum, main[aria-busy="false"] .wrong', timeout=30_000)
 
     def rested(self) -> None:
-        """Wait for the curve and the changes too."""
-        self.page.wait_for_selector("#fits .done", timeout=60_000)
+        """Wait for the curve too, and the changes or the schedules."""
+        self.page.wait_for_selector("#fits .done, #schedules .done", timeout=60_000)
 
     def text(self, selector: str) -> str:
         return self.page.inner_text(selector)

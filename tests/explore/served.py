@@ -90,10 +90,10 @@ def served(*words: str) -> Generator[Served]:
         process.wait(10)
 
 
-def link(question: dict[str, Any], stage: int | None = None) -> str:
+def link(question: dict[str, Any], stage: int | None = None, view: str = "memory") -> str:
     """A state as the fragment of an address, as the page writes it."""
     packed = zlib.compressobj(wbits=-15)
-    data = packed.compress(json.dumps({"question": question, "stage": stage}).encode()) + packed.flush()
+    data = packed.compress(json.dumps({"question": question, "stage": stage, "view": view}).encode()) + packed.flush()
     return "#q=" + base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 

@@ -271,7 +271,7 @@ def test_a_link_opens_the_same_state(browser: Any, here: Served) -> None:
     with opened(browser, here) as page:
         page.go(asked, 2)
         page.page.wait_for_timeout(100)
-        assert page.state() == {"question": asked, "stage": 2}
+        assert page.state() == {"question": asked, "stage": 2, "view": "memory"}
         assert page.page.input_value("#c-layout-pp") == "4" and "pipeline rank 2" in page.text("#memory h2")
         page.page.evaluate(
             "(hash) => (location.hash = hash)", link(question("tiny", "dp=1,mbs=1", sequence_length=256))

@@ -140,7 +140,8 @@ def test_the_bubble_is_the_plans(asked: Json) -> None:
     head, first = table(planned(asked)).splitlines()
     end = head.index("bubble") + len("bubble")
     assert first[:end].split()[-1] == row["bubble"]
-    assert {fact["label"]: fact["text"] for fact in row["facts"]}["Bubble"] == row["bubble"]
+    facts = {fact["label"]: fact["text"] for fact in row["facts"]}
+    assert facts["Step"] == show_step(planned(asked).best.time.seconds)
 
 
 def test_one_rank_is_one_lane_and_says_what_makes_more() -> None:

@@ -84,7 +84,6 @@ def _facts(timed: Timed, most: int) -> list[Fact]:
     chunks = [{"label": "Chunks a rank", "text": str(lay.vpp), "source": "vpp"}] if lay.vpp > 1 else []
     facts: list[Fact] = [
         {"label": "Step", "text": show_step(seconds), "source": modelled},
-        {"label": "Bubble", "text": bubble(timed), "source": "waits for other stages, of the whole step"},
         {"label": "Exposed communication", "text": f"{waits / seconds:.1%}",
          "source": "waits for collectives and copies, of the whole step"},
         {"label": "Schedule", "text": lay.schedule if lay.pp > 1 else "-", "source": "the order of passes"},

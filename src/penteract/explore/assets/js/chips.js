@@ -6,7 +6,7 @@ import { Figure } from "./figure.js";
 export function Chips({ fits, end, fitsNow, waiting, take, copies, stale }) {
   const sorted = [...fits].sort((a, b) => b.fits - a.fits || a.seconds - b.seconds);
   const rows = sorted.map((f) => [f.text, f.group, f.fits ? "fits" : "too large", f.amount.text, f.memory, f.time]);
-  return html`<${Figure} id="fits" title=${fitsNow ? "What else would fit" : "What would fit"} stale=${stale} copies=${copies}
+  return html`<${Figure} id="fits" title=${fitsNow ? "What else would fit" : "What would fit"} stale=${stale} copies=${copies} drawing=${null}
     source="predicted · memory exact, times simulated" about="One change at a time, against the layout above. Those that fit come first, the fastest of them first. Choose one to take it."
     columns=${["Change", "What stays", "Fits", "Memory", "Difference", "Step time"]} rows=${rows}>
     ${[...new Set(fits.map((f) => f.group))].map((group) => html`<div class="chip-group" key=${group}><h3>${group}</h3>

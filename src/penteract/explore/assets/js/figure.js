@@ -16,8 +16,11 @@ export function useWidth() {
   return [ref, width];
 }
 
-/** A figure. `columns` and `rows` are its data; `copies` are further things to copy: [label, function that gives it]. */
-export function Figure({ id, title, about, source, columns, rows, copies = [], stale, children }) {
+/**
+ * A figure. `columns` and `rows` are its data; `copies` are further things to copy: [label, function that gives it].
+ * `file` gives the data of the file, where that has more; `drawing` gives its SVG, where the figure is none itself; null: there is no drawing.
+ */
+export function Figure({ id, title, about, source, columns, rows, file, drawing, copies = [], stale, children }) {
   const [table, setTable] = useState(false);
   const [said, say] = useState("");
   const frame = useRef(null);
@@ -25,8 +28,11 @@ export function Figure({ id, title, about, source, columns, rows, copies = [], s
     say(text);
     setTimeout(() => say(""), 1600);
   };
-  const csv = () => [columns, ...rows].map((row) => row.map(quoted).join(",")).join("\n") + "\n";
-  const drawing = () => asSvg(frame.current.querySelector("svg.chart"));
+  const csv = () => {
+    const data = file ? file() : { columns, rows };
+    return [data.columns, ...data.rows].map((row) => row.map(quoted).join(",")).join("\n") + "\n";
+  };
+  const drawn = () => (drawing ? drawing() : asSvg(frame.current.querySelector("svg.chart")));
   return html`<section class=${`figure ${stale}`} id=${id} aria-labelledby=${`${id}-title`} ref=${frame}>
     <header>
       <h2 id=${`${id}-title`}>${title}</h2>
@@ -41,7 +47,7 @@ export function Figure({ id, title, about, source, columns, rows, copies = [], s
               done((await copied(text)) ? `${label} copied` : "the browser does not let pages copy");
             }}>${label}</button>`)}
             <button type="button" onClick=${() => download(`${id}.csv`, "text/csv", csv())}>CSV</button>
-            <button type="button" onClick=${() => download(`${id}.svg`, "image/svg+xml", drawing())}>SVG</button>
+            ${drawing !== null && html`<button type="button" onClick=${() => download(`${id}.svg`, "image/svg+xml", drawn())}>SVG</button>`}
           </div>
         </details>
         <span class="said" role="status">${said}</span>

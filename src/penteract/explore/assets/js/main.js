@@ -2,15 +2,18 @@
 import { Newest, ask, askOne, watch } from "./ask.js";
 import { Chips } from "./chips.js";
 import { Controls, take } from "./controls.js";
-import { copied, download } from "./figure.js";
 import { html, render, useEffect, useRef, useState } from "./html.js";
+import { Lanes } from "./lanes.js";
 import { Memory, Ranks } from "./memory.js";
-import { fromFragment, toFragment } from "./state.js";
+import { Schedules } from "./schedules.js";
+import { VIEWS, fromFragment, toFragment } from "./state.js";
 import { Step } from "./step.js";
-import { Term, Tip } from "./tip.js";
+import { Tip } from "./tip.js";
+import { Verdict, memorySum, scheduleSum } from "./verdict.js";
 
 const PAUSE = 250; // ms without a change before the slower answers are asked for
 const THEMES = ["auto", "light", "dark"];
+const TITLES = { memory: "Memory", schedules: "Schedules" };
 
 function App({ opening, first }) {
   const [state, setState] = useState(first);
@@ -34,11 +37,13 @@ function App({ opening, first }) {
       setError(`No answer: ${failure.message}. Is \`penteract explore\` still running?`);
     },
   );
-  const change = (question) => setState({ question, stage: null });
+  const change = (question) => setState({ ...state, question, stage: null });
+  const look = (stage) => setState({ ...state, stage });
   useEffect(() => {
     setBusy(true);
     newest.current.ask({ kind: "memory", question: state.question, stage: state.stage });
-  }, [state]);
+  }, [state.question, state.stage]);
+  const lanes = useLanes(state);
   const [made, setMade] = useState("served");
   useEffect(() => {
     watch(setMade);
@@ -53,12 +58,18 @@ function App({ opening, first }) {
     ["Run file", async () => (await askOne({ kind: "run_file", question: state.question })).text],
   ];
   const figures = memory?.figures;
+  const steps = state.view === "schedules";
+  const sum = steps ? scheduleSum(lanes, opening.terms) : memorySum(figures, opening.terms);
+  const late = stale || (lanes && JSON.stringify(lanes.question) !== JSON.stringify(state.question) ? "stale" : "");
+  const curve = html`<${Step} answer=${slow.step} terms=${opening.terms} waiting=${slow.waiting} copies=${copies} stale=${stale} />`;
   return html`<a class="skip" href="#results" onClick=${(event) => {
       event.preventDefault();
       document.getElementById("results").focus();
     }}>To the results</a>
     <header class="bar">
-      <h1><img src="./assets/icon.svg" alt="" width="26" height="26" /> penteract <span>explore · memory</span></h1>
+      <h1><img src="./assets/icon.svg" alt="" width="26" height="26" /> <span class="name">penteract <span>explore</span></span></h1>
+      <nav class="views" aria-label="Views">${VIEWS.map((view) => html`<button type="button" key=${view} aria-current=${state.view === view ? "page" : "false"}
+        onClick=${() => setState({ ...state, view })}>${TITLES[view]}</button>`)}</nav>
       <${Made} made=${made} />
       <${Theme} />
     </header>
@@ -68,11 +79,15 @@ function App({ opening, first }) {
         <p class="reset"><button type="button" onClick=${() => change(opening.question)}>Back to the opening layout</button></p>
       </aside>
       <main id="results" tabindex="-1" aria-busy=${busy} data-answers=${answers}>
-        <${Verdict} latest=${latest} memory=${memory} error=${error} take=${change} terms=${opening.terms} busy=${busy} copies=${copies} />
-        ${figures && html`
+        <${Verdict} latest=${latest} sum=${sum} error=${error} take=${change} terms=${opening.terms} busy=${busy} copies=${copies} />
+        ${steps && html`
+          <${Lanes} answer=${lanes} terms=${opening.terms} copies=${copies} stale=${late} look=${look} />
+          ${curve}
+          <${Schedules} choices=${slow.choices} done=${!slow.waiting} missing=${lanes?.missing} more=${lanes?.more} take=${change} copies=${copies} stale=${stale} />`}
+        ${!steps && figures && html`
           <${Memory} figures=${figures} terms=${opening.terms} copies=${copies} stale=${stale} />
-          <${Step} answer=${slow.step} terms=${opening.terms} waiting=${slow.waiting} copies=${copies} stale=${stale} />
-          <${Ranks} figures=${figures} copies=${copies} stale=${stale} look=${(stage) => setState({ ...state, stage })} />
+          ${curve}
+          <${Ranks} figures=${figures} copies=${copies} stale=${stale} look=${look} />
           <${Chips} fits=${slow.fits} end=${slow.end} waiting=${slow.waiting} fitsNow=${figures.fits} take=${change} copies=${copies} stale=${stale} />`}
         <footer class="foot">
           <p>${opening.program} · everything on this page is computed on this machine</p>
@@ -83,19 +98,32 @@ function App({ opening, first }) {
     <${Tip} />`;
 }
 
-/** The curve and the changes: asked for when the controls rest, dropped as soon as they move. */
+/** The lanes of the newest layout, followed while a slider moves, where they are looked at. */
+function useLanes({ question, stage, view }) {
+  const [lanes, set] = useState(null);
+  const newest = useRef(null);
+  // what is wrong with a layout, and a server that has gone, are told with the price
+  newest.current ??= new Newest((answer) => answer.kind === "schedule" && set(answer), () => {});
+  useEffect(() => {
+    if (view === "schedules") newest.current.ask({ kind: "schedule", question, stage });
+  }, [question, stage, view]);
+  return lanes;
+}
+
+/** The curve, and the changes or the schedules: asked for when the controls rest, dropped as soon as they move. */
 function useSlow(state, again) {
-  const [slow, set] = useState({ step: null, fits: [], end: null, waiting: true });
+  const [slow, set] = useState({ step: null, fits: [], end: null, choices: [], waiting: true });
   useEffect(() => {
     const stop = new AbortController();
     set((old) => ({ ...old, waiting: true }));
     const timer = setTimeout(async () => {
-      const { question, stage } = state;
+      const { question, stage, view } = state;
       try {
         const step = await askOne({ kind: "step", question, stage }, stop.signal);
-        set((old) => ({ step: step?.kind === "step" ? step : old.step, fits: [], end: null, waiting: true }));
-        await ask({ kind: "fits", question }, (row) => {
+        set((old) => ({ step: step?.kind === "step" ? step : old.step, fits: [], end: null, choices: [], waiting: true }));
+        await ask({ kind: view === "schedules" ? "schedules" : "fits", question }, (row) => {
           if (stop.signal.aborted) return;
+          if (row.kind === "schedule_choice") set((old) => ({ ...old, choices: [...old.choices, row] }));
           if (row.kind === "fit") set((old) => ({ ...old, fits: [...old.fits, row] }));
           if (row.kind === "fits_end") set((old) => ({ ...old, end: row, waiting: false }));
         }, stop.signal);
@@ -161,40 +189,6 @@ function useDrop(drop) {
   }, []);
 }
 
-/** Whether the layout fits, in a sentence and in numbers; or what is wrong with it, and what would be right. */
-function Verdict({ latest, memory, error, take: apply, terms, busy, copies }) {
-  const [said, say] = useState("");
-  const figures = memory?.figures;
-  const wrong = error || latest?.broken.length > 0;
-  const copy = async ([label, give]) => {
-    if (label === "Run file") download("run.toml", "application/toml", await give());
-    else say((await copied(await give())) ? `${label} copied` : "the browser does not let pages copy");
-    setTimeout(() => say(""), 1600);
-  };
-  return html`<section class="verdict" aria-label="Result">
-    ${wrong && html`<div class="wrong" role="alert">
-      <h2>${error ? "This cannot be asked" : "This layout cannot be"}</h2>
-      ${error ? html`<p>${error}</p>` : html`<ul>${latest.broken.map((rule, i) => html`<li key=${i}>${rule.text}${rule.allowed && html` <small>allowed: ${rule.allowed}</small>`}</li>`)}</ul>`}
-      ${!error && latest.repair && html`<button type="button" class="main" onClick=${() => apply(latest.repair.question)}>Take the nearest: ${latest.repair.text}</button>`}
-    </div>`}
-    ${figures && wrong && html`<p class="quiet">The last layout that was priced:</p>`}
-    ${figures && html`<div class=${wrong ? "sum old" : busy ? "sum stale" : "sum"}>
-      <div class=${figures.fits ? "total yes" : "total no"}>
-        <p class="kind"><${Term} text=${terms["fullest rank"]}>Memory of ${figures.rank_label}<//></p>
-        <p class="big">${figures.total.text}</p>
-        <p class="state">${figures.verdict}</p>
-      </div>
-      <dl class="facts">${figures.facts.map((fact) => html`<div key=${fact.label}>
-        <dt><${Term} text=${terms[fact.label] ?? fact.source}>${fact.label}<//></dt><dd>${fact.text}</dd></div>`)}</dl>
-      <p class="headline">${figures.headline}</p>
-      ${figures.notes.map((note) => html`<p class="noted" key=${note}>${note}</p>`)}
-      <p class="tools">${copies.map((one) => html`<button type="button" key=${one[0]} onClick=${() => copy(one)}>
-        ${one[0] === "Run file" ? "Save run file" : `Copy ${one[0].toLowerCase()}`}</button>`)}<span class="said" role="status">${said}</span></p>
-    </div>`}
-    ${!figures && !wrong && html`<p class="waiting" role="status">The planner is pricing …</p>`}
-  </section>`;
-}
-
 /** How answers are made, on an exported page. */
 function Made({ made }) {
   if (made === "served") return null;
@@ -232,7 +226,7 @@ async function begin() {
     const [opening, linked] = await Promise.all([askOne({ kind: "opening" }), fromFragment(location.hash)]);
     if (opening.kind !== "opening") throw new Error(opening.text);
     page.replaceChildren();
-    render(html`<${App} opening=${opening} first=${linked ?? { question: opening.question, stage: null }} />`, page);
+    render(html`<${App} opening=${opening} first=${linked ?? { question: opening.question, stage: null, view: VIEWS[0] }} />`, page);
   } catch (error) {
     const told = document.createElement("p");
     told.className = "waiting";

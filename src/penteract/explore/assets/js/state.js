@@ -2,6 +2,9 @@
 
 const PREFIX = "#q=";
 
+/** The views of the page; a link without one opens the first. */
+export const VIEWS = ["memory", "schedules"];
+
 /** The value at a path such as "layout.tp"; undefined if the question leaves it to the planner. */
 export function at(question, name) {
   return name.split(".").reduce((part, key) => part?.[key], question);
@@ -35,7 +38,7 @@ export async function fromFragment(fragment) {
     const text = atob(fragment.slice(PREFIX.length).replaceAll("-", "+").replaceAll("_", "/"));
     const bytes = await through(Uint8Array.from(text, (c) => c.charCodeAt(0)), new DecompressionStream("deflate-raw"));
     const state = JSON.parse(new TextDecoder().decode(bytes));
-    return state && typeof state.question === "object" ? { question: state.question, stage: state.stage ?? null } : null;
+    return state && typeof state.question === "object" ? { question: state.question, stage: state.stage ?? null, view: VIEWS.includes(state.view) ? state.view : VIEWS[0] } : null;
   } catch {
     return null;
   }

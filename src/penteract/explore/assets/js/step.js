@@ -7,6 +7,7 @@ const HEIGHT = 280;
 const TOP = 22;
 const BOTTOM = 26;
 const LEFT = 58;
+const LETTER = 6.7; // width of a letter, about
 
 /** The curve, with a line that follows the pointer and the arrow keys. */
 export function Step({ answer, terms, waiting, copies, stale }) {
@@ -51,6 +52,14 @@ function Curve({ answer, terms }) {
     setPlace(Math.max(0, Math.min(points.length - 1, at + steps[event.key])));
   };
   const point = points[at];
+  let last = -Infinity; // where the last mark of time ends: marks that would cover it have no text
+  const across = answer.across.filter((tick) => {
+    const wide = LETTER * tick.text.length;
+    const begin = x(tick.at) - (tick.at > 0.96 ? wide : tick.at ? wide / 2 : 0);
+    if (begin < last + 6) return false;
+    last = begin + wide;
+    return true;
+  });
   const usable = card.usable.bytes;
   return html`<div class="plot" ref=${ref}>
     ${width > 0 && point && html`<svg class="chart curve" width=${width} height=${HEIGHT} role="slider" tabindex="0" aria-label="A moment of the step"
@@ -59,7 +68,7 @@ function Curve({ answer, terms }) {
       <g class="grid">${axis.ticks.map((tick) => html`<g key=${tick.at}>
         <line x1=${LEFT} x2=${width} y1=${y(tick.at)} y2=${y(tick.at)} />
         <text x=${LEFT - 8} y=${y(tick.at)} text-anchor="end" dominant-baseline="central">${tick.text}</text></g>`)}
-      ${answer.across.map((tick, i) => html`<text key=${i} x=${x(tick.at)} y=${HEIGHT - 8}
+      ${across.map((tick, i) => html`<text key=${i} x=${x(tick.at)} y=${HEIGHT - 8}
           text-anchor=${tick.at > 0.96 ? "end" : i ? "middle" : "start"}>${tick.text}</text>`)}</g>
       ${bands.map(({ one, from, to }) => html`<g key=${one.name} class=${`owner-${one.name}`}>
         <rect class="owner" x=${LEFT} y=${y(to)} width=${inner} height=${Math.max(0.5, y(from) - y(to))} />

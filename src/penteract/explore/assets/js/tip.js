@@ -22,6 +22,11 @@ export function Tip() {
   return html`<div id="tip" role=${tip ? "tooltip" : undefined} class=${tip ? "tip" : "tip hidden"} style=${style}>${tip?.text ?? ""}</div>`;
 }
 
+/** Explain what is at a place of the window, such as a mark of a canvas; null: nothing. */
+export function tipAt(text, left, top) {
+  show(text ? { text, left: Math.max(8, Math.min(left, innerWidth - WIDTH - 16)), top: Math.min(top, innerHeight - 80) } : null);
+}
+
 /** Properties of an element that is explained by `text`. */
 export function explained(text) {
   if (!text) return {};

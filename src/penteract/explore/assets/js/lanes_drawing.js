@@ -1,0 +1,287 @@
+// How lanes are drawn: one drawing, by a pen that fills a canvas, or by one that writes an SVG. Only what is in the
+// window is looked at, and what is narrower than a pixel is drawn as the kind with the most of it.
+
+const AXIS = 26; // heights, in pixels
+const TOP = 6;
+const STRIPS = 4; // beside compute: one for each kind that runs there
+const LETTER = 6.4; // width of a letter, about
+
+/** Where things are: sizes shrink as there are more lanes. */
+export function geometry(answer, width) {
+  const count = answer.lanes.length;
+  const [bar, flight, strip, gap] = count <= 8 ? [26, 15, 3, 9] : count <= 16 ? [18, 11, 2, 7] : [11, 7, 1, 5];
+  const side = width < 620 ? 26 : 116;
+  const step = bar + flight + STRIPS * strip + 3 + gap;
+  const axis = TOP + count * step;
+  return { width, side, inner: Math.max(1, width - side - 1), bar, flight, strip, gap, step, axis, height: axis + AXIS };
+}
+
+/** The lane at a height, and which part of it; null beside all lanes. */
+export function laneAt(geo, count, y) {
+  const lane = Math.floor((y - TOP) / geo.step);
+  if (lane < 0 || lane >= count) return null;
+  const inside = y - TOP - lane * geo.step;
+  return { lane, beside: inside > geo.bar && inside <= geo.bar + 2 + STRIPS * geo.strip };
+}
+
+/** The number of the block or span that holds a moment; the last one before it if there is none. */
+export function indexAt(blocks, moment) {
+  let low = 0;
+  let high = blocks.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (blocks[middle].start <= moment) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+/** How many micro-batches are in flight at a moment. */
+export function flightAt(flight, moment) {
+  let count = 0;
+  for (let i = 0; i < flight.length && flight[i] <= moment; i += 2) count = flight[i + 1];
+  return count;
+}
+
+/** Draw lanes between two moments. `hot`: the lane and block that are looked at; `at`: a moment, or null. */
+export function draw(pen, answer, geo, { from, to }, hot, at) {
+  const scale = geo.inner / (to - from);
+  const x = (moment) => geo.side + (moment - from) * scale;
+  grid(pen, answer, geo, from, to, x);
+  answer.lanes.forEach((lane, i) => {
+    const y = TOP + i * geo.step;
+    label(pen, geo, lane, y);
+    pen.clip(geo.side, y, geo.inner, geo.step);
+    pieces(pen, answer, lane, geo, from, to, scale, y);
+    spans(pen, answer, lane, geo, from, to, scale, y + geo.bar + 2);
+    flight(pen, answer, lane, geo, from, to, x, y + geo.bar + 3 + STRIPS * geo.strip);
+    if (hot?.lane === i && lane.blocks[hot.block]) {
+      const block = lane.blocks[hot.block];
+      pen.frame(x(block.start), y, Math.max(1, (block.end - block.start) * scale), geo.bar, "ink");
+    }
+    pen.unclip();
+  });
+  if (at !== null && at >= from && at <= to) pen.line(x(at), 0, x(at), geo.axis, "ink");
+}
+
+function label(pen, geo, lane, y) {
+  const narrow = geo.side < 60;
+  const text = narrow ? String(lane.stage) : lane.label.split(" (")[0];
+  pen.text(0, y + geo.bar / 2, text, lane.shown ? "ink" : "ink-2", "start", lane.shown);
+  if (!narrow && geo.bar > 20) pen.text(0, y + geo.bar + 10, lane.gpus, "ink-3", "start");
+}
+
+function grid(pen, answer, geo, from, to, x) {
+  const fits = Math.max(2, Math.floor(geo.inner / 90));
+  const marks = answer.marks.findLast((some) => inside(answer, some, from, to).length <= Math.max(8, fits)) ?? answer.marks[0];
+  let last = -Infinity;
+  for (const mark of inside(answer, marks, from, to)) {
+    const at = x(mark.at * answer.end);
+    pen.line(at, TOP, at, geo.axis + 3, "line");
+    const wide = mark.text.length * LETTER;
+    if (at - wide / 2 < last + 8 || at + wide / 2 > geo.width) continue;
+    pen.text(at, geo.axis + 14, mark.text, "ink-3", at - wide / 2 < geo.side - 12 ? "start" : "middle");
+    last = at + wide / 2;
+  }
+}
+
+const inside = (answer, marks, from, to) => marks.filter((mark) => mark.at * answer.end >= from && mark.at * answer.end <= to);
+
+function pieces(pen, answer, lane, geo, from, to, scale, y) {
+  const { blocks } = lane;
+  const few = new Few(pen, answer, y, geo.bar);
+  for (let b = indexAt(blocks, from); b < blocks.length && blocks[b].start < to; b += 1) {
+    const block = blocks[b];
+    const left = geo.side + (block.start - from) * scale;
+    const wide = (block.end - block.start) * scale;
+    const room = wide > 5 ? 1 : 0; // between blocks that can be told apart
+    if (wide < 1) few.add(left, wide, block.kind);
+    else {
+      let at = left;
+      for (let i = 0; i < block.pieces.length; i += 2) {
+        const long = block.pieces[i + 1] * scale;
+        const end = Math.min(at + long, left + wide - room);
+        if (end - at < 1) few.add(at, end - at, block.pieces[i]);
+        else {
+          few.flush();
+          const start = Math.max(at, geo.side);
+          pen.rect(start, y, Math.min(end, geo.width) - start, geo.bar, answer.kinds[block.pieces[i]].name);
+        }
+        at += long;
+      }
+      few.flush();
+    }
+    const start = Math.max(left, geo.side);
+    if (block.name && Math.min(left + wide, geo.width) - start > block.name.length * LETTER + 8 && geo.bar > 10)
+      pen.text(start + 5, y + geo.bar / 2, block.name, `on-${answer.kinds[block.kind].name}`, "start");
+  }
+  few.flush();
+}
+
+/** Marks narrower than a pixel: those in one pixel become one of the kind with the most of it. */
+class Few {
+  constructor(pen, answer, y, height) {
+    Object.assign(this, { pen, answer, y, height, left: 0, end: 0, sums: new Float64Array(answer.kinds.length), used: false });
+  }
+
+  add(left, wide, kind) {
+    if (wide <= 0) return;
+    if (this.used && left + wide - this.left > 1) this.flush();
+    if (!this.used) this.left = left;
+    this.used = true;
+    this.end = left + wide;
+    this.sums[kind] += wide;
+  }
+
+  flush() {
+    if (!this.used) return;
+    let most = 0;
+    for (let kind = 1; kind < this.sums.length; kind += 1) if (this.sums[kind] > this.sums[most]) most = kind;
+    this.pen.rect(this.left, this.y, Math.max(0.7, this.end - this.left), this.height, this.answer.kinds[most].name);
+    this.sums.fill(0);
+    this.used = false;
+  }
+}
+
+function spans(pen, answer, lane, geo, from, to, scale, y) {
+  const rows = answer.kinds.map((kind) => kind.beside).reduce((found, beside, i) => (beside ? [...found, i] : found), []);
+  let last = -1;
+  let end = 0;
+  for (const span of lane.beside) {
+    if (span.end < from || span.start > to) continue;
+    const left = Math.max(geo.side, geo.side + (span.start - from) * scale);
+    const right = Math.min(geo.width, geo.side + (span.end - from) * scale);
+    if (span.kind === last && right - end < 0.5) continue; // under a pixel that is drawn
+    const row = rows.indexOf(span.kind);
+    pen.rect(left, y + row * geo.strip, Math.max(0.8, right - left), geo.strip, answer.kinds[span.kind].name);
+    last = span.kind;
+    end = right;
+  }
+}
+
+function flight(pen, answer, lane, geo, from, to, x, y) {
+  const high = (count) => (geo.flight * count) / Math.max(1, answer.most);
+  const base = y + geo.flight;
+  const points = [[x(Math.max(from, lane.begin)), base]];
+  let before = 0;
+  for (let i = 0; i < lane.flight.length; i += 2) {
+    const moment = lane.flight[i];
+    if (moment > to) break;
+    if (moment >= from) points.push([x(moment), base - high(before)], [x(moment), base - high(lane.flight[i + 1])]);
+    else points[0] = [geo.side, base - high(lane.flight[i + 1])];
+    before = lane.flight[i + 1];
+  }
+  const end = x(Math.min(to, lane.end));
+  points.push([end, base - high(before)], [end, base], [points[0][0], base]);
+  pen.area(points, "flight");
+}
+
+/** Colours of a page's theme, by name; those of kinds are the tokens of lanes. */
+export function colours(element, answer) {
+  const style = getComputedStyle(element);
+  const token = (name) => style.getPropertyValue(`--${name}`).trim();
+  const own = ["ink", "ink-2", "ink-3", "line", "sheet"].map((name) => [name, token(name)]);
+  const kinds = answer.kinds.flatMap(({ name }) => [[name, token(`lane-${name}`)], [`on-${name}`, token(`on-lane-${name}`)]]);
+  return { ...Object.fromEntries([...own, ...kinds]), flight: token("lane-flight"), text: style.fontFamily };
+}
+
+/** A pen for a canvas. */
+export class CanvasPen {
+  constructor(canvas, width, height, colour) {
+    const ratio = devicePixelRatio || 1;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    this.context = canvas.getContext("2d");
+    this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.context.textBaseline = "middle";
+    this.colour = colour;
+  }
+
+  rect(x, y, wide, high, name) {
+    this.context.fillStyle = this.colour[name];
+    this.context.fillRect(x, y, wide, high);
+  }
+
+  frame(x, y, wide, high, name) {
+    this.context.strokeStyle = this.colour[name];
+    this.context.lineWidth = 2;
+    this.context.strokeRect(x, y + 1, wide, high - 2);
+  }
+
+  line(x1, y1, x2, y2, name) {
+    this.context.strokeStyle = this.colour[name];
+    this.context.lineWidth = 1;
+    this.context.beginPath();
+    this.context.moveTo(x1, y1);
+    this.context.lineTo(x2, y2);
+    this.context.stroke();
+  }
+
+  area(points, name) {
+    this.context.fillStyle = this.colour[name];
+    this.context.beginPath();
+    points.forEach(([x, y], i) => (i ? this.context.lineTo(x, y) : this.context.moveTo(x, y)));
+    this.context.fill();
+  }
+
+  text(x, y, text, name, anchor, strong = false) {
+    this.context.fillStyle = this.colour[name];
+    this.context.font = `${strong ? 650 : 500} 11.5px ${this.colour.text}`;
+    this.context.textAlign = anchor === "middle" ? "center" : anchor;
+    this.context.fillText(text, x, y);
+  }
+
+  clip(x, y, wide, high) {
+    this.context.save();
+    this.context.beginPath();
+    this.context.rect(x, y, wide, high);
+    this.context.clip();
+  }
+
+  unclip() {
+    this.context.restore();
+  }
+}
+
+const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;" };
+
+/** A pen that writes an SVG by itself. */
+export class SvgPen {
+  constructor(width, height, colour) {
+    Object.assign(this, { width, height, colour, parts: [] });
+  }
+
+  rect(x, y, wide, high, name) {
+    this.parts.push(`<rect x="${x.toFixed(2)}" y="${y.toFixed(2)}" width="${wide.toFixed(2)}" height="${high}" fill="${this.colour[name]}"/>`);
+  }
+
+  frame() {
+    // what is looked at is not part of the picture
+  }
+
+  line(x1, y1, x2, y2, name) {
+    this.parts.push(`<line x1="${x1.toFixed(2)}" x2="${x2.toFixed(2)}" y1="${y1}" y2="${y2}" stroke="${this.colour[name]}"/>`);
+  }
+
+  area(points, name) {
+    this.parts.push(`<path d="M${points.map(([x, y]) => `${x.toFixed(2)},${y.toFixed(2)}`).join("L")}Z" fill="${this.colour[name]}"/>`);
+  }
+
+  text(x, y, text, name, anchor, strong = false) {
+    const safe = text.replace(/[&<>]/g, (letter) => ESCAPES[letter]);
+    this.parts.push(`<text x="${x.toFixed(2)}" y="${y.toFixed(2)}" fill="${this.colour[name]}" font-size="11.5"
+      font-weight="${strong ? 650 : 500}" text-anchor="${anchor}" dominant-baseline="central">${safe}</text>`);
+  }
+
+  clip() {}
+
+  unclip() {}
+
+  /** The drawing as a file. */
+  written() {
+    const font = this.colour.text.replaceAll('"', "'");
+    return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${this.width} ${this.height}" font-family="${font}">
+<rect width="${this.width}" height="${this.height}" fill="${this.colour.sheet}"/>
+${this.parts.join("\n")}</svg>`;
+  }
+}
