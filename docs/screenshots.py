@@ -1,6 +1,6 @@
 """Take the pictures of the explorer in `images/`: needs a browser, and playwright.
 
-python docs/screenshots.py
+python docs/screenshots.py [NAME …]
 """
 
 from __future__ import annotations
@@ -20,26 +20,36 @@ from explore.opened import opened  # noqa: E402
 from explore.served import served  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
+SPLIT = question("llama-3.1-8b", "dp=2,tp=2,pp=4,mbs=1,zero=1,schedule=zb_h1", gpu="H200", global_batch_size=64)
+CHUNKS = question("llama-3.1-70b", "dp=2,tp=4,pp=8,vpp=2,schedule=interleaved,mbs=1,zero=1", gpu="H200",
+                  global_batch_size=64)  # fmt: skip
 PIPELINE = question("llama-3.1-405b", "dp=8,tp=8,pp=8,mbs=1,zero=1,recompute=tp_all_gather+rms_norm+swiglu", gpu="H200",
                     global_batch_size=512)  # fmt: skip
-# name -> the question, and options of the browser
+# name -> the question, and options of the browser; the view is the first word of the name
 PICTURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "memory_light": (question(), {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"}),
     "memory_dark": (PIPELINE, {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark"}),
     "memory_narrow": (question(), {"viewport": {"width": 390, "height": 844}, "color_scheme": "light"}),
     "memory_wide": (PIPELINE, {"viewport": {"width": 2560, "height": 1440}, "color_scheme": "light"}),
+    "schedules_light": (SPLIT, {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"}),
+    "schedules_dark": (CHUNKS, {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark"}),
+    "schedules_narrow": (SPLIT, {"viewport": {"width": 380, "height": 844}, "color_scheme": "light"}),
 }
 
 
 def main() -> None:
+    """Take those that are named, or all."""
     IMAGES.mkdir(exist_ok=True)
     with sync_playwright() as playwright, served() as running:
         running.open()
         browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
-        for name, (asked, how) in PICTURES.items():
+        for name in sys.argv[1:] or PICTURES:
+            asked, how = PICTURES[name]
             with opened(browser, running, **how) as page:
-                page.go(asked)
+                page.go(asked, view=name.split("_")[0])
                 page.rested()
+                if name == "schedules_narrow":
+                    page.page.eval_on_selector("#lanes", "(figure) => figure.scrollIntoView()")
                 page.page.wait_for_timeout(1000)
                 page.page.screenshot(path=IMAGES / f"{name}.png", full_page="narrow" not in name)
         browser.close()

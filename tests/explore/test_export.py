@@ -17,6 +17,7 @@ import pytest
 from explore.drawn_questions import drawn, question
 from explore.opened import Opened, opened
 from explore.served import Served
+from explore.test_answers import ask
 from penteract.cli import main
 from penteract.units import show_bytes, show_step
 
@@ -63,6 +64,9 @@ def live(browser: Any, web: Served) -> Generator[Opened]:
         page.page.wait_for_selector(".sum", timeout=20_000)
         assert page.text(".made").startswith("made at export") and page.text(".big") == "125.50 GiB"
         page.page.wait_for_selector("#fits .done", timeout=20_000)  # the slower figures too
+        page.page.click(".views >> text=Schedules")
+        page.page.wait_for_selector("#lanes canvas", timeout=20_000)
+        page.page.click(".views >> text=Memory")
         page.page.wait_for_selector(".made.live", timeout=STARTS)
         yield page
         assert page.said == []
@@ -105,6 +109,17 @@ def test_it_answers_as_the_command_line(live: Opened, seed: int, capsys: pytest.
     assert live.text(".big") == show_bytes(int(layout["memory"]["allocated_gib"] * 2**30))
     facts = dict(zip(live.texts(".facts dt"), live.texts(".facts dd"), strict=True))
     assert facts["Step"] == show_step(layout["time"]["step_s"])
+
+
+def test_the_schedules_view_is_the_served_one(live: Opened) -> None:
+    asked = question(layout="dp=2,tp=2,pp=4,mbs=1,zero=1,schedule=zb_h1", global_batch_size=64)
+    live.go(asked, view="schedules")
+    live.page.wait_for_selector("#schedules .done", timeout=STARTS)
+    [row], choices = ask("schedule", asked), ask("schedules", asked)
+    live.until("document.querySelector('#lanes canvas')?.ariaValueText?.startsWith('4 lanes') ?? false", seconds=60)
+    assert live.text(".big") == row["bubble"] and live.text(".state") == row["verdict"]
+    assert set(live.texts("#lanes .kinds b")[:-1]) <= {kind["seconds"] for kind in row["kinds"]}
+    assert live.texts("#schedules .chip b") == [f"bubble {one['bubble']}" for one in choices]
 
 
 def test_a_price_does_not_wait_for_a_search(live: Opened) -> None:

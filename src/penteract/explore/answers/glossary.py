@@ -29,8 +29,8 @@ TERMS: Mapping[str, str] = {
     "step, with measured rates.",
     "lanes": "A step of each pipeline rank, mid-run, as the simulated clock has it: every pass of a micro-batch, every "
     "wait, and what runs beside compute. Passes of data, tensor and context ranks are alike.",
-    "Bubble": "The part of a step in which a rank has nothing to compute, as other stages are not done: of the rank that "
-    "ends last, and of the whole step. The lanes may show fewer micro-batches, and then have more of it.",
+    "Bubble": "The part of a step in which a rank has nothing to compute, as other stages are not done: of the rank "
+    "that ends last, and of the whole step. The lanes may show fewer micro-batches, and then have more of it.",
     "Exposed communication": "Waits for collectives and copies that no compute hides, of the whole step.",
     "Most in flight": "Micro-batches whose forward is done and whose backward is not: their activations are kept. With "
     "several chunks a rank, each chunk counts.",

@@ -50,7 +50,7 @@ def schedule_lanes(page: Question, plan: Plan, timed: Timed, at: int) -> Schedul
         "version": VERSION, "kind": "schedule", "question": page, "schedule": lay.schedule, "bubble": bubble(timed),
         "verdict": _verdict(timed), "headline": headline(plan), "facts": _facts(timed, most), "kinds": _kinds(lanes),
         "lanes": lanes, "end": end, "marks": moments(end * PICO), "most": most,
-        "seconds": show_step(span.picoseconds * PICO), "note": shown_note(lay, short, timed.time.seconds),
+        "seconds": show_step(span.picoseconds * PICO), "note": _note(lay, short, timed),
         "missing": _MISSING if lay.pp == 1 else "", "more": _more(page, lay),
     }  # fmt: skip
 
@@ -72,9 +72,13 @@ def _verdict(timed: Timed) -> str:
     lay, waits = timed.layout, timed.time.parts.get("pipeline", 0.0)
     if lay.pp == 1:
         return "There is no pipeline, so there is no bubble."
-    micros = lay.gradient_accumulation_steps
-    return (f"Bubble: of {show_step(timed.time.seconds)}, the rank that ends last waits {show_step(waits)} for others; "
-            f"{micros} micro-batch{'es' * (micros > 1)} keep {lay.pp} stages busy otherwise.")  # fmt: skip
+    return f"Of {show_step(timed.time.seconds)}, the rank that ends last waits {show_step(waits)} for others."
+
+
+def _note(layout: Layout, short: Layout, timed: Timed) -> str:
+    """Which micro-batches are shown, and what this changes."""
+    note = shown_note(layout, short, timed.time.seconds)
+    return f"{note} So bubbles have a larger share of the lanes than of the step." if note and layout.pp > 1 else note
 
 
 def _facts(timed: Timed, most: int) -> list[Fact]:

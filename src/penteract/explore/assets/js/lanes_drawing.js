@@ -1,5 +1,5 @@
 // How lanes are drawn: one drawing, by a pen that fills a canvas, or by one that writes an SVG. Only what is in the
-// window is looked at, and what is narrower than a pixel is drawn as the kind with the most of it.
+// window is looked at, and kinds that share pixels get as many as their time has.
 
 const AXIS = 26; // heights, in pixels
 const TOP = 6;
@@ -89,57 +89,92 @@ const inside = (answer, marks, from, to) => marks.filter((mark) => mark.at * ans
 
 function pieces(pen, answer, lane, geo, from, to, scale, y) {
   const { blocks } = lane;
-  const few = new Few(pen, answer, y, geo.bar);
+  const row = new Row(pen, answer.kinds, geo, y);
   for (let b = indexAt(blocks, from); b < blocks.length && blocks[b].start < to; b += 1) {
     const block = blocks[b];
     const left = geo.side + (block.start - from) * scale;
     const wide = (block.end - block.start) * scale;
-    const room = wide > 5 ? 1 : 0; // between blocks that can be told apart
-    if (wide < 1) few.add(left, wide, block.kind);
+    if (wide < 1) row.add(left, left + wide, block.kind);
     else {
+      const end = left + wide - (wide > 5 ? 1 : 0); // blocks that can be told apart have a gap between them
+      row.begin();
       let at = left;
-      for (let i = 0; i < block.pieces.length; i += 2) {
-        const long = block.pieces[i + 1] * scale;
-        const end = Math.min(at + long, left + wide - room);
-        if (end - at < 1) few.add(at, end - at, block.pieces[i]);
-        else {
-          few.flush();
-          const start = Math.max(at, geo.side);
-          pen.rect(start, y, Math.min(end, geo.width) - start, geo.bar, answer.kinds[block.pieces[i]].name);
-        }
-        at += long;
+      for (let i = 0; i < block.pieces.length && at < end; i += 2) {
+        const next = at + block.pieces[i + 1] * scale;
+        row.add(at, Math.min(next, end), block.pieces[i]);
+        at = next;
       }
-      few.flush();
+      row.begin();
     }
     const start = Math.max(left, geo.side);
-    if (block.name && Math.min(left + wide, geo.width) - start > block.name.length * LETTER + 8 && geo.bar > 10)
-      pen.text(start + 5, y + geo.bar / 2, block.name, `on-${answer.kinds[block.kind].name}`, "start");
+    if (block.name && geo.bar > 10 && Math.min(left + wide, geo.width) - start > block.name.length * LETTER + 8) row.name(start + 5, block);
   }
-  few.flush();
+  row.end();
 }
 
-/** Marks narrower than a pixel: those in one pixel become one of the kind with the most of it. */
-class Few {
-  constructor(pen, answer, y, height) {
-    Object.assign(this, { pen, answer, y, height, left: 0, end: 0, sums: new Float64Array(answer.kinds.length), used: false });
+/** A bar, pixel by pixel: kinds that share one get pixels in turn, so that each has as many as its time. */
+class Row {
+  constructor(pen, kinds, geo, y) {
+    Object.assign(this, { pen, kinds, geo, y, pixel: -1, filled: 0, run: { kind: -1, from: 0, to: 0 }, names: [] });
+    this.sums = new Float64Array(kinds.length);
   }
 
-  add(left, wide, kind) {
-    if (wide <= 0) return;
-    if (this.used && left + wide - this.left > 1) this.flush();
-    if (!this.used) this.left = left;
-    this.used = true;
-    this.end = left + wide;
+  /** Take time of a kind, from the left to the right of a bar. */
+  add(left, right, kind) {
+    const from = Math.max(left, this.geo.side);
+    const to = Math.min(right, this.geo.width);
+    if (to <= from) return;
+    const first = Math.floor(from);
+    const last = Math.floor(to);
+    if (first !== this.pixel) this.#flush();
+    this.pixel = first;
+    this.#fill(kind, Math.min(to, first + 1) - from);
+    if (last === first) return;
+    this.#flush();
+    if (last > first + 1) this.#draw(first + 1, last, kind);
+    this.pixel = last;
+    this.#fill(kind, to - last);
+  }
+
+  /** What is left of the pixels before is not carried on. */
+  begin() {
+    this.#flush();
+    this.sums.fill(0);
+  }
+
+  /** A text over the bar. */
+  name(x, block) {
+    this.names.push([x, block]);
+  }
+
+  /** Draw all that is left. */
+  end() {
+    this.#flush();
+    this.#draw(0, 0, -1);
+    for (const [x, block] of this.names) this.pen.text(x, this.y + this.geo.bar / 2, block.name, `on-${this.kinds[block.kind].name}`, "start");
+  }
+
+  #fill(kind, wide) {
     this.sums[kind] += wide;
+    this.filled += wide;
   }
 
-  flush() {
-    if (!this.used) return;
+  #flush() {
+    if (this.filled <= 0) return;
     let most = 0;
     for (let kind = 1; kind < this.sums.length; kind += 1) if (this.sums[kind] > this.sums[most]) most = kind;
-    this.pen.rect(this.left, this.y, Math.max(0.7, this.end - this.left), this.height, this.answer.kinds[most].name);
-    this.sums.fill(0);
-    this.used = false;
+    this.sums[most] -= this.filled;
+    this.filled = 0;
+    this.#draw(this.pixel, this.pixel + 1, most);
+  }
+
+  #draw(from, to, kind) {
+    const { run } = this;
+    if (run.kind === kind && run.to === from) run.to = to;
+    else {
+      if (run.kind >= 0) this.pen.rect(run.from, this.y, run.to - run.from, this.geo.bar, this.kinds[run.kind].name);
+      this.run = { kind, from, to };
+    }
   }
 }
 
