@@ -70,7 +70,7 @@ def one_step(p: Program, rank: Rank, groups: ProcessGroups) -> Run:
     mine = [[sample(i, 16, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
     run.micro_batches = [fixed | micro_batch(p, drawn, rank.device) for drawn in mine]
     run.counts.fill_(sum(target_count(drawn) for drawn in mine))
-    walk(p, run, counted=False)
+    walk(p, run, targets_counted=False)
     return run
 
 

@@ -181,7 +181,7 @@ def _step(
     before = [flat.own_parameter.clone() for flat in run.state.flats]
     run.on_action = lambda name: alive.append(_settled(watched, prices.kept(len(alive))))
     with wires.watch(), watched:
-        walk(run.p, run, counted=False)
+        walk(run.p, run, targets_counted=False)
     run.on_action = None  # what walks it again is not observed
     verdict = Verdict(received=sum(run.received.values()))
     verdict.differences += _compare_bytes(prices.now(), wires, watched, alive)
@@ -226,7 +226,7 @@ class _Prices:
         load = {**self.known, **self.run.received}
         seen = tuple(sorted(load.items()))
         if seen not in self.of:
-            self.of[seen] = price(self.p, Recorded(defaultdict(int, load)), counted=False)
+            self.of[seen] = price(self.p, Recorded(defaultdict(int, load)), targets_counted=False)
         return self.of[seen]
 
     def kept(self, action: int) -> int:
@@ -285,7 +285,7 @@ def _in_arena(p: Program, groups: ProcessGroups) -> Run:
     """The step with every register at its planned place, unobserved."""
     run = _prepare(p, groups, computed_by(p))
     run.memory = Arena(plan_arena(p), p.precision, CPU)
-    walk(p, run, counted=False)
+    walk(p, run, targets_counted=False)
     return run
 
 

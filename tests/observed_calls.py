@@ -90,7 +90,7 @@ def observation(p: Program, *, counted: bool = True) -> Observation:
         run.optimizer = _Moving(made, notes)  # type: ignore[assignment]
         run.micro_batches = [_Nothing()] * p.layout.gradient_accumulation_steps  # type: ignore[list-item]
         notes.know(state, run)
-        walk(p, run, counted=counted)
+        walk(p, run, targets_counted=counted)
         run.settle_parameters()
     after = next((i for i, s in enumerate(notes.seen) if s.what == "end"), len(notes.seen))
     return Observation(notes.seen[:after], run.received)

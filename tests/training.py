@@ -46,7 +46,7 @@ def train(run: Run, steps: int) -> Iterator[float]:
         mine = [[sample(i, p.sequence_length, p.model.vocab_size) for i in ids] for ids in samples_of(p, first)]
         run.micro_batches = [constants(p, CPU) | micro_batch(p, samples, CPU) for samples in mine]
         run.counts.fill_(sum(target_count(samples) for samples in mine))
-        walk(p, run, counted=False)
+        walk(p, run, targets_counted=False)
         yield run.totals[1].item()
 
 

@@ -11,7 +11,7 @@ from math import prod
 
 from observed_calls import Seen
 from penteract.config.precision.policy import MOMENT_BLOCK
-from penteract.ops.collectives import counted
+from penteract.ops.collectives import payload
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
 from penteract.ops.offload import OFFLOAD_OPS
@@ -30,7 +30,7 @@ from penteract.step.walk import Silent, walk
 def expected(p: Program, received: Mapping[tuple[int, int], int], *, counted: bool = True) -> list[Seen]:
     """What a rank does in one step with an update, in order. `received`: what routing decided."""
     reading = Walked(p, Recorded(received))
-    walk(p, reading, counted=counted)
+    walk(p, reading, targets_counted=counted)
     return reading.seen
 
 
@@ -85,7 +85,7 @@ class Walked(Silent):
         if site.op_name in OFFLOAD_OPS:
             return self.start("copy", site.op_name, bytes=self._bytes(site.ins[0], buffer))
         group = self.p.mesh.group(str(site.attrs["axis"]), self.p.rank)
-        amount = self._bytes(counted(site.op_name, site.ins[0], site.outs[0]), buffer)
+        amount = self._bytes(payload(site.op_name, site.ins[0], site.outs[0]), buffer)
         if site.op_name != "shift":
             return self.start("start", site.op_name, ranks=group, bytes=amount)
         me = group.index(self.p.rank)

@@ -137,7 +137,7 @@ def test_a_case_is_legal_when_the_formula_says_so(case: Case) -> None:
 @settings(max_examples=150, deadline=None)
 @given(CASES, SETTLES)
 def test_a_repair_repairs_and_changes_nothing_legal(case: Case, settle: Settle) -> None:
-    case = settle(case.counted())
+    case = settle(case.with_accumulation_steps())
     changes = repair(case, settle)
     if not breaches(case):
         assert changes == {}

@@ -483,7 +483,7 @@ def test_a_kernel_is_an_implementation_that_a_layout_chooses() -> None:
             p = case.compile(0)
             calls.clear()
             run = _prepare(p, ProcessGroups(), kernels(p, CPU))
-            walk(p, run, counted=False)
+            walk(p, run, targets_counted=False)
             assert len(calls) == (DENSE.layers if name == "triton" else 0)
             gradients[name] = {n: x.clone() for n, x in run.state.gradients.items()}
             prices[name] = price(p)

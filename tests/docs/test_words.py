@@ -41,6 +41,7 @@ RETIRED_NAMES = {
     "launcher_reports, notify": "told TELL_S _say",
     "reuses_fixed, own_largest, CHOICES": "known KNOWN",
     "linear_ops, rotary_columns": "linears _linears turned",
+    "optimizer_state_bytes, optimizer_buffers, Interconnect": "kept_apart Wires",
     "P2PBatch, post_p2p, wait_recv, wait_sends": "Exchange exchange exchanges _exchange",
 }
 RETIRED_STRINGS = {"tp_all_gather, tp_reduce_scatter": "enter leave", "rotary_columns": "turned"}

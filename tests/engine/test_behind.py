@@ -109,7 +109,7 @@ def test_nothing_is_learnt_after_a_step_that_is_not_finite(steps: Steps, tmp_pat
             before.extend(weights(made))
             kernel = self.run.kernels["loss"]
             self.run.kernels = {**self.run.kernels, "loss": _not_finite(kernel)}
-            self.run.registers.whole = False  # so that calls are bound anew
+            self.run.registers.step_complete = False  # so that calls are bound anew
             try:
                 return start(self, number, *about)  # type: ignore[arg-type]
             finally:

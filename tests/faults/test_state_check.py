@@ -58,7 +58,7 @@ def flipped(rank: int, groups: ProcessGroups, case: Case, odd: int) -> list[list
     for step in range(2):
         run.optimizer.step.fill_(step + 1)
         run.counts.copy_(counts)
-        walk(p, run, counted=False)
+        walk(p, run, targets_counted=False)
         run.settle_parameters()
         found.append([*run.check.differing().items()])
         run.check.remember()

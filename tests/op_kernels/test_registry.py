@@ -105,7 +105,7 @@ def run() -> dict[str, torch.Tensor]:
     """Gradients of a step in one process."""
     p = CASE.compile(0)
     case = _prepare(p, ProcessGroups(), kernels(p, CPU))
-    walk(case.p, case, counted=False)
+    walk(case.p, case, targets_counted=False)
     return {name: x.clone() for name, x in case.state.gradients.items()}
 
 
@@ -133,7 +133,7 @@ def test_a_step_selects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         run = _prepare(p, ProcessGroups(), kernels(p, CPU))
     monkeypatch.setattr("penteract.engine.kernels.registry.implementation", None)
     ran.clear()
-    walk(p, run, counted=False)
+    walk(p, run, targets_counted=False)
     assert ran.count("forward") == ran.count("input_gradient") == ran.count("weight_gradient") == 2 * 2
     assert run.kernels["attention"] is kernel("attention", OPS["attention"].implementations[-1], "cpu")
 

@@ -42,15 +42,15 @@ def told(rank: int, groups: ProcessGroups, case: Case, steps: int) -> list[str]:
             run.micro_batches = [constants(p, CPU) | micro_batch(p, samples, CPU) for samples in mine]
             run.optimizer.step.fill_(n + 1)  # type: ignore[union-attr]
         counting.counts.copy_(torch.tensor(counts[n]))
-        walk(p, counting, counted=False)
+        walk(p, counting, targets_counted=False)
         if n == 0:
             ahead.counts.copy_(torch.tensor(counts[n]))
         more = n + 1 < steps
         ahead.summed.next_targets = (lambda n=n: counts[n + 1]) if more else None
         wires = Wires(p.rank)
         with wires.watch():
-            walk(p, ahead, counted=n > 0)
-        priced = price(p, Recorded(ahead.received), counted=n > 0).wires
+            walk(p, ahead, targets_counted=n > 0)
+        priced = price(p, Recorded(ahead.received), targets_counted=n > 0).wires
         wrong += [f"step {n}: {key} {priced[key]} {wires.bytes[key]}" for key in {*priced, *wires.bytes}
                   if priced[key] != wires.bytes[key]]  # fmt: skip
         if not torch.equal(counting.totals, ahead.totals):

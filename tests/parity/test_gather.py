@@ -136,7 +136,7 @@ def measured(rank: int, groups: ProcessGroups, cases: tuple[Case, Case]) -> list
     groups.make(needed(p))
     run, verdict = _step(Subject(p, p, dict(REFERENCE), ExitStack()), groups)
     one = _prepare(plain, groups, dict(REFERENCE))
-    walk(plain, one, counted=False)
+    walk(plain, one, targets_counted=False)
     wrong = [f"{kind}: {what}" for kind, what in verdict.differences]
     there, before = resident(p), resident(plain)
     if bytes_of(run.state.resident()) != sum(there.values()) - there["data"]:

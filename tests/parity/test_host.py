@@ -64,7 +64,7 @@ def trained(p: Program, groups: ProcessGroups, steps: int) -> tuple[Run, list[to
     for step in range(steps):
         run.optimizer.step.fill_(step + 1)
         run.counts.copy_(counts)
-        walk(p, run, counted=False)
+        walk(p, run, targets_counted=False)
     run.settle_parameters()
     gradients = [q.values.clone().view(torch.uint8) for q in run.state.parameter_parts("gradient")]
     whole = not any(f.bucket.cut_parameters for f in run.state.flats)

@@ -60,7 +60,7 @@ def trained(rank: int, groups: ProcessGroups, case: Case) -> Told:
     steps = train(run, STEPS)
     with wires.watch(), watched:
         next(steps)
-    priced = price(p, Recorded(run.received), counted=False)
+    priced = price(p, Recorded(run.received), targets_counted=False)
     for key in sorted({*priced.wires, *wires.bytes}):
         if priced.wires[key] != wires.bytes[key]:
             seen.append(f"{key}: priced {priced.wires[key]}, seen {wires.bytes[key]}")

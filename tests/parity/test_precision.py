@@ -58,7 +58,7 @@ def losses(run: Run) -> list[float]:
         mine = [[sample(i, p.sequence_length, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
         run.micro_batches = [constants(p, CPU) | micro_batch(p, samples, CPU) for samples in mine]
         run.counts.copy_(torch.tensor(target_counts(p, mine)))
-        walk(p, run, counted=False)
+        walk(p, run, targets_counted=False)
         out.append(run.totals[1].item())
     return out
 
@@ -129,7 +129,7 @@ def overflowed(rank: int, groups: ProcessGroups, case: Case, step: int, what: st
             run.kernels = REFERENCE | (bad if here and what == "gradient" else {})
             run.on_action = _lose(run) if here and what == "loss" else None
             run.counts.copy_(counts)
-            walk(p, run, counted=False)
+            walk(p, run, targets_counted=False)
         run.settle_parameters()
         ends.append([*kept(run.state), run.state.scaling.values])
     return differ(*ends)

@@ -39,7 +39,7 @@ def peaks(rank: int, groups: ProcessGroups, case: Case) -> dict[str, tuple[int, 
     """What lived at once at the most, and what the price says of it."""
     p = case.compile(rank)
     groups.make(needed(p))
-    priced, seen = price(p, counted=False), dict[str, tuple[int, int]]()
+    priced, seen = price(p, targets_counted=False), dict[str, tuple[int, int]]()
     assert priced.peak_at != "the update"
     for name, expected in (("each by itself", priced.peak), ("beside the arena", priced.workspace)):
         run = _prepare(p, groups, dict(REFERENCE))
@@ -47,7 +47,7 @@ def peaks(rank: int, groups: ProcessGroups, case: Case) -> dict[str, tuple[int, 
             run.memory = Arena(plan_arena(p), p.precision, CPU)
             assert [t.nbytes for t in run.memory.resident()] == [priced.arena]
         with Watched() as watched, dropped_at_once():
-            walk(p, run, counted=False)
+            walk(p, run, targets_counted=False)
         seen[name] = watched.peak, expected
     return seen
 
@@ -86,7 +86,7 @@ def staged(rank: int, groups: ProcessGroups, case: Case) -> list[str]:
     groups.make(needed(p))
     run, wrong = _prepare(p, groups, dict(REFERENCE)), list[str]()
     with Watched() as watched, listening(watched, wrong):
-        walk(p, run, counted=False)
+        walk(p, run, targets_counted=False)
         run.settle_parameters()
     return wrong
 

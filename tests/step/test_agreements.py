@@ -89,7 +89,7 @@ def test_a_step_by_hand() -> None:
         *(f"update {b}" for b in reversed(buckets)),
     ]  # fmt: skip
     first = Asked()
-    walk(p, first, counted=False)
+    walk(p, first, targets_counted=False)
     assert first.said == ["target tokens over dp", *said]
     second = compile_step(ROUTED, Layout(dp=2, bucket_bytes=2**30), 32, rank=1, precision="fp8_delayed")
     assert not [said for said in asked(second) if said.startswith("measure")], "the first replica counts"
@@ -119,7 +119,7 @@ def test_they_are_of_the_size_of_the_tensors_that_are_summed(model: ModelSpec, p
     for rank in range(layout.world):
         p = compile_step(model, layout, 32, rank=rank, precision=precision)
         run = Run(p, allocate(p, CPU), Gloo(rank), dict(REFERENCE), Fresh(p.precision, CPU))
-        every = (*at_begin(p, counted=False), *after_backward(p), totals(p))
+        every = (*at_begin(p, targets_counted=False), *after_backward(p), totals(p))
         assert {a.name for a in every} == {name for name, x in run.agreed.items() if x.numel()}
         for a in every:
             x = run.agreed[a.name]

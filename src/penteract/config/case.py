@@ -65,15 +65,15 @@ class Case:
         """A copy with another value of `axis`. A change of the layout or the batch also updates the accumulation
         steps."""
         if axis in _OF_LAYOUT:
-            return replace(self, layout=replace(self.layout, **{axis: value})).counted()
+            return replace(self, layout=replace(self.layout, **{axis: value})).with_accumulation_steps()
         if axis in _OF_MODEL:
             return replace(self, model=replace(self.model, **{axis: value}))
         if axis in OF_A_PART:
             changed = replace(self.part(axis), **{axis: value})
             return replace(self, model=replace(self.model, **{OF_A_PART[axis]: changed}))
-        return replace(self, **{axis: value}).counted()
+        return replace(self, **{axis: value}).with_accumulation_steps()
 
-    def counted(self) -> Case:
+    def with_accumulation_steps(self) -> Case:
         """The same with the accumulation steps that follow from the global batch (rounded down)."""
         per_step = self.layout.dp * self.layout.micro_batch_size
         if self.global_batch_size is None or per_step < 1:

@@ -41,6 +41,6 @@ def result(kind: str, x: Spec, n: int, attrs: dict[str, object]) -> Spec:
     raise ValueError(f"no collective named {kind}")
 
 
-def counted(kind: str, x: Spec, y: Spec) -> Spec:
-    """The tensor whose bytes are counted."""
+def payload(kind: str, x: Spec, y: Spec) -> Spec:
+    """The tensor whose bytes count as the collective's: the larger one. `x`: what goes in, `y`: what comes out."""
     return y if kind == "all_gather" else x

@@ -1,4 +1,5 @@
-"""The options of `penteract plan`: their bounds, and errors of shared checks in their words."""
+"""The numeric options of `penteract plan`: their bounds. Checks that run files share name keys of run files in their
+errors: `errors_for` puts the option there, as the user typed it."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ from penteract.config.hardware import HEADROOM
 from penteract.errors import BadInput
 from penteract.planner.ask import AXES
 
+# A key of a run file, in the fix of an error ("--memory.zero 3") and in its place ("memory.zero").
 _FLAG = re.compile(r"--(?:parallel|batch|memory|kernels)\.(\w+) ([^\s,]+)")
 _KEY = re.compile(r"(?:parallel|batch|memory|kernels)\.(\w+)")
 
 
 class Option(NamedTuple):
-    """An option with a number: its bounds, what a value outside of them is, and one inside."""
+    """An option with a number: its bounds, what an error says of a value outside of them, and an example inside."""
 
     number: Number
     what: str
@@ -33,7 +35,7 @@ OPTIONS: Mapping[str, Option] = {
     "--usd-per-gpu-hour": Option(Number(float, 0, 1e6), "not a price", "--usd-per-gpu-hour 2.5"),
     "--trace-stage": Option(Number(int, 0, 2**20), "stages count from 0", "--trace-stage 0"),
 }
-# Those that a run file has too are bounded as there.
+# Those that a run file has too are bounded as there: key, what an error says, example.
 _OF_RUN_FILES: Mapping[str, tuple[str, str, str]] = {
     "--seq": ("batch.sequence_length", "no length of a sequence", "--seq 8192"),
     "--batch": ("batch.global_batch_size", "no number of sequences of a step", "--batch 1Mi"),
@@ -41,7 +43,7 @@ _OF_RUN_FILES: Mapping[str, tuple[str, str, str]] = {
 
 
 def check_option(flag: str, value: object) -> None:
-    """Raise BadInput if the value of an option is outside of its bounds."""
+    """Raise BadInput if the value of an option, as `--top`, is outside of its bounds."""
     if flag in _OF_RUN_FILES:
         key, what, fix = _OF_RUN_FILES[flag]
         number = Number(int, keys()[key].least, keys()[key].most)
@@ -55,7 +57,7 @@ def check_option(flag: str, value: object) -> None:
 
 
 def check_options(**given: float | None) -> None:
-    """Check options by their names in Python; None is one that was not given."""
+    """Check options by their names in Python, as `usd_per_gpu_hour`; None: not given. Raises BadInput."""
     for name, value in given.items():
         if value is not None:
             check_option(f"--{name.replace('_', '-')}", value)

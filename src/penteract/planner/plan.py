@@ -249,7 +249,7 @@ def case_of(ask: Ask, axes: Mapping[str, Values]) -> tuple[Case, Settle]:
         Case(
             model=ask.model, layout=Layout(**given), sequence_length=ask.sequence_length,
             global_batch_size=ask.global_batch_size, world=ask.cluster.gpus,
-        ).counted()
+        ).with_accumulation_steps()
     )  # fmt: skip
     return case, settle
 

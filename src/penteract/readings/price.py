@@ -9,7 +9,7 @@ from math import prod
 
 from penteract.config.layout import Elementwise
 from penteract.config.precision.policy import Policy
-from penteract.ops.collectives import counted
+from penteract.ops.collectives import payload
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
 from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes, quantise_workspace
@@ -24,7 +24,7 @@ from penteract.step.agreements import Agreement
 from penteract.step.arena import plan_arena
 from penteract.step.program import BufferKey, Program
 from penteract.step.ring_buffer import gradient_ring_buffer, parameter_ring_buffer
-from penteract.step.update import kept
+from penteract.step.update import optimizer_state_bytes
 from penteract.step.walk import Silent, walk
 from penteract.units import Bytes, Flops
 
@@ -43,6 +43,7 @@ class Price:
     `routed`    the most that registers of routed size take, outside the arena; modelled where the load is
     `arena`     the block in which registers get fixed offsets
     `workspace` the most that one kernel allocates outside the arena
+    `peak_at`   the op that runs when `peak` is reached, as text
     """
 
     wires: Counter[Wire] = field(default_factory=Counter[Wire])
@@ -76,14 +77,18 @@ class Price:
 
 @dataclass(slots=True)
 class Pricing(Silent):
-    """The reading that prices: registers are sizes."""
+    """The reading that prices: a register is its number of bytes.
+
+    `alive`  bytes of each register between the call that makes it and its `free`: (chunk, micro-batch), register
+    `now`    their sum; `routed`: the part of it whose sizes are data, as they depend on where routers send tokens
+    """
 
     p: Program
     load: Load
     price: Price = field(default_factory=Price)
     alive: dict[tuple[BufferKey, int], Bytes] = field(default_factory=dict[tuple[BufferKey, int], Bytes])
     now: Bytes = 0
-    routed: Bytes = 0  # of `now`, in registers whose size is data
+    routed: Bytes = 0
 
     # ---- the walk --------------------------------------------------------------------------------------------
 
@@ -100,8 +105,8 @@ class Pricing(Silent):
             self.price.copied[site.op_name] += self._bytes(site.ins[0]._replace(pinned=False), buffer)
             return
         if call.phase == "start":
-            wire = counted(site.op_name, site.ins[0], site.outs[0])
-            group, amount = self.p.mesh.group(str(site.attrs["axis"]), self.p.rank), self._bytes(wire, buffer)
+            spec = payload(site.op_name, site.ins[0], site.outs[0])
+            group, amount = self.p.mesh.group(str(site.attrs["axis"]), self.p.rank), self._bytes(spec, buffer)
             self.price.redistributions[site.op_name, group] += amount
             self._wire(site.op_name, group, amount)
             return
@@ -154,9 +159,9 @@ class Pricing(Silent):
     def update(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
         if b.optimizer_kind.by_matrix:
-            mine = muon.own(b, self.p.rank)
-            self.price.flops["update"] += muon.flops(b, mine)
-            for kind, group, amount in muon.wires(b, mine, self.p.precision):
+            own = muon.own(b, self.p.rank)  # the matrices that this rank orthogonalises
+            self.price.flops["update"] += muon.flops(b, own)
+            for kind, group, amount in muon.wires(b, own, self.p.precision):
                 self.price.wires[kind, group] += amount
         self.price.copied.update(dict.fromkeys(OFFLOAD_OPS, host_optimizer_bytes(b, self.p.precision)))
         self._note(update_workspace(b, self.p.precision, self.p.layout.elementwise), None)
@@ -190,8 +195,8 @@ class Pricing(Silent):
             self.price.wires[kind, group] += amount
 
     def _bucket_wire(self, kind: str, group: tuple[int, ...], x: Spec, y: Spec) -> None:
-        wire = counted(kind, x, y)
-        self.price.wires[kind, group] += wire.numel() * self.p.widths[wire.role]
+        spec = payload(kind, x, y)
+        self.price.wires[kind, group] += spec.numel() * self.p.widths[spec.role]
 
     def _hold(self, buffer: BufferKey, register: int, amount: Bytes) -> None:
         self.alive[buffer, register] = amount
@@ -203,6 +208,7 @@ class Pricing(Silent):
         return any(not isinstance(d, int) for d in self.p.chunks[buffer[0]].specs[register].shape)
 
     def _note(self, workspace: Bytes, site: Site | None) -> None:
+        """Raise the peaks if there are more bytes now, with a kernel's `workspace`. `site`: its op, if any."""
         self.price.workspace = max(self.price.workspace, workspace)
         if self.now + workspace > self.price.peak:
             self.price.peak, self.price.peak_at = self.now + workspace, str(site or "the update")
@@ -212,10 +218,11 @@ class Pricing(Silent):
             self.price.wires["all_reduce", self.p.mesh.group(axis, self.p.rank)] += amount
 
 
-def price(p: Program, load: Load | None = None, *, counted: bool = True) -> Price:
-    """Price a compiled step. `load`: how tokens spread over experts, balanced by default. `counted`: see `walk`."""
+def price(p: Program, load: Load | None = None, *, targets_counted: bool = True) -> Price:
+    """Price a compiled step. `load`: how tokens spread over experts, balanced by default. `targets_counted`: as of
+    `walk`."""
     reading = Pricing(p, load or Balanced.of(p.model, p.layout, p.sequence_length))
-    walk(p, reading, counted=counted)
+    walk(p, reading, targets_counted=targets_counted)
     reading.price.resident = resident(p)
     reading.price.arena = plan_arena(p).size
     if any(c.copies for c in p.chunks):
@@ -236,25 +243,28 @@ def resident(p: Program) -> dict[str, Bytes]:
 
 
 def rank_bucket_bytes(
-    counted: Iterable[tuple[Bucket, int]], p: Policy, parts: Iterable[Mapping[str, Bytes]] = ()
+    buckets_and_counts: Iterable[tuple[Bucket, int]],
+    precision: Policy,
+    parts: Iterable[Mapping[str, Bytes]] = (),
 ) -> dict[str, Bytes]:
     """Bytes by kind that a rank holds for its buckets and for the staging buffers of an offloaded optimizer.
 
-    `counted`: a bucket, and how many are equal to it; `parts`: the bytes of each of these buckets.
+    `buckets_and_counts`: each distinct bucket, and how many are equal to it; `parts`: the bytes of each of these
+    buckets, if they are known.
     """
-    total, every = Counter[str](), list(counted)
-    for (_, n), part in zip(every, [*parts] or [bucket_bytes((b,), p) for b, _ in every], strict=True):
+    total, every = Counter[str](), list(buckets_and_counts)
+    for (_, n), part in zip(every, [*parts] or [bucket_bytes((b,), precision) for b, _ in every], strict=True):
         total.update({kind: n * amount for kind, amount in part.items()})
-    staging = update.staging_buffers(every, p)
+    staging = update.staging_buffers(every, precision)
     return dict(total) | {"optimizer": total["optimizer"] + staging.count * staging.each}
 
 
-def host_optimizer_bytes(b: Bucket, p: Policy) -> Bytes:
+def host_optimizer_bytes(b: Bucket, precision: Policy) -> Bytes:
     """Bytes of optimizer states of a bucket on the host. They are copied to the device and back once a step."""
-    return kept(b.shard_size, p.keeping(b.moments), b.optimizer_kind) if b.offloaded else 0
+    return optimizer_state_bytes(b.shard_size, precision.keeping(b.moments), b.optimizer_kind) if b.offloaded else 0
 
 
-def bucket_bytes(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
+def bucket_bytes(buckets: Iterable[Bucket], precision: Policy) -> dict[str, Bytes]:
     """Bytes of buckets by kind: parameters, gradients, optimizer states.
 
     Parameters and gradients of the whole bucket, padding included, or of the rank's shard where they are sharded.
@@ -265,10 +275,11 @@ def bucket_bytes(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
     for b in buckets:
         parameters += b.shard_size if b.cut_parameters else b.size
         gradients += b.shard_size if b.cut_gradients else b.size
-        optimizer += 0 if b.offloaded else kept(b.shard_size, p.keeping(b.moments), b.optimizer_kind)
+        if not b.offloaded:
+            optimizer += optimizer_state_bytes(b.shard_size, precision.keeping(b.moments), b.optimizer_kind)
     return {
-        "parameters": parameters * p.widths["parameter"],
-        "gradients": gradients * p.widths["gradient"],
+        "parameters": parameters * precision.widths["parameter"],
+        "gradients": gradients * precision.widths["gradient"],
         "optimizer": optimizer,
     }
 
@@ -279,10 +290,11 @@ def ring_buffer_bytes(parameters: Bytes, gradients: Bytes) -> dict[str, Bytes]:
     return {"ring_buffer": size} if size else {}
 
 
-def bucket_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
+def bucket_workspace(b: Bucket, precision: Policy, elementwise: Elementwise) -> Bytes:
     """The most that reducing, measuring, updating or gathering a bucket allocates."""
-    wire, norm = update.wire_workspace(b.size, p) if b.summed else 0, update.norm_workspace(p, elementwise)
-    return max(wire, norm, update_workspace(b, p, elementwise), gather_workspace(b, elementwise))
+    wire = update.wire_workspace(b.size, precision) if b.summed else 0
+    norm = update.norm_workspace(precision, elementwise)
+    return max(wire, norm, update_workspace(b, precision, elementwise), gather_workspace(b, elementwise))
 
 
 def gather_workspace(b: Bucket, elementwise: Elementwise) -> Bytes:
@@ -290,11 +302,11 @@ def gather_workspace(b: Bucket, elementwise: Elementwise) -> Bytes:
     return quantise_workspace(b.shard_size, elementwise) if b.gathered_as == "fp8" else 0
 
 
-def update_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
+def update_workspace(b: Bucket, precision: Policy, elementwise: Elementwise) -> Bytes:
     """The most that updating a bucket allocates."""
     if b.optimizer_kind.by_matrix:
-        return muon.workspace(b, p)
-    return update.workspace(b.shard_size, p.keeping(b.moments), elementwise, offloaded=b.offloaded)
+        return muon.workspace(b, precision)
+    return update.workspace(b.shard_size, precision.keeping(b.moments), elementwise, offloaded=b.offloaded)
 
 
 def input_bytes(inputs: Mapping[str, Spec], num_micro_batches: int, widths: Widths) -> Bytes:

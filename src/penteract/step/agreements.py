@@ -89,17 +89,17 @@ class OutsideTape(Protocol):
         ...
 
 
-def at_begin(p: OutsideTape, *, counted: bool) -> tuple[Agreement, ...]:
+def at_begin(p: OutsideTape, *, targets_counted: bool) -> tuple[Agreement, ...]:
     """Before the first action: values that its calls read.
 
     A weight gathered in FP8 has one scale, from the largest value of all its shards. Loss terms are sums over the whole
-    batch, divided by its number of targets. If these are `counted`, the previous step has sent their number with its
+    batch, divided by its number of targets. If `targets_counted`, the previous step has sent their number with its
     totals: a collective here would wait for all-gathers that are still in flight among the data ranks.
     """
     scales = sum(map(fp8_state_bytes, p.quantised_weights)) // FLOAT
     return _some(
         Agreement("scales of weights", "max", "stage", scales, FLOAT),
-        Agreement("target tokens", "sum", "dp", 0 if counted else len(means(p.model)), p.widths["index"]),
+        Agreement("target tokens", "sum", "dp", 0 if targets_counted else len(means(p.model)), p.widths["index"]),
     )
 
 

@@ -21,15 +21,17 @@ RANDOM_BITS = 16  # bytes per element of random bits while they are mixed
 PARTIAL_SUMS = 1056  # of squares, in fp32: programs of 256 threads that an H100 or H200 holds at once
 
 
-def kept(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW, *, scaled: bool = False) -> Bytes:
+def optimizer_state_bytes(
+    elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW, *, scaled: bool = False
+) -> Bytes:
     """Bytes kept between steps, beside the parameters: master weights, the optimizer's moments, and the scales of their
     blocks. With `scaled` there is room for scales in any case."""
     room = len(optimizer_kind.moments) * _scales(elements) if scaled and p.moments != "int8" else 0
-    return sum(kept_apart(elements, p, optimizer_kind)) + room
+    return sum(optimizer_buffers(elements, p, optimizer_kind)) + room
 
 
-def kept_apart(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW) -> tuple[Bytes, ...]:
-    """The same for each buffer: master weights, moments, their scales."""
+def optimizer_buffers(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW) -> tuple[Bytes, ...]:
+    """Bytes of each buffer of the optimizer state: master weights, moments, their scales."""
     n = len(optimizer_kind.moments)
     master = (elements * p.widths["master"],) if p.master else ()
     scales = (_scales(elements),) * n if p.moments == "int8" else ()
@@ -72,12 +74,12 @@ class StagingBuffers:
     @property
     def each(self) -> Bytes:
         """Bytes of one staging buffer: master weights, moments and room for their scales."""
-        return kept(self.elements, self.p, scaled=self.scaled)
+        return optimizer_state_bytes(self.elements, self.p, scaled=self.scaled)
 
 
-def staging_buffers(counted: Iterable[tuple[Bucket, int]], p: Policy) -> StagingBuffers:
-    """The staging buffers for these buckets. `counted`: buckets, and how many there are of each."""
-    away = [(b, n) for b, n in counted if b.offloaded]
+def staging_buffers(buckets_and_counts: Iterable[tuple[Bucket, int]], p: Policy) -> StagingBuffers:
+    """The staging buffers for these buckets. `buckets_and_counts`: each bucket, and how many are equal to it."""
+    away = [(b, n) for b, n in buckets_and_counts if b.offloaded]
     slices = sum(-(-b.shard_size // SLICE) * n for b, n in away)
     widest = max((b.moments for b, _ in away), key=BYTES.__getitem__, default=p.moments)
     return StagingBuffers(
@@ -121,4 +123,6 @@ def bytes_moved(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW)
     and the parameter; it is read only if it is a part of them, or all there is."""
     w = p.widths
     moved = 2 * w["master"] + w["parameter"] * (1 if p.master and not p.splits_master else 2)
-    return elements * (2 * w["gradient"] + moved) + 2 * (kept(elements, p, optimizer_kind) - elements * w["master"])
+    return elements * (2 * w["gradient"] + moved) + 2 * (
+        optimizer_state_bytes(elements, p, optimizer_kind) - elements * w["master"]
+    )

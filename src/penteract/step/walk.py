@@ -109,17 +109,17 @@ class Silent:
     def end(self) -> None: ...
 
 
-def walk(p: Program, reading: Reading, *, counted: bool = True) -> None:
-    """One optimizer step of `p.rank`. `counted`: the previous step has sent the number of targets; the first step
-    counts them itself."""
-    for question, *about in closing(p, _actions(p, reading, counted=counted)):
+def walk(p: Program, reading: Reading, *, targets_counted: bool = True) -> None:
+    """One optimizer step of `p.rank`. `targets_counted`: the previous step has sent the number of targets; the
+    first step counts them itself."""
+    for question, *about in closing(p, _actions(p, reading, targets_counted=targets_counted)):
         getattr(reading, question)(*about)
 
 
-def opening(p: OutsideTape, *, counted: bool = True) -> Iterator[tuple[Any, ...]]:
+def opening(p: OutsideTape, *, targets_counted: bool = True) -> Iterator[tuple[Any, ...]]:
     """What happens before the first action, in order: a method of `Reading`, and its arguments."""
     yield ("begin",)
-    yield from (("agree", agreement) for agreement in at_begin(p, counted=counted))
+    yield from (("agree", agreement) for agreement in at_begin(p, targets_counted=targets_counted))
     yield ("scales",)
 
 
@@ -142,13 +142,13 @@ def closing(p: OutsideTape, summing: Iterable[int]) -> Iterator[tuple[Any, ...]]
 
 def walk_forward(p: Program, reading: Reading) -> None:
     """The forward passes of a program compiled with `training=False`, and their losses."""
-    _actions(p, reading, counted=False)
+    _actions(p, reading, targets_counted=False)
     reading.agree(totals(p))
 
 
-def _actions(p: Program, reading: Reading, *, counted: bool) -> list[int]:
+def _actions(p: Program, reading: Reading, *, targets_counted: bool) -> list[int]:
     """The opening and all actions. -> the buckets whose reduction is still in flight, in the order of their start."""
-    for question, *about in opening(p, counted=counted):
+    for question, *about in opening(p, targets_counted=targets_counted):
         getattr(reading, question)(*about)
     sent: list[tuple[BufferKey, int]] = []
     coming = set[tuple[BufferKey, int]]()

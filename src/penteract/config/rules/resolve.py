@@ -249,7 +249,9 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
         **_kernels(settings),
     )  # fmt: skip
     case = settle(
-        Case(model=model, layout=layout, sequence_length=length, global_batch_size=total, world=world).counted()
+        Case(
+            model=model, layout=layout, sequence_length=length, global_batch_size=total, world=world
+        ).with_accumulation_steps()
     )  # fmt: skip
     _write_derived(settings, case, settle)
     check_legal(

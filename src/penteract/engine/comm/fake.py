@@ -19,7 +19,7 @@ from penteract.step.program import Program
 
 
 class CommWitness(Protocol):
-    """`on_wire` is called with the kind of a collective, its `ranks`, and its bytes as `ops.collectives.counted` counts
+    """`on_wire` is called with the kind of a collective, its `ranks`, and its bytes as `ops.collectives.payload` counts
     them. A "shift" has two ranks: its destination and its source. "send" and "recv" of `what` have one rank, the peer.
     It returns the handle to wait for.
     """

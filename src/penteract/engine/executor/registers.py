@@ -21,8 +21,8 @@ from penteract.ops.spec import Received, Spec
 from penteract.ops.tape import Call
 from penteract.step.program import BufferKey, Program
 
-Key = tuple[BufferKey, int]
-Bound = Callable[[], None]
+Key = tuple[BufferKey, int]  # ((chunk, micro-batch), register)
+Bound = Callable[[], None]  # a call of a kernel, with its tensors
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Registers:
     values    what is alive, but for what `fixed` has in later steps
     fixed     what lies at planned offsets; complete once a step has been
     bound     calls on `fixed` and on data only
-    received  [(layer, micro)]: the rows that this rank's experts got
+    received  (layer, micro-batch) -> token copies that this rank's experts got: the sizes of routed registers
     """
 
     p: Program
@@ -44,22 +44,22 @@ class Registers:
     host: Arena | None = None  # for offloaded activations
     micro_batches: Sequence[MicroBatch] = ()
     reuses_fixed: bool = False  # an earlier step has made all of `fixed`
-    whole: bool = False  # this step has
+    step_complete: bool = False  # this step has made all of `fixed`
 
     def begin(self, memory: Allocator, host: Arena | None, micro_batches: Sequence[MicroBatch]) -> None:
         """A step begins: no register is alive. In other memory, or with other tensors of data, all is made anew."""
-        self.reuses_fixed = self.whole and memory is self.memory and micro_batches is self.micro_batches
+        self.reuses_fixed = self.step_complete and memory is self.memory and micro_batches is self.micro_batches
         if not self.reuses_fixed:
             self.fixed.clear()
             self.bound.clear()
-        self.memory, self.host, self.micro_batches, self.whole = memory, host, micro_batches, False
+        self.memory, self.host, self.micro_batches, self.step_complete = memory, host, micro_batches, False
         memory.begin()
         if host is not None:
             host.begin()
 
     def complete(self) -> None:
         """All calls of a step have been made."""
-        self.whole = True
+        self.step_complete = True
 
     def __getitem__(self, key: Key) -> Any:
         return self.fixed[key] if self.reuses_fixed and key not in self.values else self.values[key]
@@ -102,7 +102,7 @@ class Registers:
         return made
 
     def bind(self, buffer: BufferKey, call: Call, made: Sequence[Any], run: Bound) -> None:
-        """`run` makes this call in later steps, if all its registers are fixed: `made` are its results."""
+        """Let `run` make this call in later steps, if all its registers are fixed. `made`: its results."""
         if not self.fixed:
             return
         inputs = self.p.chunks[buffer[0]].inputs

@@ -116,7 +116,7 @@ class Trainer:
         last = number == self.spec.train.steps
         prefetch = self.loader.prefetch_task(samples, first + self.spec.layout.global_batch_size)
         self.run.summed.next_targets = None if last else partial(self.rank.progress.reading, prefetch)
-        walk(self.program, self.run, counted=counts is None)
+        walk(self.program, self.run, targets_counted=counts is None)
         return self._outcome(self.run)
 
     def weights_are_finite(self) -> bool:

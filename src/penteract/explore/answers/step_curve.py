@@ -17,12 +17,15 @@ from penteract.schedule.registry import schedule_of
 from penteract.units import GIB, Bytes, Seconds, show_step
 
 _PICO = 1e-12
-_BUCKETS = 360  # moments that are drawn: of each, the one with the most bytes and the one with the least
+_TIME_BINS = 360  # of the step; in each, the moments with the most and the least bytes are drawn
 
 
 @dataclass(slots=True)
 class _Moments:
-    """The bytes in use while calls run, and after them, of one stage."""
+    """The bytes in use while calls run, and after them, of one stage.
+
+    found  (picoseconds, bytes of activations, bytes of workspace, the call), in the order of the clock
+    """
 
     stage: int
     counter: MemoryCounter
@@ -63,8 +66,8 @@ def shortened(layout: Layout) -> Layout:
     """The layout with as few micro-batches as show all that the rank holds: a full pipeline, and one turn more."""
     schedule = schedule_of(layout.schedule)
     enough = schedule.steady_after(layout.pp, layout.vpp) + 2 * schedule.turn(layout.pp, layout.vpp)
-    turn = schedule.round(layout.pp)
-    enough = -(-max(enough, 3) // turn) * turn
+    multiple = schedule.round(layout.pp)
+    enough = -(-max(enough, 3) // multiple) * multiple
     all_forwards_first = not schedule.alternates  # then each micro-batch more is held too
     if all_forwards_first or enough >= layout.gradient_accumulation_steps:
         return layout
@@ -72,13 +75,13 @@ def shortened(layout: Layout) -> Layout:
 
 
 def drawn(found: Sequence[tuple[int, Bytes, Bytes, str]], span: int, fixed: Bytes) -> list[StepPoint]:
-    """At most two moments of each small part of the step: that with the most bytes and that with the least, in their
-    order."""
-    parts: dict[int, list[int]] = {}
+    """At most two moments of each bin of the step's time: that with the most bytes and that with the least, in their
+    order. `span`: of the step, in picoseconds; `fixed`: bytes that are always allocated."""
+    bins: dict[int, list[int]] = {}
     for i, (when, *_) in enumerate(found):
-        parts.setdefault(min(_BUCKETS - 1, _BUCKETS * when // max(1, span)), []).append(i)
+        bins.setdefault(min(_TIME_BINS - 1, _TIME_BINS * when // max(1, span)), []).append(i)
     chosen = set[int]()
-    for some in parts.values():
+    for some in bins.values():
         chosen |= {max(some, key=lambda i: sum(found[i][1:3])), min(some, key=lambda i: sum(found[i][1:3]))}
     return [_point(*found[i], span, fixed) for i in sorted(chosen)]
 

@@ -1,4 +1,5 @@
-"""A worker process: reads requests line by line, and writes the lines of their answers. SIGUSR1 stops an answer.
+"""A worker process: reads requests from stdin, a line of JSON each, and writes the lines of their answers to stdout.
+SIGUSR1 stops an answer.
 
 Run as `python -m penteract.explore.server.answering_process`. It ends when its input does.
 """
@@ -21,21 +22,26 @@ class Interrupted(BaseException):
 
 
 class Answering:
-    """Computes one answer at a time. A signal interrupts only computing, never the writing of a line."""
+    """Computes one answer at a time. A signal interrupts only computing, never the writing of a line.
+
+    computing  whether the handler may raise: planner code is running
+    stopped    whether a signal has come since the request was read
+    """
 
     def __init__(self) -> None:
         """Nothing is computed yet."""
         self.computing = self.stopped = False
 
     def stop(self, *_: object) -> None:
-        """The handler of the signal. A line that is being written is written to its end."""
+        """The handler of the signal. A line that is being written is written to its end, and no other one follows."""
         self.stopped = True
         if self.computing:
             self.computing = False
             raise Interrupted
 
     def rows(self, line: bytes) -> Iterator[bytes]:
-        """The lines of the answer to one request."""
+        """The lines of the answer to one request: {"request": what the page asks, "opening": what the server was
+        started with}."""
         from penteract.explore.answers.answering import answer
 
         self.stopped = False

@@ -14,7 +14,7 @@ from penteract.errors import BadInput
 from penteract.ops.declarations.declaration import FusedKernel, Product
 from penteract.readings.costs.curve import Curve
 from penteract.readings.costs.gemm import Gemm
-from penteract.readings.costs.wires import GroupSpan, Wires
+from penteract.readings.costs.interconnect import GroupSpan, Interconnect
 from penteract.units import Bytes, Flops, Seconds
 
 __all__ = ["GroupSpan", "Rates"]
@@ -54,7 +54,7 @@ class Rates:
     fa4: tuple[tuple[int, FusedRates], ...]
     pointwise: Curve
     walking: Curve
-    wires: Wires
+    interconnect: Interconnect
     updating: float
     copying: Mapping[str, float]
     launch: Seconds
@@ -91,7 +91,7 @@ class Rates:
             walking=Curve.of((n, us * 1e-6) for n, us in curves.walked).stretched(
                 curves.gpu.multiprocessors / device.multiprocessors
             ),
-            wires=Wires.of(curves, inside, between),
+            interconnect=Interconnect.of(curves, inside, between),
             updating=1e-9 / (memory["adamw"] * hbm),
             copying=MappingProxyType(_copying(cluster, curves, device)),
             launch=curves.launch_us * 1e-6,
@@ -107,14 +107,14 @@ class Rates:
             tuple((head, FusedRates(*(curve.at_best() for curve in some))) for head, some in heads)
             for heads in (self.fused, self.fa4)
         )
-        wires = replace(self.wires, best=True, lines={})
+        interconnect = replace(self.interconnect, best=True, costs={})
         return replace(
             self,
             fused=fused,
             fa4=fa4,
             pointwise=self.pointwise.at_best(),
             walking=self.walking.at_best(),
-            wires=wires,
+            interconnect=interconnect,
             contention=1.0,
         )
 
@@ -158,7 +158,7 @@ class Rates:
     def collective(self, kind: str, span: GroupSpan, amount: Bytes) -> Seconds:
         """A collective. `amount`: bytes of the output of a gather, of the input of others. A message is a "send" of two
         ranks, or a "shift" if an equal message comes back."""
-        return self.wires.collective(kind, span, amount)
+        return self.interconnect.collective(kind, span, amount)
 
     def copy(self, op_name: str, amount: Bytes) -> Seconds:
         """A copy `to_host` or `from_host`, while all devices of a node copy."""

@@ -22,7 +22,7 @@ from penteract.config.precision.module_patterns import LinearLayers
 from penteract.config.precision.policy import Policy
 from penteract.model.decoder import part
 from penteract.model.precision_patterns import first_like
-from penteract.ops.collectives import counted
+from penteract.ops.collectives import payload
 from penteract.ops.declarations import OPS, declaration_of
 from penteract.ops.declarations.declaration import FLOAT
 from penteract.ops.declarations.quantised.fp8 import reads_quantised_weight
@@ -272,7 +272,7 @@ class Recorder:
             if phase == "start" and site.op_name in OFFLOAD_OPS:
                 continue
             if phase == "start":
-                spec = counted(site.op_name, site.ins[0], site.outs[0])
+                spec = payload(site.op_name, site.ins[0], site.outs[0])
                 wires[site.op_name, str(site.attrs["axis"])] += bytes_of(spec, self.widths, load)
             elif phase != "finish":
                 declaration = declaration_of(site, layout)

@@ -1,6 +1,7 @@
 """The result of lowering a tape, without sizes. Tapes with the same ops on the same values share it.
 
-Most layouts differ only in sizes, so a search lowers few of the many tapes that it records.
+Most layouts differ only in sizes, so a search lowers few of the many tapes that it records. A *site* is an op with its
+sizes (`ops/tape.py`), a *fork* a value that two ops read: in backward its site is the sum of their gradients.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ def signature(tape: Tape) -> Signature:
 
 
 def _signature(op: OpCall) -> Signature:
-    site, entry, program = op.site, OPS.get(op.site.op_name), op.program
-    own = (site.op_name, op.name, site.layer, bool(site.params), op.ins, op.outs, op.extras, op.passed)
+    site, entry, program = op.site, OPS.get(op.site.op_name), op.program  # a program: of a redistribution
+    of_op = (site.op_name, op.name, site.layer, bool(site.params), op.ins, op.outs, op.extras, op.passed)
     if program is None:
-        return (*own, entry.declaration.gradients(site.attrs) if entry else ())
+        return (*of_op, entry.declaration.gradients(site.attrs) if entry else ())
     calls = [(c.site.layer, c.phase, c.ins, c.outs) for c in (*program.forward, *program.backward)]
-    return (*own, len(program.forward), program.kept, program.gradients_in, program.gradients_out, *calls)
+    return (*of_op, len(program.forward), program.kept, program.gradients_in, program.gradients_out, *calls)
 
 
 def sites_of(tape: Tape, sums: Mapping[Site, Site] | None = None) -> list[Site]:
@@ -52,7 +53,7 @@ def _sites(tape: Tape, sums: Mapping[Site, Site] | None) -> Iterator[Site]:
 
 
 def results(site: Site, phase: Phase) -> Sequence[Spec]:
-    """The results of a call, in the order of its registers."""
+    """The specs of what a call makes, in the order of its output registers."""
     if phase in ("forward", "start"):
         return site.outs
     if phase != "input_gradient":
@@ -67,8 +68,10 @@ class Outline:
 
     chunk   of the first tape with this signature
     jobs    (the site's index in `sites_of`, phase)
-    calls   by action
+    calls   by action ("Fwd", "Bwd", or "Inp" and "Wgt"), in the order in which they run
     made    register -> the job that makes it, and which of its results it is
+    lives   register -> the instructions that make and free it
+    copies  of offload: the op, the value that it copies, its layer; their sites come after those of the tape
     """
 
     chunk: Chunk
@@ -76,7 +79,7 @@ class Outline:
     calls: Mapping[str, tuple[JobCall, ...]]
     made: Mapping[int, tuple[int, int]]
     lives: Mapping[int, Life]
-    copies: tuple[tuple[Copy, int, int], ...]  # op, the value that is copied, its layer: sites beyond the tape's
+    copies: tuple[tuple[Copy, int, int], ...]
 
     @staticmethod
     def of(tape: Tape, edit: Edit, *, split: bool) -> Outline:

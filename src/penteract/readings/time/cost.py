@@ -14,7 +14,7 @@ from math import fsum, lcm
 from penteract.config.layout import Layout
 from penteract.config.mesh import AXES, Mesh
 from penteract.config.precision.policy import Policy
-from penteract.ops.collectives import counted
+from penteract.ops.collectives import payload
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT, CallShapes, Product
 from penteract.ops.offload import OFFLOAD_OPS
@@ -75,7 +75,7 @@ class DeviceCosts:
         """Seconds of a collective, or of a copy to or from the host, that the tape starts."""
         if site.op_name in OFFLOAD_OPS:
             return self.rates.copy(site.op_name, self.bytes_of(site.ins[0]._replace(pinned=False)))
-        axis, spec = str(site.attrs["axis"]), counted(site.op_name, site.ins[0], site.outs[0])
+        axis, spec = str(site.attrs["axis"]), payload(site.op_name, site.ins[0], site.outs[0])
         return self.rates.collective(site.op_name, self.span(axis), self.bytes_of(spec))
 
     def call(self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...]) -> Cost:
@@ -126,7 +126,7 @@ class BucketCosts:
         role = b.gathered_as if kind == "all_gather" else "reduce"
         whole, shard = Spec((b.size,), role), Spec((b.shard_size,), role)
         ends = {"all_gather": (shard, whole), "reduce_scatter": (whole, shard), "all_reduce": (shard, shard)}[kind]
-        wire, group = counted(kind, *ends), b.replicate_ranks if kind == "all_reduce" else b.shard_ranks
+        wire, group = payload(kind, *ends), b.replicate_ranks if kind == "all_reduce" else b.shard_ranks
         amount = wire.numel() * self.policy.widths[wire.role]
         return self.rates.collective(kind, GroupSpan.of(group, self.gpus_per_node), amount)
 

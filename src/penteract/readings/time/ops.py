@@ -17,7 +17,7 @@ from penteract.readings.time.clock import CHAINED, FIRST, IN, OUT, PART, RUN, ST
 from penteract.readings.time.cost import DIMENSION, BucketCosts, DeviceCosts
 from penteract.step import names
 from penteract.step.agreements import Agreement
-from penteract.step.update import StagingBuffers, kept_apart, staging_buffers
+from penteract.step.update import StagingBuffers, optimizer_buffers, staging_buffers
 
 Positions = tuple[tuple[Op, ...], ...]  # ops of each instruction of an action
 DATA, UPDATE, HOST = PART["data"], PART["update"], PART["host"]
@@ -298,7 +298,7 @@ class StreamedUpdate:
 
     def _copies(self, op_name: Copy, bucket: int, n: int, keys: list[Key]) -> Iterator[Op]:
         b, policy, rates = self.ops.buckets[bucket], self.ops.costs.policy, self.ops.costs.rates
-        for amount in kept_apart(n, policy.keeping(b.moments), b.optimizer_kind):
+        for amount in optimizer_buffers(n, policy.keeping(b.moments), b.optimizer_kind):
             keys.append(("h", 0, self.count))
             self.count += 1
             yield START, OUT if op_name == "to_host" else IN, ps(rates.copy(op_name, amount)), keys[-1], op_name

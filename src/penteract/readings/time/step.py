@@ -199,7 +199,7 @@ class StepClock:
         outside = self._outside_tape_inputs(rank, layer_types, layers, buckets)
         for b in distinct.values():
             _open_streams(ops, b)
-        for agreement in (*at_begin(outside, counted=True), *after_backward(outside), totals(outside)):
+        for agreement in (*at_begin(outside, targets_counted=True), *after_backward(outside), totals(outside)):
             if len(group := mesh.group(agreement.axis, rank)) > 1:
                 streams.of(group, PART["update"])
         owned, places = [params for _, params in placed], depth(layout, len(layer_types))

@@ -8,18 +8,20 @@ from typing import Any
 
 from penteract.units import MIB
 
+# Of `nvidia-smi --help-query-gpu`: memory in MiB, power in W, clocks in MHz.
 FIELDS = (
     "index", "name", "uuid", "driver_version", "memory.total", "memory.free", "compute_cap", "enforced.power.limit",
     "power.default_limit", "clocks.gr", "clocks.max.gr", "ecc.mode.current", "ecc.errors.corrected.volatile.total",
     "ecc.errors.uncorrected.volatile.total", "persistence_mode", "mig.mode.current",
     "clocks_throttle_reasons.hw_slowdown", "clocks_throttle_reasons.sw_thermal_slowdown",
 )  # fmt: skip
+# Why clocks are lowered, where a field says "Active".
 SLOWED = {"clocks_throttle_reasons.hw_slowdown": "hardware slowdown",
           "clocks_throttle_reasons.sw_thermal_slowdown": "heat (software)"}  # fmt: skip
 
 
 def answer(*, seconds: float) -> dict[str, Any]:
-    """Fields of `machine.Gpus`; {"error": …} if nvidia-smi fails."""
+    """Fields of `machine.Gpus` as JSON, after at most `seconds` a call; {"error": …} if nvidia-smi fails."""
     try:
         rows = _run(seconds, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
         running = _run(seconds, "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
@@ -34,30 +36,30 @@ def answer(*, seconds: float) -> dict[str, Any]:
 
 
 def read(rows: str, running: str, banner: str, topology: tuple[str, str]) -> dict[str, Any]:
-    """Parse what nvidia-smi prints with --query-gpu, with --query-compute-apps, without options, and with (topo -m,
-    topo -p2p r)."""
-    tables: list[dict[str, str]] = [
+    """Fields of `machine.Gpus` from what nvidia-smi prints: `rows` of --query-gpu, `running` of --query-compute-apps,
+    the `banner` of a call without options, and `topology` (topo -m, topo -p2p r)."""
+    gpus: list[dict[str, str]] = [
         dict(zip(FIELDS, _cells(line), strict=True)) for line in rows.splitlines() if line.strip()
     ]
     cuda = re.search(r"CUDA Version:\s*([0-9.]+)", banner)
     return {
-        "driver": tables[0]["driver_version"] if tables else "",
+        "driver": gpus[0]["driver_version"] if gpus else "",
         "cuda": cuda[1] if cuda else "",
-        "devices": [_device(t, [_cells(line) for line in running.splitlines() if line.strip()]) for t in tables],
-        "matrix": _matrix(*topology, len(tables)),
+        "devices": [_device(gpu, [_cells(line) for line in running.splitlines() if line.strip()]) for gpu in gpus],
+        "matrix": _matrix(*topology, len(gpus)),
     }
 
 
-def _matrix(ways: str, peers: str, n: int) -> list[list[str]] | None:
+def _matrix(links: str, peers: str, n: int) -> list[list[str]] | None:
     """How each GPU reaches each other one: NVLinks as printed (NV18); for other pairs, whether they have peer
     access."""
-    way, peer = _square(ways, n), _square(peers, n)
-    if way is None or peer is None:
+    link, peer = _square(links, n), _square(peers, n)
+    if link is None or peer is None:
         return None
 
     def between(i: int, j: int) -> str:
-        if i == j or way[i][j].startswith("NV"):
-            return way[i][j]
+        if i == j or link[i][j].startswith("NV"):
+            return link[i][j]
         return "PCIe" if peer[i][j] == "OK" else "-"
 
     return [[between(i, j) for j in range(n)] for i in range(n)]
@@ -72,14 +74,15 @@ def _square(text: str, n: int) -> list[list[str]] | None:
 
 
 def _device(row: dict[str, str], running: list[list[str]]) -> dict[str, Any]:
+    """Fields of `machine.GpuState`: memory in bytes; None for what the GPU does not report. `running`: uuid, pid,
+    MiB of each process on any GPU."""
     major, _, minor = row["compute_cap"].partition(".")
-    total, free = _number(row["memory.total"]), _number(row["memory.free"])
     return {
         "index": int(row["index"]),
         "name": row["name"],
         "uuid": row["uuid"],
-        "memory": None if total is None else int(total * MIB),
-        "free": None if free is None else int(free * MIB),
+        "memory": _bytes_of_mib(row["memory.total"]),
+        "free": _bytes_of_mib(row["memory.free"]),
         "capability": [int(major), int(minor)] if major.isdigit() and minor.isdigit() else None,
         "power_limit": _number(row["enforced.power.limit"]),
         "power_default": _number(row["power.default_limit"]),
@@ -91,7 +94,7 @@ def _device(row: dict[str, str], running: list[list[str]]) -> dict[str, Any]:
         "uncorrected": _whole(row["ecc.errors.uncorrected.volatile.total"]),
         "persistence": _switch(row["persistence_mode"]),
         "mig": _switch(row["mig.mode.current"]),
-        "processes": [[int(pid), _bytes(used)] for uuid, pid, used in running if uuid == row["uuid"]],
+        "processes": [[int(pid), _bytes_of_mib(used)] for uuid, pid, used in running if uuid == row["uuid"]],
     }
 
 
@@ -119,7 +122,7 @@ def _whole(text: str) -> int | None:
     return None if number is None else int(number)
 
 
-def _bytes(text: str) -> int | None:
+def _bytes_of_mib(text: str) -> int | None:
     number = _number(text)
     return None if number is None else int(number * MIB)
 
