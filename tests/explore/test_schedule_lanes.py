@@ -16,6 +16,7 @@ from penteract.explore.answers.answering import answer
 from penteract.explore.answers.lane_kinds import KINDS, NUMBER
 from penteract.explore.answers.lane_parts import Piece, joined
 from penteract.explore.answers.questions import read_question
+from penteract.explore.answers.schedule_lanes import few
 from penteract.explore.answers.step_curve import shortened
 from penteract.explore.page_schema import VERSION
 from penteract.planner.plan import Plan, estimator, plan_one
@@ -45,7 +46,7 @@ def check(asked: Json) -> Json:
     """All that holds for every layout. -> the answer."""
     plan = planned(asked)
     timed = plan.best
-    short = shortened(timed.layout)
+    short = few(timed.layout)
     row = ask("schedule", asked)[0]
     seconds = plan.search.estimators[timed.estimate.precision].steps.step(short).seconds
     check_lanes(row, round(seconds * 10**12))
@@ -151,6 +152,16 @@ def test_one_rank_is_one_lane_and_says_what_makes_more() -> None:
     assert ask("schedules", question()) == []
     more = check(row["more"])
     assert len(more["lanes"]) == 2 and more["missing"] == "" and more["more"] is None
+
+
+def test_of_many_forwards_in_a_row_some_are_shown() -> None:
+    """GPipe keeps every micro-batch, so no part of its step holds as much as the whole: the headline counts all."""
+    asked = question("gpt2", "dp=1,pp=2,mbs=1,schedule=gpipe", sequence_length=256, global_batch_size=1024)
+    row = check(asked)
+    assert row["most"] == 64 and row["note"].startswith("64 of 1024 micro-batches are shown: the others repeat them.")
+    assert "in flight too" in row["note"]
+    assert {fact["label"]: fact["text"] for fact in row["facts"]}["Most in flight"] == "1 024"
+    assert shortened(planned(asked).best.layout) == planned(asked).best.layout  # its memory is that of all
 
 
 def test_the_rank_that_is_looked_into_is_marked() -> None:

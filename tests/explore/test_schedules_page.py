@@ -207,6 +207,10 @@ def test_it_plays_and_is_scrubbed(shared: Opened) -> None:
     for lane, text in zip(row["lanes"], said, strict=True):
         running = [b["text"] for b in lane["blocks"] if b["start"] <= moment < b["end"]]
         assert (running or ["another step"])[0] in text
+    [curve] = shared.served.ask("step", question=SPLIT, stage=None)
+    share = moment / (row["lanes"][0]["end"] - row["lanes"][0]["begin"])
+    near = min(curve["points"], key=lambda p: abs(p["at"] - share))
+    assert shared.text("#step .reading b") == near["total"]["text"] and near["what"] in shared.text("#step .reading")
     shared.page.keyboard.press("Home")
     shared.page.click(".play")
     shared.until("Number(document.querySelector('.scrub').value) > 3")
@@ -233,7 +237,7 @@ def test_another_schedule_is_taken_by_a_click_and_lanes_follow_controls(shared: 
 def test_one_rank_is_one_lane_and_a_click_makes_more(shared: Opened) -> None:
     row = show(shared, question())
     assert shared.text(".big") == "-" and row["missing"] in shared.text("#lanes .reading")
-    assert shared.page.get_attribute(CANVAS, "aria-valuetext").startswith("1 lanes of")
+    assert shared.page.get_attribute(CANVAS, "aria-valuetext").startswith("1 lane of")
     shared.page.click("#schedules >> text=Show two pipeline ranks")
     shared.asked("pp=2")
     shared.until("document.querySelector('#lanes canvas').getAttribute('aria-valuetext').startsWith('2 lanes')")

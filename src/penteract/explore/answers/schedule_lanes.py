@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penteract.config.layout import Layout
 from penteract.explore.answers.amounts import amount, moments
@@ -22,12 +23,14 @@ from penteract.planner.plan import Plan
 from penteract.planner.report.as_text import headline
 from penteract.planner.search.best import Timed
 from penteract.readings.time.timeline import Event, StepSpan, emit_events
-from penteract.schedule.in_flight import compute_lists
+from penteract.schedule.in_flight import compute_lists, most_in_flight
+from penteract.schedule.registry import schedule_of
 from penteract.units import show_step, show_whole
 
 _PARTS, _MOST = 3000, 32_000  # of the time axis, and of all lanes: what is shorter is joined to what is beside it
 _MISSING = ("There is one pipeline rank, so there is one lane, and nothing waits for another stage. With pp of 2 or "
             "more there is a lane for each pipeline rank.")  # fmt: skip
+_MANY = 64  # micro-batches that are shown of a step whose forwards all come first
 _EXPOSED = ("tensor", "context", "expert", "data", "host")  # parts of a step in which compute waits for bytes
 
 
@@ -35,7 +38,7 @@ def schedule_lanes(page: Question, plan: Plan, timed: Timed, at: int) -> Schedul
     """Every pipeline rank's step. Of many micro-batches, as many are simulated as fill the pipeline and a few more.
     `at`: the rank that is looked into."""
     lay, prices = timed.layout, plan.search.estimators[timed.estimate.precision]
-    short = shortened(lay)
+    short = few(lay)
     ranks = [LaneParts() for _ in range(lay.pp)]
 
     def emit(e: Event) -> None:
@@ -48,7 +51,7 @@ def schedule_lanes(page: Question, plan: Plan, timed: Timed, at: int) -> Schedul
     end, most = max(lane["end"] for lane in lanes), max(lane["most"] for lane in lanes)
     return {
         "version": VERSION, "kind": "schedule", "question": page, "schedule": lay.schedule, "bubble": bubble(timed),
-        "verdict": _verdict(timed), "headline": headline(plan), "facts": _facts(timed, most), "kinds": _kinds(lanes),
+        "verdict": _verdict(timed), "headline": headline(plan), "facts": _facts(timed), "kinds": _kinds(lanes),
         "lanes": lanes, "end": end, "marks": moments(end * PICO), "most": most,
         "seconds": show_step(span.picoseconds * PICO), "note": _note(lay, short, timed),
         "missing": _MISSING if lay.pp == 1 else "", "more": _more(page, lay),
@@ -78,10 +81,29 @@ def _verdict(timed: Timed) -> str:
 def _note(layout: Layout, short: Layout, timed: Timed) -> str:
     """Which micro-batches are shown, and what this changes."""
     note = shown_note(layout, short, timed.time.seconds)
+    if note and not schedule_of(layout.schedule).alternates:
+        note += " Each of them is in flight too."
     return f"{note} So bubbles have a larger share of the lanes than of the step." if note and layout.pp > 1 else note
 
 
-def _facts(timed: Timed, most: int) -> list[Fact]:
+def few(layout: Layout) -> Layout:
+    """The layout with the micro-batches that lanes show. Where all forwards come first, each further one is in flight
+    too, so that no part shows all: many are shown."""
+    short = shortened(layout)
+    if schedule_of(layout.schedule).alternates or layout.gradient_accumulation_steps <= _MANY:
+        return short
+    turn = schedule_of(layout.schedule).round(layout.pp)
+    return replace(layout, gradient_accumulation_steps=-(-_MANY // turn) * turn)
+
+
+def most_in_flight_of(layout: Layout) -> int:
+    """The most micro-batches in flight on any rank, of the whole step, as the schedule has it."""
+    last = "Wgt" if schedule_of(layout.schedule).split_backward else "Bwd"
+    passes = tuple([(chunk, ("Fwd", last)) for chunk in range(layout.vpp)])
+    return max(most_in_flight(layout.schedule, layout.pp, layout.vpp, layout.gradient_accumulation_steps, passes))
+
+
+def _facts(timed: Timed) -> list[Fact]:
     lay, parts, seconds = timed.layout, timed.time.parts, timed.time.seconds
     waits = sum(parts.get(part, 0.0) for part in _EXPOSED)
     modelled = "simulated with measured rates"
@@ -93,7 +115,7 @@ def _facts(timed: Timed, most: int) -> list[Fact]:
         {"label": "Schedule", "text": lay.schedule if lay.pp > 1 else "-", "source": "the order of passes"},
         {"label": "Micro-batches a step", "text": show_whole(lay.gradient_accumulation_steps),
          "source": "batch ÷ (dp · micro-batch)"},
-        {"label": "Most in flight", "text": str(most), "source": "counted from the simulated passes"},
+        {"label": "Most in flight", "text": show_whole(most_in_flight_of(lay)), "source": "counted from the schedule"},
     ]  # fmt: skip
     return facts + [Fact(**one) for one in chunks]
 

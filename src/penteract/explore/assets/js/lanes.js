@@ -7,8 +7,8 @@ import { Term, tipAt } from "./tip.js";
 
 const CLOSEST = 64; // the deepest zoom that has marks of its own
 
-/** The lanes of an answer. `look`: choose the rank that the other figures are about. */
-export function Lanes({ answer, terms, copies, stale, look }) {
+/** The lanes of an answer. `look`: choose the rank that the other figures are about; `stood`: told where the step stands. */
+export function Lanes({ answer, terms, copies, stale, look, stood }) {
   const [view, setView] = useState(null); // the moments between which lanes are drawn; null: all
   const [place, setPlace] = useState(null); // the mark at which the step stands; null: at none
   const frame = useRef(null);
@@ -31,6 +31,7 @@ export function Lanes({ answer, terms, copies, stale, look }) {
   const stand = (number) => {
     setPlace(number);
     const moment = marks[number].at * answer.end;
+    stood({ share: moment / (answer.lanes[0].end - answer.lanes[0].begin), seconds: answer.seconds });
     if (moment < shown.from || moment > shown.to) move(moment, shown.to - shown.from);
   };
   const file = () => ({
@@ -102,7 +103,7 @@ function Canvas({ answer, shown, at, zoom, move, look }) {
     const one = found(event);
     if (!one) return leave();
     const lane = answer.lanes[one.lane];
-    setHot(one.label ? null : { lane: one.lane, block: one.block });
+    setHot((old) => (one.label ? null : old && old.lane === one.lane && old.block === one.block ? old : { lane: one.lane, block: one.block }));
     tipAt(one.label ? `${lane.label}, ${lane.gpus}: at most ${lane.most} in flight, activations ${lane.activations.text}` : one.span ? one.span.text : lane.blocks[one.block].text,
       event.clientX + 12, event.clientY + 16);
   };
@@ -134,7 +135,7 @@ function Canvas({ answer, shown, at, zoom, move, look }) {
     if (block.end < shown.from || block.start > shown.to) move(block.start - (shown.to - shown.from) / 4, shown.to - shown.from);
   };
   const lane = answer.lanes[there?.lane ?? 0];
-  const text = there ? `${lane.label}: ${lane.blocks[there.block].text}` : `${answer.lanes.length} lanes of ${answer.seconds}`;
+  const text = there ? `${lane.label}: ${lane.blocks[there.block].text}` : `${answer.lanes.length} ${answer.lanes.length > 1 ? "lanes" : "lane"} of ${answer.seconds}`;
   return html`<div class="plot" ref=${ref}>
     <canvas ref=${canvas} class="lanes" width=${width} height=${geo.height} style=${{ width: `${width}px`, height: `${geo.height}px` }} tabindex="0"
       role="slider" aria-label="A pass of a pipeline rank" aria-valuemin="0" aria-valuemax=${lane.blocks.length - 1} aria-valuenow=${there?.block ?? 0}

@@ -45,6 +45,7 @@ function App({ opening, first }) {
   }, [state.question, state.stage]);
   const lanes = useLanes(state);
   const [made, setMade] = useState("served");
+  const [moment, setMoment] = useState(null); // where the lanes stand
   useEffect(() => {
     watch(setMade);
   }, []);
@@ -61,7 +62,7 @@ function App({ opening, first }) {
   const steps = state.view === "schedules";
   const sum = steps ? scheduleSum(lanes, opening.terms) : memorySum(figures, opening.terms);
   const late = stale || (lanes && JSON.stringify(lanes.question) !== JSON.stringify(state.question) ? "stale" : "");
-  const curve = html`<${Step} answer=${slow.step} terms=${opening.terms} waiting=${slow.waiting} copies=${copies} stale=${stale} />`;
+  const curve = html`<${Step} moment=${steps ? moment : null} answer=${slow.step} terms=${opening.terms} waiting=${slow.waiting} copies=${copies} stale=${stale} />`;
   return html`<a class="skip" href="#results" onClick=${(event) => {
       event.preventDefault();
       document.getElementById("results").focus();
@@ -81,7 +82,7 @@ function App({ opening, first }) {
       <main id="results" tabindex="-1" aria-busy=${busy} data-answers=${answers}>
         <${Verdict} latest=${latest} sum=${sum} error=${error} take=${change} terms=${opening.terms} busy=${busy} copies=${copies} />
         ${steps && html`
-          <${Lanes} answer=${lanes} terms=${opening.terms} copies=${copies} stale=${late} look=${look} />
+          <${Lanes} answer=${lanes} terms=${opening.terms} copies=${copies} stale=${late} look=${look} stood=${setMoment} />
           ${curve}
           <${Schedules} choices=${slow.choices} done=${!slow.waiting} missing=${lanes?.missing} more=${lanes?.more} take=${change} copies=${copies} stale=${stale} />`}
         ${!steps && figures && html`

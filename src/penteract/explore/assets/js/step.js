@@ -9,21 +9,23 @@ const BOTTOM = 26;
 const LEFT = 58;
 const LETTER = 6.7; // width of a letter, about
 
-/** The curve, with a line that follows the pointer and the arrow keys. */
-export function Step({ answer, terms, waiting, copies, stale }) {
+/** The curve, with a line that follows the pointer and the arrow keys; else it is at `moment`, or at the peak. */
+export function Step({ answer, terms, waiting, copies, stale, moment = null }) {
   const rows = useMemo(() => (answer?.points ?? []).map((p) => [p.total.text, p.total.bytes, p.activations, p.workspace, p.at, p.what]), [answer]);
   return html`<${Figure} id="step" title="Memory over the step" source="predicted · exact bytes, simulated times" stale=${stale || (waiting ? "stale" : "")}
     about="Each call of the program at the time at which the simulated clock has it, with the registers that are live then."
     columns=${["In use", "Bytes", "Live activations", "Workspace", "Share of the step", "Call"]} rows=${rows} copies=${copies}>
-    ${answer ? html`<${Curve} answer=${answer} terms=${terms} />` : html`<p class="waiting" role="status">The step is simulated …</p>`}
+    ${answer ? html`<${Curve} answer=${answer} terms=${terms} moment=${moment} />` : html`<p class="waiting" role="status">The step is simulated …</p>`}
   <//>`;
 }
 
-function Curve({ answer, terms }) {
+function Curve({ answer, terms, moment }) {
   const [ref, width] = useWidth();
   const [place, setPlace] = useState(null);
   const { points, axis, card } = answer;
-  const at = Math.min(place ?? answer.peak, points.length - 1);
+  const nearest = (share) => points.reduce((best, p, i) => (Math.abs(p.at - share) < Math.abs(points[best].at - share) ? i : best), 0);
+  const stands = moment?.seconds === answer.seconds; // the same part of the step is shown
+  const at = Math.min(place ?? (stands ? nearest(moment.share) : answer.peak), points.length - 1);
   const inner = Math.max(1, width - LEFT - 1);
   const x = (share) => LEFT + share * inner;
   const y = (bytes) => TOP + (1 - bytes / axis.most) * (HEIGHT - TOP - BOTTOM);
@@ -40,7 +42,6 @@ function Curve({ answer, terms }) {
     live: area(() => base, (p) => base + p.activations),
     work: area((p) => base + p.activations, (p) => base + p.activations + p.workspace),
   }, [answer, width]);
-  const nearest = (share) => points.reduce((best, p, i) => (Math.abs(p.at - share) < Math.abs(points[best].at - share) ? i : best), 0);
   const follow = (event) => {
     const box = event.currentTarget.getBoundingClientRect();
     setPlace(nearest((event.clientX - box.left - LEFT) / inner));
@@ -83,7 +84,7 @@ function Curve({ answer, terms }) {
       <g class="cursor"><line x1=${x(point.at)} x2=${x(point.at)} y1=${TOP - 12} y2=${HEIGHT - BOTTOM} />
         <circle cx=${x(point.at)} cy=${y(point.total.bytes)} r="4" /></g>
     </svg>
-    <p class="reading"><b>${point.total.text}</b> in use ${place === null ? "at the peak" : ""} · <span>${point.what}</span></p>
+    <p class="reading"><b>${point.total.text}</b> in use ${place === null && !stands ? "at the peak" : ""} · <span>${point.what}</span></p>
     <p class="quiet">Dashed: <${Term} text=${terms.arena}>all that ${answer.rank_label} allocates<//>, ${answer.allocated.text}. ${answer.note}</p>`}
   </div>`;
 }
