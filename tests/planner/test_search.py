@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_counted_and_larger_micro_batches_are_not_priced() 
         def at_least(self, lay: Layout) -> float:
             return 0.0
 
-        def roughly(self, lay: Layout, largest: int) -> float:
+        def roughly(self, lay: Layout, largest: int, quick: None) -> float:
             return 0.0
 
     estimator = Unbound(TINY)

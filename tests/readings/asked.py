@@ -117,7 +117,8 @@ def answers(estimator: Estimator, layout: Layout) -> dict[str, Any]:
     return {
         "estimate": estimate, "time": estimator.time(estimate), "floor": estimator.floor(layout),
         "bound": estimator.bounds.of(layout), "at_least": estimator.bounds.at_least(layout),
-        "roughly": estimator.bounds.roughly(layout, LARGEST), "recomputed_flops": estimator.recomputed_flops(layout),
+        "roughly": estimator.bounds.roughly(layout, LARGEST, estimator.bounds.quickest(layout, LARGEST)),
+        "recomputed_flops": estimator.recomputed_flops(layout),
         "ranks": [estimator.composer.rank(layout, r) for r in range(layout.pp)],
     }  # fmt: skip
 

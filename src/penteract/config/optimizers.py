@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 OptimizerName = Literal["adamw", "muon"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
@@ -16,9 +16,8 @@ _MOMENTS: Mapping[OptimizerName, tuple[Moment, ...]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerKind:
-    """The optimizer of a bucket.
+class OptimizerKind(NamedTuple):
+    """The optimizer of a bucket. A tuple, as it is part of the keys of buckets.
 
     adamw   updates each element by itself
     muon    updates whole matrices: by their momentum, made orthogonal in `steps` of Newton-Schulz

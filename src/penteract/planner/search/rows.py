@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import compress
@@ -18,6 +18,7 @@ from penteract.planner.space.layouts import LayoutFamily, MemoryOptions
 from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.readings.memory import Least
 from penteract.readings.memory_bound import Growths
+from penteract.readings.time.bounds import Passes
 from penteract.schedule.registry import schedule_of
 from penteract.units import Bytes, Seconds
 
@@ -144,15 +145,19 @@ class Priced:
         return None
 
 
+_Split = tuple[tuple[MemoryOptions, ...], tuple[MemoryOptions, ...], tuple[MemoryOptions, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Branch:
     """A family of layouts with the estimator of one precision. `too_large`: the smallest micro-batch size that does not
-    fit, by memory options; `lower_bounds`: a cache of `least`."""
+    fit, by memory options; `lower_bounds` and `quick`: caches of `least` and `quickest`."""
 
     family: LayoutFamily
     prices: Estimator
     too_large: dict[MemoryOptions, int] = field(default_factory=dict[MemoryOptions, int])
     lower_bounds: dict[MemoryOptions, Least] = field(default_factory=dict[MemoryOptions, Least])
+    quick: dict[MemoryOptions, Sequence[Passes]] = field(default_factory=dict[MemoryOptions, "Sequence[Passes]"])
 
     def least(self, memory: MemoryOptions) -> Least:
         """A lower bound of memory, as a function of the micro-batch size."""
@@ -176,32 +181,42 @@ class Branch:
         """One row for each micro-batch size."""
         distinct = list({id(sizes): sizes for _, sizes in self.family.members}.values())
         which = {id(sizes): {*sizes} for sizes in distinct}
-        split = dict[tuple[bool, ...], tuple[tuple[MemoryOptions, ...], tuple[MemoryOptions, ...]]]()
+        split = dict[tuple[bool, ...], _Split]()
         for pair in dict.fromkeys(pair for sizes in distinct for pair in sizes):
             having = tuple([pair in which[id(sizes)] for sizes in distinct])
             if having not in split:
                 split[having] = self._split([m for m, sizes in self.family.members if pair in which[id(sizes)]])
             yield Row(self, *pair, *split[having])
 
-    def _split(self, memories: list[MemoryOptions]) -> tuple[tuple[MemoryOptions, ...], tuple[MemoryOptions, ...]]:
-        """The options, without those that recompute more than others and are no faster; and these."""
+    def _split(self, memories: list[MemoryOptions]) -> _Split:
+        """The options, without those that recompute more than others and are no faster; those with distinct passes;
+        and those that recompute more."""
         some = {m.recompute for m in memories} if self.comparable else set[tuple[str, ...]]()
         more = [plain(m.recompute) != m.recompute and plain(m.recompute) in some for m in memories]
-        return tuple(compress(memories, map(not_, more))), tuple(compress(memories, more))
+        rest = tuple(compress(memories, map(not_, more)))
+        return rest, _distinct(rest), tuple(compress(memories, more))
+
+    def quickest(self, memory: MemoryOptions, largest: int) -> Sequence[Passes]:
+        """Seconds of passes with micro-batches of `largest` sequences, at the best rates."""
+        if memory not in self.quick:
+            self.quick[memory] = self.prices.bounds.quickest(self.family.layout(memory, 1, 1), largest)
+        return self.quick[memory]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """Layouts of a branch with one micro-batch size: they differ only in `MemoryOptions`.
 
-    `more`: those that recompute more than another one, and so are no faster. They wait until the others are priced, and
-    become a `second` row then.
+    distinct  one of each that have equal passes
+    more      those that recompute more than another one, and so are no faster. They wait until the others are priced,
+              and become a `second` row then
     """
 
     branch: Branch
     size: int
     steps: int
     memories: tuple[MemoryOptions, ...]
+    distinct: tuple[MemoryOptions, ...]
     more: tuple[MemoryOptions, ...] = ()
     fits: dict[MemoryOptions, LayoutEstimate] = field(default_factory=dict[MemoryOptions, LayoutEstimate])
     higher: dict[MemoryOptions, Higher] = field(default_factory=dict[MemoryOptions, Higher])
@@ -217,18 +232,12 @@ class Row:
 
     def bound(self) -> Seconds:
         """A lower bound of the step time of all its layouts."""
-        return min(map(self.branch.prices.bounds.at_least, self._quickest()))
+        return min(map(self.branch.prices.bounds.at_least, map(self.layout, self.distinct)))
 
     def rough_bound(self, largest: int) -> Seconds:
         """A looser bound, from passes with the largest micro-batch of any row."""
-        return min([self.branch.prices.bounds.roughly(lay, largest) for lay in self._quickest()])
-
-    def _quickest(self) -> list[Layout]:
-        """The layouts with distinct passes."""
-        distinct = {
-            (m.recompute, m.attention, m.loss, m.loss_chunk, m.elementwise, m.fuse, m.experts): m for m in self.memories
-        }
-        return [self.layout(m) for m in distinct.values()]
+        bounds, quickest = self.branch.prices.bounds, self.branch.quickest
+        return min([bounds.roughly(self.layout(m), largest, quickest(m, largest)) for m in self.distinct])
 
     def price(self, found: Priced) -> Row | None:
         """Put the layouts into `found`: those that fit, and those that need no estimate because others fit. Returns the
@@ -264,7 +273,7 @@ class Row:
                 found.slower.append(Slower(twin, self, memory))
             else:
                 left.append(memory)
-        return replace(self, memories=tuple(left), more=(), second=True) if left else None
+        return replace(self, memories=tuple(left), distinct=_distinct(left), more=(), second=True) if left else None
 
     def _within(self, found: Priced, memory: MemoryOptions, least: Bytes) -> LayoutEstimate | None:
         """Like `Priced.within`, but a miss is recorded only as long as nothing fits."""
@@ -292,6 +301,12 @@ class Row:
             return least.total(kept[least.growth], self.size)
 
         return floor
+
+
+def _distinct(memories: Iterable[MemoryOptions]) -> tuple[MemoryOptions, ...]:
+    """One of each that have equal passes."""
+    return tuple({(m.recompute, m.attention, m.loss, m.loss_chunk, m.elementwise, m.fuse, m.experts): m
+                  for m in memories}.values())  # fmt: skip
 
 
 def unfit(prices: Estimator, layout: Layout) -> str:

@@ -111,19 +111,23 @@ class Bounds:
         """The bound from passes alone. It holds for any ZeRO stage and optimizer."""
         return self._of_passes(layout, self.passes(layout), 1.0)
 
-    def roughly(self, layout: Layout, largest: int) -> Seconds:
-        """A looser bound from passes, for any micro-batch of up to `largest` sequences: one estimate, at that size,
-        serves all.
+    def roughly(self, layout: Layout, largest: int, quick: Sequence[Passes]) -> Seconds:
+        """A looser bound from passes, for any micro-batch of up to `largest` sequences: one estimate, at that size
+        (`quick`), serves all.
 
         At the best rates, the seconds of a call per sequence fall as micro-batches grow. So do those of a pass, as the
         clock is monotone. A loss in one chunk costs no more than one in many.
         """
+        return self._of_passes(layout, quick, layout.micro_batch_size / largest)
+
+    def quickest(self, layout: Layout, largest: int) -> Sequence[Passes]:
+        """Seconds of passes at the best rates, with a micro-batch of `largest` sequences. Layouts that differ only in
+        the micro-batch size have the same."""
         if self._best is None:
             steps = self.steps
             self._best = Bounds(StepClock(steps.composer, steps.cluster, steps.rates.at_best()))
         chunk = self.steps.composer.sequence_length * largest if layout.loss == "chunked" else 0
-        at, share = layout.put(micro_batch_size=largest, loss_chunk=chunk), layout.micro_batch_size / largest
-        return self._of_passes(layout, self._best.passes(at), share)
+        return self._best.passes(layout.put(micro_batch_size=largest, loss_chunk=chunk))
 
     def alone(self, layout: Layout) -> Seconds:
         """The bound from the last pipeline rank that a micro-batch reaches, simulated without its peers. It costs far
