@@ -49,17 +49,15 @@ class LaneParts:
         elif e.end > e.start:
             self.computed.append(Piece(kind, e.action, e.name, e.start, e.end))
 
-    def whole(self, begin: int, end: int) -> Iterator[Piece]:
-        """All pieces from `begin` to `end`, without gaps: compute that does nothing and waits for nothing waits for the
-        host."""
+    def whole(self, begin: int) -> Iterator[Piece]:
+        """All pieces from `begin` on, without gaps: compute that does nothing and waits for nothing waits for the host.
+        A step ends with an update, so the last piece ends with it."""
         at = begin
         for piece in self.computed:
             if piece.start > at:
                 yield Piece(LAUNCH, piece.action, "", at, piece.start)
             yield piece
             at = piece.end
-        if at < end:
-            yield Piece(LAUNCH, "", "", at, end)
 
 
 def blocks(pieces: Sequence[Piece], least: int, passes: ComputeList) -> list[LaneBlock]:

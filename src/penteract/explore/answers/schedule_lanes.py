@@ -124,7 +124,7 @@ def _lane(plan: Plan, timed: Timed, short: Layout, span: StepSpan, stage: int, p
     begin = span.begins[stage]
     end, least = begin + span.picoseconds, -(-span.picoseconds // min(_PARTS, _MOST // short.pp))
     lists = compute_lists(short.schedule, short.pp, short.vpp, short.gradient_accumulation_steps)[stage]
-    whole = list(parts.whole(begin, end))
+    whole = list(parts.whole(begin))
     found = blocks(whole, least, lists)
     beside, sums = spans(parts, begin, end, least)
     for piece in whole:

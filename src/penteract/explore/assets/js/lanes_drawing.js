@@ -107,7 +107,7 @@ function pieces(pen, answer, lane, geo, from, to, scale, y) {
       row.begin();
     }
     const start = Math.max(left, geo.side);
-    if (block.name && geo.bar > 10 && Math.min(left + wide, geo.width) - start > block.name.length * LETTER + 8) row.name(start + 5, block);
+    if (block.name && geo.bar > 10 && Math.min(left + wide, geo.width) - start > block.name.length * LETTER + 12) row.name(start + 5, block);
   }
   row.end();
 }
@@ -151,7 +151,12 @@ class Row {
   end() {
     this.#flush();
     this.#draw(0, 0, -1);
-    for (const [x, block] of this.names) this.pen.text(x, this.y + this.geo.bar / 2, block.name, `on-${this.kinds[block.kind].name}`, "start");
+    const middle = this.y + this.geo.bar / 2;
+    for (const [x, block] of this.names) {
+      const { name } = this.kinds[block.kind]; // on its own colour: other kinds may be below it
+      this.pen.rect(x - 3, middle - 7, block.name.length * LETTER + 7, 14, name);
+      this.pen.text(x, middle, block.name, `on-${name}`, "start");
+    }
   }
 
   #fill(kind, wide) {

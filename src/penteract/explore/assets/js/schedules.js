@@ -19,6 +19,6 @@ export function Schedules({ choices, done, missing, more, take, copies, stale })
       </button></li>`)}</ul>
     ${missing && html`<p class="quiet">${missing}</p>
       ${more && html`<p><button type="button" class="main" onClick=${() => take(more)}>Show two pipeline ranks</button></p>`}`}
-    <p class=${done ? "quiet done" : "quiet"} role="status">${!done ? "Schedules are priced …" : choices.length ? `${choices.length} schedules were tried` : "There is nothing to put in order."}</p>
+    <p class=${done ? "quiet done" : "quiet"} role="status">${!done ? "Schedules are priced …" : choices.length ? `${choices.length} schedules were tried` : "No schedule to choose without a pipeline."}</p>
   <//>`;
 }
