@@ -39,6 +39,8 @@ RETIRED = {
 RETIRED_NAMES = {
     "parameter_parts, num_shards, overlaps, QueryChunk, StoredTensors": "piece_ops pieces_of Pieces QueryRun",
     "launcher_reports, notify": "told TELL_S _say",
+    "num_micro_batches": "micros",
+    "LeasedRun, run_lease, placed, used": "Taken taken",
     "reuses_fixed, own_largest, CHOICES": "known KNOWN",
     "linear_ops, rotary_columns": "linears _linears turned",
     "optimizer_state_bytes, optimizer_buffers, Interconnect": "kept_apart Wires",

@@ -98,16 +98,16 @@ def _prune(folder: Path, keep: int) -> list[str]:
     """Remove old checkpoints, as the holder of the run; returns their folders."""
     engine, lease = import_module("penteract.engine.checkpoint"), import_module("penteract.engine.session.lease")
     where = checkpoint_folder.find(folder, write=True)
-    taken = lease.take(folder).begin()
+    run_lease = lease.take(folder).begin()
     try:
         with engine.failing(where, "remove old checkpoints"):
             before = [*(one.at for one in engine.committed(where)), *where.glob("aside-*/step-*")]
-            engine.take(where, taken.epoch)
-            engine.prune(where, keep, taken.epoch)
+            engine.take(where, run_lease.epoch)
+            engine.prune(where, keep, run_lease.epoch)
             for aside in where.glob("aside-*"):
                 rmtree(aside)
     finally:
-        taken.end()
+        run_lease.end()
     return [str(at) for at in before if not at.exists()]
 
 

@@ -82,8 +82,8 @@ class _Planning(Silent):
     def _buffer(self, buffer: BufferKey, span: Span) -> int:
         if (buffer, span) not in self.held:
             pool = self.pool[buffer[0], span]
-            taken = {i for (s, other), i in self.held.items() if self.pool[s[0], other] == pool}
-            free = next(i for i in range(len(taken) + 1) if i not in taken)
+            used = {i for (s, other), i in self.held.items() if self.pool[s[0], other] == pool}
+            free = next(i for i in range(len(used) + 1) if i not in used)
             self.held[buffer, span] = free
             self.most[pool] = max(self.most.get(pool, 0), free + 1)
         return self.held[buffer, span]

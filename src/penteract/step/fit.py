@@ -14,16 +14,16 @@ T = TypeVar("T", int, tuple[Any, ...])  # a time: any ordered type
 def first_fit(lives: Iterable[tuple[T, T, Bytes]]) -> tuple[Bytes, list[Bytes]]:
     """lives: (born, dies, bytes), in the order of birth -> (bytes in all, the offset of each)."""
     where: list[Bytes] = []
-    taken: list[tuple[Bytes, Bytes, T]] = []  # (begin, end, when it dies), ascending
+    placed: list[tuple[Bytes, Bytes, T]] = []  # (begin, end, when it dies), ascending
     size = 0
     for born, dies, n in lives:
-        taken = [t for t in taken if t[2] >= born]
+        placed = [t for t in placed if t[2] >= born]
         begin = 0
-        for low, high, _ in taken:
+        for low, high, _ in placed:
             if low - begin >= n:
                 break
             begin = high
-        insort(taken, (begin, begin + n, dies))
+        insort(placed, (begin, begin + n, dies))
         where.append(begin)
         size = max(size, begin + n)
     return size, where

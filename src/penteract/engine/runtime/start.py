@@ -52,16 +52,16 @@ def train(  # noqa: PLR0913 (options of the command line)
     words += [f"--{name}={path}" for name, path in paths if path is not None]
     if launched:
         worker = import_module("penteract.engine.runtime.worker")
-        return worker.joined(lambda: _take(resolved, resume, init), resolved.run, words, generation)
+        return worker.joined(lambda: _lease_run(resolved, resume, init), resolved.run, words, generation)
     _check_memory(resolved, rank_bytes)
-    folder, taken, _ = _take(resolved, resume, init)
-    command = ["-m", "penteract.engine.runtime.worker", str(folder), f"--epoch={taken.epoch}", *words]
+    folder, run_lease, _ = _lease_run(resolved, resume, init)
+    command = ["-m", "penteract.engine.runtime.worker", str(folder), f"--epoch={run_lease.epoch}", *words]
     try:
         return launch(resolved.run.layout.world, command, folder, os.environ)
     finally:
         rundir.cancel_resume(folder)
         checkpoint_folder.release(folder)
-        taken.end()
+        run_lease.end()
 
 
 def _check_ranks(resolved: Resolved) -> None:
@@ -96,7 +96,7 @@ def _available() -> int:
     return next((int(line.split()[1]) * KIB for line in lines if line.startswith("MemAvailable:")), 0)
 
 
-class Taken(NamedTuple):
+class LeasedRun(NamedTuple):
     """A run's folder, the lease of it, and the run as its file keeps it."""
 
     folder: Path
@@ -104,7 +104,7 @@ class Taken(NamedTuple):
     run: RunSpec
 
 
-def _take(resolved: Resolved, resume: Path | None, init: Path | None) -> Taken:
+def _lease_run(resolved: Resolved, resume: Path | None, init: Path | None) -> LeasedRun:
     """Make a run's folder, or take the one that is resumed. If another process takes it over, this one stops as if by
     SIGTERM.
 
@@ -123,14 +123,14 @@ def _take(resolved: Resolved, resume: Path | None, init: Path | None) -> Taken:
     data.check_data(run.data, run.tokenizer, run.sequence_length, run.model.vocab_size)
     run = replace(run, data=replace(run.data, revision=data.pin(run.data.source, run.data.revision, _notify)))
     folder = resume or rundir.create(run.out, run.model.name, checkpoints=run.checkpoint.folder)
-    taken = lease.take(folder, notify=_notify)
+    run_lease = lease.take(folder, notify=_notify)
     if at is not None:
         checkpoint_folder.settle(folder, at)
-    taken.ousted = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    run_lease.ousted = lambda: os.kill(os.getpid(), signal.SIGTERM)
     (folder / (rundir.NEXT if resume else rundir.RUN)).write_text(to_toml(replace(resolved, run=run)))
     if init is not None:
         remember(folder, init)
-    return Taken(folder, taken.begin(), run)
+    return LeasedRun(folder, run_lease.begin(), run)
 
 
 def _notify(line: str) -> None:

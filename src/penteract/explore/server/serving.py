@@ -32,9 +32,9 @@ def serve(opening: Question, *, port: int, browser: bool, tell: Callable[[str], 
             raise BadInput("PORT", f"cannot be used: {error.strerror}", where="--port", found=port,
                            fix="--port 0 takes a free one") from None  # fmt: skip
         listening.listen()
-        keys, taken = Keys(), int(listening.getsockname()[1])
-        address = f"http://{HOST}:{taken}/?token={keys.token}"
-        app = application(opening, keys, taken)
+        keys, bound_port = Keys(), int(listening.getsockname()[1])
+        address = f"http://{HOST}:{bound_port}/?token={keys.token}"
+        app = application(opening, keys, bound_port)
         tell(address)
         if browser:
             Thread(target=webbrowser.open, args=(address,), daemon=True).start()

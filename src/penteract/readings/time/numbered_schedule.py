@@ -67,9 +67,9 @@ class NumberedSchedule(NamedTuple):
 
 
 @cache
-def numbered_schedule(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> NumberedSchedule:
+def numbered_schedule(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int) -> NumberedSchedule:
     """Number the messages of a schedule. The two ends of a message share its number."""
-    lists, of = action_lists(schedule, pp, vpp, micros), schedule_of(schedule)
+    lists, of = action_lists(schedule, pp, vpp, num_micro_batches), schedule_of(schedule)
     placement, steady, turn = of.placement(pp, vpp), of.steady_after(pp, vpp), of.turn(pp, vpp)
     numbers, messages = dict[tuple[str, int, int], int](), list[NumberedMessage]()
     todo, posts, computes = list[tuple[int, ...]](), list[tuple[Post, ...]](), list[tuple[Compute, ...]]()
@@ -130,9 +130,9 @@ def _post(
 
 
 @cache
-def period_begins(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int) -> tuple[int, ...]:
+def period_begins(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int, rank: int) -> tuple[int, ...]:
     """The computations of a rank before which periods of its schedule begin."""
-    own, of = compute_lists(schedule, pp, vpp, micros)[rank], schedule_of(schedule)
+    own, of = compute_lists(schedule, pp, vpp, num_micro_batches)[rank], schedule_of(schedule)
     computes = [a for a in own if isinstance(a, Compute)]
     found = _turns(of.steady_after(pp, vpp), of.turn(pp, vpp), range(len(own)), computes)
     return tuple([place.compute for place in found])
