@@ -24,7 +24,7 @@ class ExpertLimits:
 
     computes   of which numbers, on a GPU
     device     the only type of device that has it; "": a CPU emulates it
-    package    what it needs beside torch, and the version
+    package    what it needs in addition to torch, and the version
     capability of the GPUs that its tiles have been chosen for; None: `least` or more
     """
 

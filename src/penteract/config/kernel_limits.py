@@ -25,7 +25,7 @@ class KernelLimits:
     widest     the largest head size
     window     whether it supports sliding windows
     documents  query tokens -> how many documents may share them; None: only one document per sequence
-    package    what it needs beside torch: its name, and the version whose private functions are called
+    package    what it needs in addition to torch: its name, and the version whose private functions are called
     capability the compute capability of the GPUs that it is written for; None: any
     """
 

@@ -24,8 +24,8 @@ PARTIAL_SUMS = 1056  # of squares, in fp32: programs of 256 threads that an H100
 def optimizer_state_bytes(
     elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW, *, scaled: bool = False
 ) -> Bytes:
-    """Bytes kept between steps, beside the parameters: master weights, the optimizer's moments, and the scales of their
-    blocks. With `scaled` there is room for scales in any case."""
+    """Bytes kept between steps, in addition to the parameters: master weights, the optimizer's moments, and the scales
+    of their blocks. With `scaled` there is room for scales in any case."""
     room = len(optimizer_kind.moments) * _scales(elements) if scaled and p.moments != "int8" else 0
     return sum(optimizer_buffers(elements, p, optimizer_kind)) + room
 

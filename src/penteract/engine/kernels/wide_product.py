@@ -1,4 +1,4 @@
-"""Weight gradients as products of 16-bit factors that write an fp32 bucket: nothing is rounded or made beside it."""
+"""Weight gradients as products of 16-bit factors that write an fp32 bucket, unrounded and without a temporary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_wide(into: torch.Tensor, a: torch.Tensor) -> bool:
 
 
 def put_wide_product(aten: Any, into: torch.Tensor, a: torch.Tensor, b: torch.Tensor, add: bool) -> None:
-    """Write or add a @ b, with no product beside the bucket. `aten`: `torch.ops.aten`, on a GPU."""
+    """Write or add a @ b, without a temporary for the product. `aten`: `torch.ops.aten`, on a GPU."""
     if not is_wide(into, a):
         put_product(into, a, b, add)
     elif add:

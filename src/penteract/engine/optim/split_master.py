@@ -1,4 +1,4 @@
-"""fp32 master weights in two halves: the bf16 parameter, and 16 more bits beside it.
+"""fp32 master weights in two halves: the bf16 parameter, and a buffer with the 16 bits that it lacks.
 
 The parameter is the master weight rounded to the nearest bf16, ties away from zero. The difference of their bit
 patterns then fits in an int16, so both together are the master weight, exactly. (With ties to even it needs 17 bits.)

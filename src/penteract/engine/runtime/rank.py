@@ -135,9 +135,9 @@ def join(
 ) -> Rank:
     """Join the ranks that a launcher set up in `environment`; without one, the only rank.
 
-    `facts`: what must be equal on all ranks, beside their software and devices. `listener`: see `open_store`, which
-    owns it. `key`: signs what ranks tell each other. Raises PeerLost if some are missing after `limits.join` seconds,
-    BadInput if they differ, or if a stranger has written to their store: on all ranks.
+    `facts`: what must be equal on all ranks, in addition to their software and devices. `listener`: see `open_store`,
+    which owns it. `key`: signs what ranks tell each other. Raises PeerLost if some are missing after `limits.join`
+    seconds, BadInput if they differ, or if a stranger has written to their store: on all ranks.
     """
     limits = limits or Limits()
     world, number = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))

@@ -137,7 +137,7 @@ class LossAndGradient(OpDeclaration):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """Its steps' own, beside what one hands to the next: maxima, sums, log-sum-exps."""
+        """Its steps' own, in addition to what one hands to the next: maxima, sums, log-sum-exps."""
         logits, targets, g = ins
         row, stat = prod(targets), widths["stat"]
         largest = _ROW_MAX.workspace(phase, [logits], (), attrs, widths)

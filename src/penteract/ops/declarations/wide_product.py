@@ -1,4 +1,4 @@
-"""Weight gradients that a product of 16-bit factors sums straight into an fp32 bucket: nothing is made beside it."""
+"""Weight gradients that a product of 16-bit factors sums straight into an fp32 bucket: there is no temporary."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_wide(widths: Widths) -> bool:
 
 
 class WideLinear(Linear):
-    """Its bias gradient alone is made beside the bucket."""
+    """Only its bias gradient is made in a temporary."""
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths

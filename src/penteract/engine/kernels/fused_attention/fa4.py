@@ -51,7 +51,7 @@ def _about(site: Site) -> dict[str, Any]:
 
 
 def _room(into: torch.Tensor, *, direct: bool) -> torch.Tensor:
-    """Where a result is made: in its register, or beside it, in the order of the sequence."""
+    """Where a result is made: in its register, or in a temporary in the order of the sequence."""
     return into if direct else torch.empty(into.shape, dtype=into.dtype, device=into.device)
 
 

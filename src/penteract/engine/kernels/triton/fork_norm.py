@@ -1,5 +1,5 @@
-"""The backward of RMSNorm beside a fork, in one pass: the norm's gradient, plus that of x's other reader, and partial
-sums of the weight's gradient.
+"""The backward of RMSNorm of an x that a residual reads too, in one pass: the norm's gradient, plus the residual's, and
+partial sums of the weight's gradient.
 
 A program takes every PARTS-th row and keeps its partial sum in registers, so there are no atomics, and results do not
 depend on how many processors a card has.

@@ -14,7 +14,7 @@ from penteract.ops.tape import Site
 
 
 class GroupedExpertLinear(ExpertLinear):
-    """torch's, which makes its result beside the register."""
+    """torch's, which makes its result in a temporary and not in the register."""
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths

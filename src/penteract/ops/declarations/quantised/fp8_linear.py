@@ -33,7 +33,7 @@ from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site
 from penteract.units import Bytes, Seconds
 
-ROOM = 2**23  # elements of a weight gradient that are made at a time beside the bucket: few enough for a GPU's cache
+ROOM = 2**23  # elements of a weight gradient that are made at a time in a temporary: few enough for a GPU's cache
 _UNIT = 128  # rows of a product's tile
 POSITIONS = 4  # the place of positions among the ins of `fp8_linear`, where heads are rotated
 
@@ -45,7 +45,7 @@ def is_cast_once(fp8: Fp8 | None) -> bool:
 
 
 def rows_of_room(rows: int, width: int) -> int:
-    """Rows of a weight gradient [rows, width] that are made at a time beside the bucket."""
+    """Rows of a weight gradient [rows, width] that are made at a time in a temporary."""
     return min(rows, max(ROOM // width // _UNIT, 1) * _UNIT)
 
 
@@ -139,7 +139,7 @@ class Fp8Linear(Linear):
         return rotation_workspace([ins[0], ins[POSITIONS]], attrs, widths) if len(ins) > POSITIONS else 0
 
     def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
-        """Bytes read and written beside the product: values for their largest and for their data, and data."""
+        """Bytes read and written for casts: values for their largest and for their data, and data."""
         of_weights, tokens = sum(map(prod, weights)), prod(ins[0][:-1])
         if phase == "weight_gradient":
             return 2 * of_weights * widths["gradient"]
@@ -161,7 +161,7 @@ class Fp8Linear(Linear):
 
 
 class OnePassFp8Linear(Fp8Linear):
-    """By kernels that read a tensor once for its data both ways round; nothing is scaled beside them."""
+    """By kernels that read a tensor once for its data both ways round; no temporary holds scaled values."""
 
     elementwise: Elementwise = "triton"
 

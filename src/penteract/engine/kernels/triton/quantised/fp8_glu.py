@@ -1,4 +1,4 @@
-"""SwiGLU beside FP8: its largest value on the way; the gradients of gate and up in FP8, made in registers.
+"""SwiGLU of FP8 layers: its largest value is found on the way; the gradients of gate and up in FP8, made in registers.
 
 They are rounded as they would be in memory, so that the data are those of plain torch. Gate and up lie side by side
 [T, 2·F], and so do the FP8 data of their gradients.
