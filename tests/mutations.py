@@ -31,7 +31,7 @@ from penteract.step.program import compile_step
 
 
 def gathers_counted_by_their_input(s: Subject) -> None:
-    s.patches.enter_context(patch.object(price_module, "counted", lambda kind, x, y: x))
+    s.patches.enter_context(patch.object(price_module, "payload", lambda kind, x, y: x))
 
 
 def attention_backward_counted_as_forward(s: Subject) -> None:
