@@ -298,7 +298,7 @@ def test_a_dimension_is_an_axis_and_where_it_is_crossed(pool: Pool, layout: Wide
     assert not red, "\n".join(red)
 
 
-def test_a_dimension_is_priced_by_pieces_and_timed() -> None:
+def test_a_dimension_is_priced_by_layers_and_timed() -> None:
     with ffn_known():
         assert Mesh(WIDER[1]).group("ffn", 3) == (2, 3)
         equals_the_walk(DENSE, WIDER[2], 16, RECIPES["bf16"], PLAIN)

@@ -33,6 +33,7 @@ RETIRED = {
     "MicroBatch, TokenStream, is_complete, as_parts": "allocate_batches prefetcher have_tokens as_pieces",
     "min_pp, max_pp, min_vpp, max_vpp": "least_pp most_pp least_vpp most_vpp",
     "Bracketed, MOMENT_BLOCK, moment codebook": "Rounded",
+    "intervals, layers, shards, chunks, products, text_parts: whichever it is": "pieces Piece",
     "Fp8Data, put_fp8, rowwise, columnwise, quantise": "Codes put_codes of_codes _of_codes as_codes coded CODED",
 }
 # These are plain English in a sentence, but not as a name in code: identifiers, or strings that name an op.
@@ -44,6 +45,7 @@ RETIRED_NAMES = {
     "reuses_fixed, own_largest, CHOICES": "known KNOWN",
     "linear_ops, rotary_columns": "linears _linears turned",
     "optimizer_state_bytes, optimizer_buffers, Interconnect": "kept_apart Wires",
+    "other_stream, other_streams": "beside",
     "P2PBatch, post_p2p, wait_recv, wait_sends": "Exchange exchange exchanges _exchange",
 }
 RETIRED_STRINGS = {"tp_all_gather, tp_reduce_scatter": "enter leave", "rotary_columns": "turned"}

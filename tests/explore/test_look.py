@@ -74,9 +74,9 @@ def test_colours_are_told_apart(theme: str, seen: str) -> None:
 def test_kinds_of_time_are_told_apart(theme: str, seen: str) -> None:
     """Those in one bar, and those in the strips below it, which have no bubble beside them."""
     found = tokens(theme)
-    for beside in (False, True):
-        names = [f"lane-{kind.name}" for kind in KINDS if kind.beside == beside]
-        pairs = [*combinations(names, 2)] if not beside else [*pairwise(names)]
+    for other in (False, True):
+        names = [f"lane-{kind.name}" for kind in KINDS if kind.other_stream == other]
+        pairs = [*combinations(names, 2)] if not other else [*pairwise(names)]
         near = {
             (a, b): round(apart(found[a], found[b], seen)) for a, b in pairs if apart(found[a], found[b], seen) < 15
         }
@@ -87,7 +87,7 @@ def test_kinds_of_time_are_told_apart(theme: str, seen: str) -> None:
 def test_texts_can_be_read(theme: str) -> None:
     found = tokens(theme)
     pairs = [(f"on-{name}", name) for name in OWNERS]
-    pairs += [(f"on-lane-{kind.name}", f"lane-{kind.name}") for kind in KINDS if not kind.beside]
+    pairs += [(f"on-lane-{kind.name}", f"lane-{kind.name}") for kind in KINDS if not kind.other_stream]
     pairs += [(ink, paper) for ink in ("ink", "ink-2", "ink-3") for paper in ("paper", "sheet", "sunk")]
     pairs += [("good", "good-paper"), ("bad", "bad-paper"), ("on-accent", "accent")]
     pairs += [(name, paper) for name in DIMENSIONS for paper in ("sheet", "sunk")]

@@ -67,7 +67,7 @@ def test_the_view_is_whole(shared: Opened) -> None:
     shared.rested()
     assert shared.texts("h2") == ["Where the memory of every rank goes", "Memory over the step", "Each distinct rank",
                                   "What else would fit"]  # fmt: skip
-    assert len(shared.page.query_selector_all("#memory .piece")) > 20
+    assert len(shared.page.query_selector_all("#memory .block")) > 20
     assert shared.page.query_selector("#step path.live")
     assert len(shared.page.query_selector_all("#fits .chip")) > 10
     assert "125.50 GiB" in shared.text(".big")
@@ -109,8 +109,8 @@ def shown(gib: float) -> str:
 
 def test_a_block_opens_to_its_formula_and_its_line(shared: Opened) -> None:
     shared.go(DEEP)
-    pieces = shared.page.query_selector_all("#memory .piece")
-    next(p for p in pieces if p.query_selector("title").text_content().startswith("layers.*.mlp.gate.weight")).click()
+    blocks = shared.page.query_selector_all("#memory .block")
+    next(p for p in blocks if p.query_selector("title").text_content().startswith("layers.*.mlp.gate.weight")).click()
     [row] = shared.served.ask("memory", question=DEEP)
     label = shared.text(".detail h3")
     blocks = [b for owner in row["figures"]["owners"] for b in owner["blocks"] if b["what"] == label]
@@ -367,9 +367,9 @@ def serious(page: Opened, run: str) -> list[str]:
 def test_the_keyboard_reaches_blocks_and_the_curve(shared: Opened) -> None:
     shared.go()
     shared.rested()
-    shared.page.focus("#memory .piece >> nth=3")
+    shared.page.focus("#memory .block >> nth=3")
     shared.page.keyboard.press("Enter")
-    assert shared.page.get_attribute("#memory .piece >> nth=3", "aria-pressed") == "true"
+    assert shared.page.get_attribute("#memory .block >> nth=3", "aria-pressed") == "true"
     shared.page.focus("#step svg.curve")
     before = shared.page.get_attribute("#step svg.curve", "aria-valuetext")
     shared.page.keyboard.press("PageDown")

@@ -14,7 +14,7 @@ from penteract.cli import main
 from penteract.config.layout import Layout
 from penteract.explore.answers.answering import answer
 from penteract.explore.answers.lane_kinds import KINDS, NUMBER
-from penteract.explore.answers.lane_parts import Piece, joined
+from penteract.explore.answers.lane_parts import Interval, joined
 from penteract.explore.answers.questions import read_question
 from penteract.explore.answers.schedule_lanes import few
 from penteract.explore.answers.step_curve import shortened
@@ -62,21 +62,23 @@ def check(asked: Json) -> Json:
 
 
 def check_lanes(row: Json, step: int) -> None:
-    """Blocks follow each other from the begin to the end of every rank's step, and pieces and kinds add up to it."""
-    beside = [kind["beside"] for kind in row["kinds"]]
+    """Blocks follow each other from the begin to the end of every rank's step, and intervals and kinds add up to it."""
+    others = [kind["other_stream"] for kind in row["kinds"]]
     for lane in row["lanes"]:
         assert lane["end"] - lane["begin"] == step
         ends = [lane["begin"], *(block["end"] for block in lane["blocks"])]
         assert [block["start"] for block in lane["blocks"]] == ends[:-1] and ends[-1] == lane["end"]
         for block in lane["blocks"]:
-            assert sum(block["pieces"][1::2]) == block["end"] - block["start"] > 0
-            assert not any(beside[kind] for kind in block["pieces"][::2])
+            assert sum(block["intervals"][1::2]) == block["end"] - block["start"] > 0
+            assert not any(others[kind] for kind in block["intervals"][::2])
         times = [time["picoseconds"] for time in lane["times"]]
-        assert sum(n for n, other in zip(times, beside, strict=True) if not other) == step
+        assert sum(n for n, other in zip(times, others, strict=True) if not other) == step
         assert (
             sum(b["end"] - b["start"] for b in lane["blocks"] if b["kind"] == NUMBER["idle"]) == times[NUMBER["idle"]]
         )
-        assert all(lane["begin"] <= s["start"] < s["end"] <= lane["end"] and beside[s["kind"]] for s in lane["beside"])
+        assert all(
+            lane["begin"] <= s["start"] < s["end"] <= lane["end"] and others[s["kind"]] for s in lane["other_streams"]
+        )
     assert row["end"] == max(lane["end"] for lane in row["lanes"]) and min(lane["begin"] for lane in row["lanes"]) == 0
     assert row["seconds"] == show_step(step * 1e-12)
 
@@ -196,9 +198,9 @@ def test_each_schedule_is_priced_as_the_command_line_does(capsys: pytest.Capture
 
 
 def test_short_pieces_are_joined_and_no_time_is_lost() -> None:
-    parts, at = list[Piece](), 0
+    parts, at = list[Interval](), 0
     for length in (5, 100, 3, 4, 2, 200, 9, 8):
-        parts.append(Piece(len(parts) % 3, "F0", "", at, at := at + length))
+        parts.append(Interval(len(parts) % 3, "F0", "", at, at := at + length))
     found = joined(parts, 10)
     assert sum(found[1::2]) == at and (1, 100) in zip(found[::2], found[1::2], strict=True)
     assert len(found) == 2 * 5

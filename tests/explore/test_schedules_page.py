@@ -135,7 +135,7 @@ def test_the_pointer_reads_blocks_messages_and_ranks(shared: Opened) -> None:
     point(shared, 2, 4, (idle["start"] + idle["end"]) / 2 / row["end"])
     assert shared.text("#tip") == idle["text"] and "wait" in idle["text"]
     point(shared, 2, 4, (block["start"] + block["end"]) / 2 / row["end"], 0.56)
-    assert shared.text("#tip") in [span["text"] for span in lane["beside"]]
+    assert shared.text("#tip") in [span["text"] for span in lane["other_streams"]]
     point(shared, 1, 4, -0.1)
     assert shared.text("#tip").startswith("pipeline rank 1, 4 GPUs: at most 4 in flight")
 

@@ -53,8 +53,8 @@ def _wide() -> Iterator[Case]:
     yield Case("negative_log_likelihood", "many tokens", tokens, (), {"z": 1e-2})
     some = torch.randint(0, 150, (97, 1, 3), generator=torch.Generator().manual_seed(1))
     yield Case("expert_permutation", "several blocks", (given(some),), (), {"experts": 150})
-    yield Case("permute", "several pieces", (x(5, 1, 2100), order(15)), (), {"top_k": 3})
-    yield Case("unpermute", "several pieces", (x(15, 2100), x(5, 1, 3), order(15)), (), {"top_k": 3})
+    yield Case("permute", "several blocks", (x(5, 1, 2100), order(15)), (), {"top_k": 3})
+    yield Case("unpermute", "several blocks", (x(15, 2100), x(5, 1, 3), order(15)), (), {"top_k": 3})
     yield Case("embedding", "long runs", (draw(3, 20, 2),), ((5, 600),), {"axis": ""})
     yield Case("embedding", "long runs of two shards", (draw(8, 30, 1),), ((4, 20),), {"axis": "tp"}, tp=2, rank=1)
 

@@ -110,7 +110,7 @@ def run() -> dict[str, torch.Tensor]:
 
 
 def priced() -> int:
-    """Workspace, by the walk and by pieces."""
+    """Workspace, by the walk and by layers."""
     walked = price(CASE.compile(0)).workspace
     assert Composer(MODEL, CASE.sequence_length, RECIPES["fp64"]).rank(CASE.layout, 0).workspace == walked
     return walked

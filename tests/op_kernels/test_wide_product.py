@@ -70,11 +70,11 @@ class Told:
         return 0.0
 
 
-@pytest.mark.parametrize(("precision", "pieces"), [("bf16", 1), ("bf16_pure", 8)])
-def test_all_columns_of_logits_are_one_product(precision: str, pieces: int) -> None:
+@pytest.mark.parametrize(("precision", "products"), [("bf16", 1), ("bf16_pure", 8)])
+def test_all_columns_of_logits_are_one_product(precision: str, products: int) -> None:
     """Where its bucket has the dtype of its factors, some at a time."""
     told: Any = Told()
     call = CallShapes("weight_gradient", [(4096, 1, 2048)], [(32000, 2048)], {"columns": 4000})
     WIDE_PRODUCT["logits"].cost(told, call, RECIPES[precision].widths, list)
-    assert len(told.asked) == pieces
+    assert len(told.asked) == products
     assert sum(p.m * p.n * p.k for p in told.asked) == 32000 * 2048 * 4096

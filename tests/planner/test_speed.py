@@ -23,7 +23,7 @@ print(json.dumps({
     "tapes": len(recorder.memos["_recorded"]) + len(recorder.memos["_flat_recording"]),
     "sized": len(recorder.memos["_recording"]),
     "lowered": len(recorder.outlines),
-    "pieces": len(recorder.layer_programs),
+    "layer_programs": len(recorder.layer_programs),
     "torch": "torch" in sys.modules,
 }))
 """
@@ -46,7 +46,7 @@ def test_a_plan_stays_within_its_calls() -> None:
 def test_what_layouts_share_is_recorded_and_lowered_once() -> None:
     assert counts()["tapes"] < 75
     assert counts()["sized"] < 160
-    assert counts()["pieces"] < 240
+    assert counts()["layer_programs"] < 240
     assert counts()["lowered"] < 75
 
 

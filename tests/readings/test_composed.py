@@ -1,4 +1,4 @@
-"""A price put together from pieces is the price of the walk: the same bytes and FLOPs, on every rank."""
+"""A price put together from layers is the price of the walk: the same bytes and FLOPs, on every rank."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_has_the_names_of_a_run(question: tuple[Estimator, Layout]) -> None:
 
 
 def without_line_of_copy(name: str) -> str:
-    """A layer's input is of the layer before, which prices of pieces do not know."""
+    """A layer's input is of the layer before, which prices of layers do not know."""
     return name.partition(" (")[0] if any(op_name in name for op_name in OFFLOAD_OPS) else name
 
 

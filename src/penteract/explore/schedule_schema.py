@@ -10,14 +10,14 @@ from penteract.explore.page_values import Amount, Fact, Question, Tick
 class LaneKind(TypedDict):
     """What a rank does, or why it does not compute. Lanes refer to kinds by their place in the list.
 
-    beside   whether it runs beside compute: messages, collectives and copies
-    seconds  of all lanes shown; `share`: of all their time
+    other_stream  whether its events are on another stream than compute: messages, collectives and copies
+    seconds       of all lanes shown; `share`: of all their time
     """
 
     name: str
     label: str
     about: str
-    beside: bool
+    other_stream: bool
     seconds: str
     share: str
 
@@ -28,20 +28,20 @@ class LaneBlock(TypedDict):
     name        of a pass, such as "F3", or "F3.1" for the second chunk of the rank; else empty
     kind        the place of the kind with the most time in it
     start, end  in picoseconds from when the first rank begins the step
-    pieces      kind, picoseconds, kind, picoseconds …: in their order, they add up to the block exactly. A piece that
-                is much too short to be seen is joined to its neighbours; `text` has the sums of all
+    intervals   kind, picoseconds, kind, picoseconds …: in their order, they add up to the block exactly. An interval
+                that is much too short to be seen is joined to its neighbours; `text` has the sums of all
     """
 
     name: str
     kind: int
     start: int
     end: int
-    pieces: list[int]
+    intervals: list[int]
     text: str
 
 
 class LaneSpan(TypedDict):
-    """What runs beside compute, in picoseconds; some that follow closely may be one span."""
+    """What runs on another stream than compute, in picoseconds; some that follow closely may be one span."""
 
     kind: int
     start: int
@@ -72,7 +72,7 @@ class RankLane(TypedDict):
     begin: int
     end: int
     blocks: list[LaneBlock]
-    beside: list[LaneSpan]
+    other_streams: list[LaneSpan]
     times: list[LaneTime]
     flight: list[int]
     most: int

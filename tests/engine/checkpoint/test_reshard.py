@@ -67,7 +67,7 @@ def test_one_ranks_file_is_plain_safetensors(tmp_path: Path) -> None:
         ([((0, 0), (3, 2)), ((0, 0), (3, 2))], "overlap"),
     ],
 )
-def test_pieces_that_do_not_tile_are_never_committed(tmp_path: Path, boxes: list[Any], said: str) -> None:
+def test_shards_that_do_not_tile_are_never_committed(tmp_path: Path, boxes: list[Any], said: str) -> None:
     ranks = [[Slice("w", (3, 4), offset, torch.zeros(size))] for offset, size in boxes]
     with pytest.raises(Bug, match=said) as caught:
         save_all(tmp_path, 1, ranks)

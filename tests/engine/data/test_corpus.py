@@ -12,7 +12,7 @@ from penteract.engine.data.corpus import BUILTIN_LIMIT, MAX_PART, StreamedCorpus
 from penteract.errors import BadInput, CorruptData
 
 
-def pieces(source: str | tuple[str, ...]) -> list[TextPart]:
+def text_parts(source: str | tuple[str, ...]) -> list[TextPart]:
     corpus = find_corpus(source)
     assert isinstance(corpus, TextCorpus)
     return list(corpus.parts())
@@ -32,8 +32,8 @@ def test_a_text_file_is_a_document_and_a_line_of_jsonl_is_one(tmp_path: Path) ->
     (tmp_path / "empty.txt").touch()
     (tmp_path / "b.jsonl").write_text('{"text": "one"}\n\n{"text": "", "id": 1}\n{"id": 2, "text": "two\\n"}')
     (tmp_path / "README.md").write_text("not data")
-    assert sorted(pieces(str(tmp_path))) == [("héllo\r\n", True), ("one", True), ("two\n", True)]
-    assert pieces((str(tmp_path / "a.txt"), str(tmp_path / "a.txt"))) == [("héllo\r\n", True)] * 2
+    assert sorted(text_parts(str(tmp_path))) == [("héllo\r\n", True), ("one", True), ("two\n", True)]
+    assert text_parts((str(tmp_path / "a.txt"), str(tmp_path / "a.txt"))) == [("héllo\r\n", True)] * 2
 
 
 def test_a_folder_is_read_in_one_order_whatever_the_disk_says(tmp_path: Path) -> None:
@@ -42,19 +42,19 @@ def test_a_folder_is_read_in_one_order_whatever_the_disk_says(tmp_path: Path) ->
         (tmp_path / folder).mkdir()
         for name in order:
             (tmp_path / folder / name).write_text(name)
-    assert pieces(str(tmp_path / "x")) == pieces(str(tmp_path / "y"))
-    assert [p.text for p in pieces(str(tmp_path / "x"))] != sorted(names)
+    assert text_parts(str(tmp_path / "x")) == text_parts(str(tmp_path / "y"))
+    assert [p.text for p in text_parts(str(tmp_path / "x"))] != sorted(names)
 
 
 @settings(max_examples=5)
 @given(st.sampled_from(["x", "é", "𝄞"]), st.sampled_from([40, MAX_PART * 3]), st.integers(0, 3))
-def test_a_long_document_comes_in_pieces_and_nothing_is_lost(
+def test_a_long_document_comes_in_parts_and_nothing_is_lost(
     tmp_path_factory: pytest.TempPathFactory, letter: str, line: int, shift: int
 ) -> None:
     text = "a" * shift + ((letter * line + "\n") * (MAX_PART * 4 // line + 1))
     path = tmp_path_factory.mktemp("text") / "long.txt"
     path.write_text(text)
-    found = pieces(str(path))
+    found = text_parts(str(path))
     assert "".join(p.text for p in found) == text
     assert [p.ends_document for p in found] == [False] * (len(found) - 1) + [True]
     assert len(found) > 1 and all(p.text for p in found)
@@ -67,10 +67,10 @@ def test_bytes_that_are_no_text_are_found_where_they_are(tmp_path: Path, at: int
     path = tmp_path / "a.txt"
     path.write_bytes(b"x" * at + b"\xff" + b"y" * 10)
     with pytest.raises(CorruptData, match=rf"not UTF-8 · .*, byte {at} · found 0xff"):
-        pieces(str(path))
+        text_parts(str(path))
     path.write_bytes(b"x" * at + "é".encode()[:1])
     with pytest.raises(CorruptData, match=rf"byte {at} · found 0xc3"):
-        pieces(str(path))
+        text_parts(str(path))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_bad_lines_are_named_by_number(tmp_path: Path, line: bytes, kind: type[E
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "fine"}\n\n' + line + b"\n")
     with pytest.raises(kind, match=message) as e:
-        pieces(str(path))
+        text_parts(str(path))
     assert "a.jsonl:3" in str(e.value) or "line 3" in str(e.value)
 
 

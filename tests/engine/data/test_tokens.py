@@ -13,18 +13,18 @@ from penteract.engine.data.tokens import TokenStream, read_tokens, tokenize, wri
 from penteract.errors import BadInput, CorruptData, DiskFailure
 
 BYTES = ByteTokenizer()
-PIECES = [TextPart("he", False), TextPart("y", True), TextPart("you", True)]
+PARTS = [TextPart("he", False), TextPart("y", True), TextPart("you", True)]
 IDS = [104, 101, 121, 256, 121, 111, 117, 256]
 
 
 def made(folder: Path) -> Path:
     path = folder / "a.bin"
-    write_tokens(path, tokenize(PIECES, BYTES), BYTES)
+    write_tokens(path, tokenize(PARTS, BYTES), BYTES)
     return path
 
 
 def test_every_document_is_ended(tmp_path: Path) -> None:
-    assert np.concatenate(list(tokenize(PIECES, BYTES))).tolist() == IDS
+    assert np.concatenate(list(tokenize(PARTS, BYTES))).tolist() == IDS
     path = made(tmp_path)
     assert read_tokens(path, BYTES).tolist() == IDS
     assert np.memmap(path, np.uint16, mode="r").tolist() == IDS
@@ -50,8 +50,8 @@ def test_parts_read_as_one_stream() -> None:
 
 
 def test_facts_that_do_not_fit(tmp_path: Path, tokenizer_file: Path) -> None:
-    path, beside = made(tmp_path), tmp_path / "a.bin.json"
-    facts = json.loads(beside.read_text())
+    path, about = made(tmp_path), tmp_path / "a.bin.json"
+    facts = json.loads(about.read_text())
     with pytest.raises(BadInput, match=r"made by another tokenizer · .* found end_of_document 256"):
         read_tokens(path, open_tokenizer(str(tokenizer_file)))
     for change, kind, message in [
@@ -59,14 +59,14 @@ def test_facts_that_do_not_fit(tmp_path: Path, tokenizer_file: Path) -> None:
         ({"tokens": 9}, CorruptData, "found 16 bytes / allowed 9 ids of 2 bytes"),
         ({"dtype": "int8"}, BadInput, "allowed uint16 uint32"),
     ]:
-        beside.write_text(json.dumps(facts | change))
+        about.write_text(json.dumps(facts | change))
         with pytest.raises(kind, match=message):
             read_tokens(path, BYTES)
     for text, message in [("{", "not JSON"), ("[]", "not a JSON object")]:
-        beside.write_text(text)
+        about.write_text(text)
         with pytest.raises(CorruptData, match=message):
             read_tokens(path, BYTES)
-    beside.unlink()
+    about.unlink()
     with pytest.raises(BadInput, match=r"fix: echo .*> /\S+/a\.bin\.json"):
         read_tokens(path, BYTES)
 

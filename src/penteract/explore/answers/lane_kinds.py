@@ -10,12 +10,12 @@ from penteract.step import names
 
 
 class TimeKind(NamedTuple):
-    """A kind of time. `beside`: of what runs beside compute."""
+    """A kind of time. `other_stream`: of what runs on another stream than compute."""
 
     name: str
     label: str
     about: str
-    beside: bool = False
+    other_stream: bool = False
 
 
 KINDS = (
@@ -31,11 +31,13 @@ KINDS = (
          "Compute waits for a collective of its own step, or for a copy: communication that nothing hides."),
     TimeKind("idle", "Bubble", "The rank has nothing to compute: it waits for another stage, or for the other ranks."),
     TimeKind("launch", "Launches", "Compute waits for the host, which launches calls one after another."),
-    TimeKind("message", "Sends and receives", "Activations go to the next stage, and gradients back.", beside=True),
-    TimeKind("gather", "Gathers", "All-gathers: of parameters that ZeRO shards, and of activations.", beside=True),
+    TimeKind("message", "Sends and receives", "Activations go to the next stage, and gradients back.",
+         other_stream=True),
+    TimeKind("gather", "Gathers", "All-gathers: of parameters that ZeRO shards, and of activations.",
+         other_stream=True),
     TimeKind("collective", "Other collectives", "Reductions of gradients and of activations, and exchanges of tokens.",
-         beside=True),
-    TimeKind("copy", "Copies", "Between the device and the host's memory.", beside=True),
+         other_stream=True),
+    TimeKind("copy", "Copies", "Between the device and the host's memory.", other_stream=True),
 )  # fmt: skip
 NUMBER = {one.name: i for i, one in enumerate(KINDS)}
 IDLE, LAUNCH = NUMBER["idle"], NUMBER["launch"]
@@ -50,8 +52,8 @@ def of_compute(e: Event) -> int:
     return NUMBER[what] if what in NUMBER else IDLE if e.name in _IDLE else NUMBER["exposed"]
 
 
-def beside(e: Event) -> int | None:
-    """The kind of an event that runs beside compute; None for the host's launches, and for waits."""
+def of_other_stream(e: Event) -> int | None:
+    """The kind of an event of another stream than compute; None for the host's launches, and for waits."""
     what = kind(e)
     if what not in ("communication", "copy") or e.stream.startswith("waits"):
         return None

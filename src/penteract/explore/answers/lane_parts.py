@@ -1,4 +1,4 @@
-"""One rank of a simulated step as a lane: its time in blocks, what runs beside them, and what is in flight."""
+"""One rank of a simulated step as a lane: its time in blocks, what runs on other streams, and what is in flight."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from penteract.explore.answers.lane_kinds import IDLE, KINDS, LAUNCH, beside, of_compute
+from penteract.explore.answers.lane_kinds import IDLE, KINDS, LAUNCH, of_compute, of_other_stream
 from penteract.explore.schedule_schema import LaneBlock, LaneSpan, LaneTime
 from penteract.readings.time.timeline import Event
 from penteract.readings.time.trace import shown_name
@@ -19,7 +19,7 @@ PICO = 1e-12
 _PASSES = {"Fwd": "forward", "Bwd": "backward", "Inp": "input gradients", "Wgt": "weight gradients"}
 
 
-class Piece(NamedTuple):
+class Interval(NamedTuple):
     """Time of one kind within one action; an action of "" is outside of passes."""
 
     kind: int
@@ -31,15 +31,15 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class LaneParts:
-    """The events of one rank, as they come: adjacent ones of a kind and an action are one piece."""
+    """The events of one rank, as they come: adjacent ones of a kind and an action are one interval."""
 
-    computed: list[Piece] = field(default_factory=list[Piece])
+    computed: list[Interval] = field(default_factory=list[Interval])
     others: list[tuple[int, int, int, str]] = field(default_factory=list[tuple[int, int, int, str]])
 
     def event(self, e: Event) -> None:
         """Take an event of this rank."""
         if e.stream != "compute":
-            if (kind := beside(e)) is not None:
+            if (kind := of_other_stream(e)) is not None:
                 what = " of ".join(text for text in (shown_name(e)[0], e.unit) if text)
                 self.others.append((kind, e.start, e.end, what if " stage " not in e.stream else f"{what}, {e.stream}"))
             return
@@ -47,47 +47,47 @@ class LaneParts:
         if last and (last.kind, last.action, last.end) == (kind, e.action, e.start):
             self.computed[-1] = last._replace(end=e.end)
         elif e.end > e.start:
-            self.computed.append(Piece(kind, e.action, e.name, e.start, e.end))
+            self.computed.append(Interval(kind, e.action, e.name, e.start, e.end))
 
-    def whole(self, begin: int) -> Iterator[Piece]:
-        """All pieces from `begin` on, without gaps: compute that does nothing and waits for nothing waits for the host.
-        A step ends with an update, so the last piece ends with it."""
+    def whole(self, begin: int) -> Iterator[Interval]:
+        """All intervals from `begin` on, without gaps: compute that does nothing and waits for nothing waits for the
+        host. A step ends with an update, so the last interval ends with it."""
         at = begin
-        for piece in self.computed:
-            if piece.start > at:
-                yield Piece(LAUNCH, piece.action, "", at, piece.start)
-            yield piece
-            at = piece.end
+        for interval in self.computed:
+            if interval.start > at:
+                yield Interval(LAUNCH, interval.action, "", at, interval.start)
+            yield interval
+            at = interval.end
 
 
-def blocks(pieces: Sequence[Piece], least: int, passes: ComputeList) -> list[LaneBlock]:
-    """The pieces in blocks: each pass, and each time between passes, is one. A bubble is a block of its own."""
+def blocks(intervals: Sequence[Interval], least: int, passes: ComputeList) -> list[LaneBlock]:
+    """The intervals in blocks: each pass, and each time between passes, is one. A bubble is a block of its own."""
     computes_of = {str(action): computes(action) for action in passes}
     found = list[LaneBlock]()
-    for (action, idle), some in groupby(pieces, key=lambda p: ("" if p.kind == IDLE else p.action, p.kind == IDLE)):
+    for (action, idle), some in groupby(intervals, key=lambda p: ("" if p.kind == IDLE else p.action, p.kind == IDLE)):
         parts = list(some)
         found.append(_block(parts, action, least, computes_of.get(action, ()), parts[0].name if idle else ""))
     return found
 
 
-def _block(parts: list[Piece], action: str, least: int, passes: tuple[Compute, ...], waits: str) -> LaneBlock:
+def _block(parts: list[Interval], action: str, least: int, passes: tuple[Compute, ...], waits: str) -> LaneBlock:
     start, end, sums = parts[0].start, parts[-1].end, Counter[int]()
-    for piece in parts:
-        sums[piece.kind] += piece.end - piece.start
+    for interval in parts:
+        sums[interval.kind] += interval.end - interval.start
     most = max(sums, key=sums.__getitem__)
     what = " and ".join(f"{_PASSES[p.kind]} of micro-batch {p.micro}" + f", chunk {p.chunk}" * bool(p.chunk)
                         for p in passes) or KINDS[most].label.lower()  # fmt: skip
     named = " · ".join(text for text in (action, what) if text)
     inside = [f"{KINDS[k].label.lower()} {show_step(sums[k] * PICO)}" for k in sorted(sums)] if len(sums) > 1 else []
     return {
-        "name": action, "kind": most, "start": start, "end": end, "pieces": joined(parts, least),
+        "name": action, "kind": most, "start": start, "end": end, "intervals": joined(parts, least),
         "text": " · ".join([f"{named}: {took(start, end)}", *([waits] if waits else inside)]),
     }  # fmt: skip
 
 
-def joined(parts: Sequence[Piece], least: int) -> list[int]:
-    """Kind and picoseconds of each piece; pieces shorter than `least` are joined until they are as long, under the kind
-    with the most of it. Nothing of the time is lost."""
+def joined(parts: Sequence[Interval], least: int) -> list[int]:
+    """Kind and picoseconds of each interval; intervals shorter than `least` are joined until they are as long, under
+    the kind with the most of it. Nothing of the time is lost."""
     found, short = list[int](), Counter[int]()
 
     def flush() -> None:
@@ -95,13 +95,13 @@ def joined(parts: Sequence[Piece], least: int) -> list[int]:
             found.extend((max(short, key=short.__getitem__), short.total()))
             short.clear()
 
-    for piece in parts:
-        length = piece.end - piece.start
+    for interval in parts:
+        length = interval.end - interval.start
         if length >= least:
             flush()
-            found.extend((piece.kind, length))
+            found.extend((interval.kind, length))
             continue
-        short[piece.kind] += length
+        short[interval.kind] += length
         if short.total() >= least:
             flush()
     flush()
@@ -109,8 +109,8 @@ def joined(parts: Sequence[Piece], least: int) -> list[int]:
 
 
 def spans(lane: LaneParts, begin: int, end: int, least: int) -> tuple[list[LaneSpan], Counter[int]]:
-    """What runs beside compute from `begin` to `end`, and how long something of each kind runs. Spans with less than
-    `least` between them are drawn as one."""
+    """What runs on other streams than compute from `begin` to `end`, and how long something of each kind runs. Spans
+    with less than `least` between them are drawn as one."""
     inside = sorted((kind, max(begin, s), min(end, e), what) for kind, s, e, what in lane.others
                     if e > s and s < end and e > begin)  # fmt: skip
     found, busy = list[LaneSpan](), Counter[int]()

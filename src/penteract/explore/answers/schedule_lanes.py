@@ -27,7 +27,7 @@ from penteract.schedule.in_flight import compute_lists, most_in_flight
 from penteract.schedule.registry import schedule_of
 from penteract.units import show_step, show_whole
 
-_PARTS, _MOST = 3000, 32_000  # of the time axis, and of all lanes: what is shorter is joined to what is beside it
+_PARTS, _MOST = 3000, 32_000  # of the time axis, and of all lanes: what is shorter is joined to its neighbours
 _MISSING = ("There is one pipeline rank, so there is one lane, and nothing waits for another stage. With pp of 2 or "
             "more there is a lane for each pipeline rank.")  # fmt: skip
 _MANY = 64  # micro-batches that are shown of a step whose forwards all come first
@@ -126,15 +126,15 @@ def _lane(plan: Plan, timed: Timed, short: Layout, span: StepSpan, stage: int, p
     lists = compute_lists(short.schedule, short.pp, short.vpp, short.gradient_accumulation_steps)[stage]
     whole = list(parts.whole(begin))
     found = blocks(whole, least, lists)
-    beside, sums = spans(parts, begin, end, least)
-    for piece in whole:
-        sums[piece.kind] += piece.end - piece.start
+    others, sums = spans(parts, begin, end, least)
+    for interval in whole:
+        sums[interval.kind] += interval.end - interval.start
     flight = in_flight(found, lists)
     price = plan.search.estimators[timed.estimate.precision].composer.rank(timed.layout, stage)
     gpus = timed.layout.world // timed.layout.pp
     return {
         "stage": stage, "label": rank_label(timed, stage), "gpus": f"{show_whole(gpus)} GPU{'s' * (gpus > 1)}",
-        "begin": begin, "end": end, "blocks": found, "beside": beside,
+        "begin": begin, "end": end, "blocks": found, "other_streams": others,
         "times": [lane_time(sums[number], span.picoseconds) for number in range(len(KINDS))],
         "flight": flight, "most": max(flight[1::2], default=0), "activations": amount(by_owner(price)["activations"]),
         "shown": False,
@@ -148,7 +148,7 @@ def _kinds(lanes: Sequence[RankLane]) -> list[LaneKind]:
         sums.update({number: time["picoseconds"] for number, time in enumerate(lane["times"])})
     all_of_them = [lane_time(sums[number], whole) for number in range(len(KINDS))]
     return [
-        {"name": one.name, "label": one.label, "about": one.about, "beside": one.beside, "seconds": time["text"],
-         "share": time["share"]}
+        {"name": one.name, "label": one.label, "about": one.about, "other_stream": one.other_stream,
+         "seconds": time["text"], "share": time["share"]}
         for one, time in zip(KINDS, all_of_them, strict=True)
     ]  # fmt: skip

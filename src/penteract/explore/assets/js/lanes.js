@@ -38,7 +38,7 @@ export function Lanes({ answer, terms, copies, stale, look, stood }) {
     columns: ["Rank", "Pass", "Kind", "Start, ps", "End, ps", "What"],
     rows: answer.lanes.flatMap((lane) => [
       ...lane.blocks.map((block) => [lane.stage, block.name, answer.kinds[block.kind].label, block.start, block.end, block.text]),
-      ...lane.beside.map((span) => [lane.stage, "", answer.kinds[span.kind].label, span.start, span.end, span.text]),
+      ...lane.other_streams.map((span) => [lane.stage, "", answer.kinds[span.kind].label, span.start, span.end, span.text]),
     ]),
   });
   const drawing = () => {
@@ -90,7 +90,7 @@ function Canvas({ answer, shown, at, zoom, move, look }) {
     const lane = answer.lanes[where.lane];
     const when = moment(x);
     const near = (2 * (shown.to - shown.from)) / geo.inner;
-    const span = where.beside && lane.beside.find((one) => one.start - near <= when && when <= one.end + near);
+    const span = where.others && lane.other_streams.find((one) => one.start - near <= when && when <= one.end + near);
     return { x, lane: where.lane, label: x < geo.side, block: indexAt(lane.blocks, when), span };
   };
   const over = (event) => {

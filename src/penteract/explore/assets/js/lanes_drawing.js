@@ -3,7 +3,7 @@
 
 const AXIS = 26; // heights, in pixels
 const TOP = 6;
-const STRIPS = 4; // beside compute: one for each kind that runs there
+const STRIPS = 4; // of other streams than compute: one for each kind that runs there
 const LETTER = 6.4; // width of a letter, about
 
 /** Where things are: sizes shrink as there are more lanes. */
@@ -16,12 +16,12 @@ export function geometry(answer, width) {
   return { width, side, inner: Math.max(1, width - side - 1), bar, flight, strip, gap, step, axis, height: axis + AXIS };
 }
 
-/** The lane at a height, and which part of it; null beside all lanes. */
+/** The lane at a height, and which part of it; null outside all lanes. */
 export function laneAt(geo, count, y) {
   const lane = Math.floor((y - TOP) / geo.step);
   if (lane < 0 || lane >= count) return null;
   const inside = y - TOP - lane * geo.step;
-  return { lane, beside: inside > geo.bar && inside <= geo.bar + 2 + STRIPS * geo.strip };
+  return { lane, others: inside > geo.bar && inside <= geo.bar + 2 + STRIPS * geo.strip };
 }
 
 /** The number of the block or span that holds a moment; the last one before it if there is none. */
@@ -52,7 +52,7 @@ export function draw(pen, answer, geo, { from, to }, hot, at) {
     const y = TOP + i * geo.step;
     label(pen, geo, lane, y);
     pen.clip(geo.side, y, geo.inner, geo.step);
-    pieces(pen, answer, lane, geo, from, to, scale, y);
+    intervals(pen, answer, lane, geo, from, to, scale, y);
     spans(pen, answer, lane, geo, from, to, scale, y + geo.bar + 2);
     flight(pen, answer, lane, geo, from, to, x, y + geo.bar + 3 + STRIPS * geo.strip);
     if (hot?.lane === i && lane.blocks[hot.block]) {
@@ -87,7 +87,7 @@ function grid(pen, answer, geo, from, to, x) {
 
 const inside = (answer, marks, from, to) => marks.filter((mark) => mark.at * answer.end >= from && mark.at * answer.end <= to);
 
-function pieces(pen, answer, lane, geo, from, to, scale, y) {
+function intervals(pen, answer, lane, geo, from, to, scale, y) {
   const { blocks } = lane;
   const row = new Row(pen, answer.kinds, geo, y);
   for (let b = indexAt(blocks, from); b < blocks.length && blocks[b].start < to; b += 1) {
@@ -99,9 +99,9 @@ function pieces(pen, answer, lane, geo, from, to, scale, y) {
       const end = left + wide - (wide > 5 ? 1 : 0); // blocks that can be told apart have a gap between them
       row.begin();
       let at = left;
-      for (let i = 0; i < block.pieces.length && at < end; i += 2) {
-        const next = at + block.pieces[i + 1] * scale;
-        row.add(at, Math.min(next, end), block.pieces[i]);
+      for (let i = 0; i < block.intervals.length && at < end; i += 2) {
+        const next = at + block.intervals[i + 1] * scale;
+        row.add(at, Math.min(next, end), block.intervals[i]);
         at = next;
       }
       row.begin();
@@ -184,10 +184,10 @@ class Row {
 }
 
 function spans(pen, answer, lane, geo, from, to, scale, y) {
-  const rows = answer.kinds.map((kind) => kind.beside).reduce((found, beside, i) => (beside ? [...found, i] : found), []);
+  const rows = answer.kinds.map((kind) => kind.other_stream).reduce((found, other, i) => (other ? [...found, i] : found), []);
   let last = -1;
   let end = 0;
-  for (const span of lane.beside) {
+  for (const span of lane.other_streams) {
     if (span.end < from || span.start > to) continue;
     const left = Math.max(geo.side, geo.side + (span.start - from) * scale);
     const right = Math.min(geo.width, geo.side + (span.end - from) * scale);

@@ -70,14 +70,14 @@ function OwnerBar({ owner, start, x, shown, pick }) {
   return html`<g class=${`owner-${owner.name}`}>
     <rect class="owner" x=${left} y=${TOP} width=${Math.max(0, wide - 1)} height=${OWNERS} rx="3" />
     <text class="on" x=${left + 8} y=${TOP + OWNERS / 2} dominant-baseline="central">${label}</text>
-    ${blocks.map(({ block, from }, i) => html`<${Piece} key=${i} block=${block} owner=${owner} left=${x(from)}
+    ${blocks.map(({ block, from }, i) => html`<${Block} key=${i} block=${block} owner=${owner} left=${x(from)}
       wide=${x(block.amount.bytes)} odd=${i % 2} on=${shown?.block === block} pick=${pick} />`)}
     ${rest && html`<rect class="rest" x=${x(rest.from)} y=${TOP + OWNERS + 2} width=${Math.max(0.5, x(rest.bytes) - 0.5)}
       height=${BLOCKS - 2}><title>${`${rest.count} smaller: the table has them`}</title></rect>`}
   </g>`;
 }
 
-function Piece({ block, owner, left, wide, odd, on, pick }) {
+function Block({ block, owner, left, wide, odd, on, pick }) {
   const y = TOP + OWNERS + 2;
   const choose = () => pick(keyOf({ owner, block }));
   const key = (event) => {
@@ -87,7 +87,7 @@ function Piece({ block, owner, left, wide, odd, on, pick }) {
     }
   };
   const lines = [fitting(wide - 12, block.what, shortened(block.what)), fitting(wide - 12, block.amount.text)];
-  return html`<g class=${`piece${odd ? " odd" : ""}${on ? " chosen" : ""}`} role="button" tabindex="0" aria-pressed=${on}
+  return html`<g class=${`block${odd ? " odd" : ""}${on ? " chosen" : ""}`} role="button" tabindex="0" aria-pressed=${on}
     onClick=${choose} onKeyDown=${key}>
     <title>${`${block.what} ${block.detail}: ${block.amount.text}, ${block.share}`}</title>
     <rect x=${left} y=${y} width=${Math.max(0.5, wide - 1)} height=${BLOCKS - 2} rx="3" />
