@@ -25,6 +25,11 @@ CHUNKS = question("llama-3.1-70b", "dp=2,tp=4,pp=8,vpp=2,schedule=interleaved,mb
                   global_batch_size=64)  # fmt: skip
 PIPELINE = question("llama-3.1-405b", "dp=8,tp=8,pp=8,mbs=1,zero=1,recompute=tp_all_gather+rms_norm+swiglu", gpu="H200",
                     global_batch_size=512)  # fmt: skip
+COMPARED = {"fix": {}, "tokens": "15T", "usd_per_gpu_hour": 2.5,
+            "against": {"dp": 4, "pp": 2, "schedule": "interleaved", "vpp": 8, "micro_batch_size": 2,
+                        "zero": 1}}  # fmt: skip
+SCROLLED = {"schedules_narrow": "#lanes", "layouts_dark": "#waterfall"}
+WHOLE = ("memory_light", "memory_dark", "schedules_light", "schedules_dark")  # not only what the window shows
 # name -> the question, and options of the browser; the view is the first word of the name
 PICTURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "memory_light": (question(), {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"}),
@@ -33,6 +38,8 @@ PICTURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "memory_wide": (PIPELINE, {"viewport": {"width": 2560, "height": 1440}, "color_scheme": "light"}),
     "schedules_light": (SPLIT, {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"}),
     "schedules_dark": (CHUNKS, {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark"}),
+    "layouts_light": (question(), {"viewport": {"width": 1240, "height": 1060}, "color_scheme": "light"}),
+    "layouts_dark": (question(), {"viewport": {"width": 1040, "height": 620}, "color_scheme": "dark"}),
     "schedules_narrow": (SPLIT, {"viewport": {"width": 380, "height": 844}, "color_scheme": "light"}),
 }
 
@@ -46,12 +53,12 @@ def main() -> None:
         for name in sys.argv[1:] or PICTURES:
             asked, how = PICTURES[name]
             with opened(browser, running, **how) as page:
-                page.go(asked, view=name.split("_")[0])
+                page.go(asked, view=name.split("_")[0], **({"search": COMPARED} if name == "layouts_dark" else {}))
                 page.rested()
-                if name == "schedules_narrow":
-                    page.page.eval_on_selector("#lanes", "(figure) => figure.scrollIntoView()")
+                if figure := SCROLLED.get(name):
+                    page.page.eval_on_selector(figure, "(figure) => figure.scrollIntoView()")
                 page.page.wait_for_timeout(1000)
-                page.page.screenshot(path=IMAGES / f"{name}.png", full_page="narrow" not in name)
+                page.page.screenshot(path=IMAGES / f"{name}.png", full_page=name in WHOLE)
         browser.close()
 
 

@@ -22,9 +22,14 @@ class Opened:
     served: Served
     said: list[str] = field(default_factory=list[str])
 
-    def go(self, question: dict[str, Any] | None = None, stage: int | None = None, view: str = "memory") -> None:
-        """Open the page on a question, and wait until it is priced. A page that is open follows the link."""
-        fragment = link(question, stage, view) if question else ""
+    def go(
+        self, question: dict[str, Any] | None = None, stage: int | None = None, view: str = "memory", **more: Any
+    ) -> None:
+        """Open the page on a question, and wait until it is priced. A page that is open follows the link.
+
+        more  other parts of the state
+        """
+        fragment = link(question, stage, view, **more) if question else ""
         answers = self.page.query_selector("main[data-answers]")
         if not fragment or not answers:
             self.page.goto("about:blank")
@@ -40,8 +45,8 @@ class Opened:
         self.page.wait_for_selector('main[aria-busy="false"] .sum, main[aria-busy="false"] .wrong', timeout=30_000)
 
     def rested(self) -> None:
-        """Wait for the curve too, and the changes or the schedules."""
-        self.page.wait_for_selector("#fits .done, #schedules .done", timeout=60_000)
+        """Wait for the curve too, and the changes the schedules or other questions."""
+        self.page.wait_for_selector("#fits .done, #schedules .done, #what-if .done", timeout=60_000)
 
     def text(self, selector: str) -> str:
         return self.page.inner_text(selector)

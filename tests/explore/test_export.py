@@ -66,6 +66,9 @@ def live(browser: Any, web: Served) -> Generator[Opened]:
         page.page.wait_for_selector("#fits .done", timeout=20_000)  # the slower figures too
         page.page.click(".views >> text=Schedules")
         page.page.wait_for_selector("#lanes canvas", timeout=20_000)
+        page.page.click(".views >> text=Layouts")
+        page.page.wait_for_selector("#points canvas", timeout=20_000)
+        page.page.wait_for_selector("#what-if .done", timeout=20_000)
         page.page.click(".views >> text=Memory")
         page.page.wait_for_selector(".made.live", timeout=STARTS)
         yield page
@@ -80,7 +83,9 @@ def test_the_site_has_the_page_the_planner_and_a_python(site: Path) -> None:
         name for name in inside if name.startswith(("penteract/engine/", "penteract/cli/", "penteract/explore/server"))
     ]
     first = json.loads((site / "first.json").read_text())
-    assert [rows[0]["kind"] for rows in first.values() if rows] == ["opening", "memory", "step", "fit", "schedule"]
+    assert [rows[0]["kind"] for rows in first.values() if rows] == [
+        "opening", "memory", "step", "fit", "schedule", "search", "what_if", "compare",
+    ]  # fmt: skip
     page = (site / "index.html").read_text()
     assert (
         "125.50 GiB" in page and "unsafe-inline" not in page and "<script>" not in page and 'content="static"' in page
@@ -120,6 +125,17 @@ def test_the_schedules_view_is_the_served_one(live: Opened) -> None:
     assert live.text(".big") == row["bubble"] and live.text(".state") == row["verdict"]
     assert set(live.texts("#lanes .kinds b")[:-1]) <= {kind["seconds"] for kind in row["kinds"]}
     assert live.texts("#schedules .chip b") == [f"bubble {one['bubble']}" for one in choices]
+
+
+def test_the_layouts_view_is_the_served_one(live: Opened) -> None:
+    asked = question("tiny", "dp=4,mbs=1", sequence_length=256, global_batch_size=16)
+    live.go(asked, view="layouts")
+    live.page.wait_for_selector("#what-if .done", timeout=STARTS)
+    rows, others = ask("search", asked), ask("what_if", asked)
+    assert live.text(".big") == rows[0]["number"] and live.text(".state") == rows[0]["verdict"]
+    assert live.texts("#best tbody th") == [row["point"]["name"] for row in rows[0]["top"]]
+    assert rows[-1]["text"] in live.text(".search-line")
+    assert live.texts("#what-if .chip b") == [one["speed"] for one in others if not one["why_not"]]
 
 
 def test_a_price_does_not_wait_for_a_search(live: Opened) -> None:

@@ -9,22 +9,36 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
-from penteract.explore.page_values import Amount, Fact, Question, Tick, Value
+from penteract.explore.page_values import Amount, ChartAxis, DeviceMemory, Fact, Question, Tick, Value
 from penteract.explore.schedule_schema import ScheduleAnswer, ScheduleChoice
+from penteract.explore.search_schema import (
+    CompareAnswer,
+    FrontStep,
+    SearchAnswer,
+    SearchEnd,
+    SearchOptions,
+    SearchProgress,
+    WhatIfAnswer,
+)
 
 VERSION = 1
 MOST_BYTES = 2**20  # of a request
 
-Kind = Literal["opening", "memory", "step", "fits", "schedule", "schedules", "run_file"]
+Kind = Literal["opening", "memory", "step", "fits", "schedule", "schedules", "search", "what_if", "compare", "run_file"]
 
 
 class PageRequest(TypedDict, total=False):
-    """One question of the page. `stage`: the pipeline rank to look into; null: the fullest."""
+    """One question of the page.
+
+    stage   the pipeline rank to look into; null: the fullest
+    search  of the Layouts view: which layouts are searched, and what else is asked of them
+    """
 
     version: int
     kind: Kind
     question: Question
     stage: int | None
+    search: SearchOptions
 
 
 class ControlChoice(TypedDict):
@@ -160,23 +174,6 @@ class RankGroup(TypedDict):
     shown: bool
 
 
-class ChartAxis(TypedDict):
-    """An axis from 0 to `most` bytes or seconds."""
-
-    most: float
-    ticks: list[Tick]
-
-
-class DeviceMemory(TypedDict):
-    """The device's memory, and what tensors may take of it. `drawn`: whether its line is on the axis."""
-
-    name: str
-    amount: Amount
-    usable: Amount
-    text: str
-    drawn: bool
-
-
 class Figures(TypedDict):
     """What the page draws and prints of one layout.
 
@@ -309,9 +306,11 @@ class ErrorAnswer(TypedDict):
 
 
 Answer = (
-    Opening | MemoryAnswer | StepAnswer | FitAnswer | FitsEnd | ScheduleAnswer | ScheduleChoice | RunFile | ErrorAnswer
-)
+    Opening | MemoryAnswer | StepAnswer | FitAnswer | FitsEnd | ScheduleAnswer | ScheduleChoice | SearchProgress
+    | SearchAnswer | FrontStep | SearchEnd | WhatIfAnswer | CompareAnswer | RunFile | ErrorAnswer
+)  # fmt: skip
 MESSAGES: tuple[type, ...] = (
-    PageRequest, Opening, MemoryAnswer, StepAnswer, FitAnswer, FitsEnd, ScheduleAnswer, ScheduleChoice, RunFile,
+    PageRequest, Opening, MemoryAnswer, StepAnswer, FitAnswer, FitsEnd, ScheduleAnswer, ScheduleChoice, SearchProgress,
+    SearchAnswer, FrontStep, SearchEnd, WhatIfAnswer, CompareAnswer, RunFile,
     ErrorAnswer,
 )  # fmt: skip

@@ -53,6 +53,23 @@ class Tick(TypedDict):
     text: str
 
 
+class ChartAxis(TypedDict):
+    """An axis from 0 to `most` bytes, seconds, or tokens a second and GPU."""
+
+    most: float
+    ticks: list[Tick]
+
+
+class DeviceMemory(TypedDict):
+    """The device's memory, and what tensors may take of it. `drawn`: whether its line is on the axis."""
+
+    name: str
+    amount: Amount
+    usable: Amount
+    text: str
+    drawn: bool
+
+
 class Fact(TypedDict):
     """A number of the headline: what it is, its text, and where it comes from."""
 

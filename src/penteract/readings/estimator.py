@@ -158,8 +158,17 @@ class Estimator:
 
     def _limit(self, layout: Layout, parts: Mapping[str, Seconds], seconds: Seconds) -> str:
         """The main reason why a step does not reach the device's peak."""
+        ideal = self._ideal(layout)
+        return "" if ideal is None else self._forward_flops().limit(parts, seconds, ideal)
+
+    def ideal(self, layout: Layout) -> Mapping[str, Seconds]:
+        """Seconds that a step's products take at the device's peak, with half of attention's, by the parts of
+        `StepTime` that they belong to; empty without a GPU. What else a part takes is lost to something."""
+        ideal = self._ideal(layout)
+        return {} if ideal is None else self._forward_flops().split(ideal)
+
+    def _ideal(self, layout: Layout) -> Seconds | None:
         if self.cluster.gpu is None:
-            return ""
+            return None
         flops = self.model_flops(layout.global_batch_size * self.sequence_length).causal
-        ideal = flops / layout.world / self.cluster.gpu.peak(policy(self.precision).products)
-        return self._forward_flops().limit(parts, seconds, ideal)
+        return flops / layout.world / self.cluster.gpu.peak(policy(self.precision).products)

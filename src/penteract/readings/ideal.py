@@ -62,11 +62,13 @@ class Forward:
         both = 2 * self.products - self.scores
         return StepFlops(3 * self.products * tokens // sequence_length, 3 * both * tokens // (2 * sequence_length))
 
+    def split(self, ideal: Seconds) -> dict[str, Seconds]:
+        """The seconds of a step's products at the device's peak, by the parts of a step that they belong to."""
+        share = self.scores / (2 * self.products - self.scores)
+        return {"compute": ideal * (1 - share), "attention": ideal * share}
+
     def limit(self, parts: Mapping[str, Seconds], seconds: Seconds, ideal: Seconds) -> str:
         """The main reason why a step takes longer than `ideal`: the seconds of its products at the device's peak."""
-        share = self.scores / (2 * self.products - self.scores)
-        lost = dict(parts)
-        lost["compute"] = max(0.0, lost["compute"] - ideal * (1 - share))
-        lost["attention"] = max(0.0, lost["attention"] - ideal * share)
+        lost = {**parts, **{part: max(0.0, parts[part] - least) for part, least in self.split(ideal).items()}}
         worst = max(lost, key=lost.__getitem__)
         return f"{_REASONS[worst]}, {lost[worst] / seconds:.0%}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast, get_args
 
@@ -29,6 +29,7 @@ from penteract.explore.page_schema import (
     Repair,
     RunFile,
 )
+from penteract.explore.search_schema import SearchProgress
 from penteract.model.count import parameters
 from penteract.planner.plan import case_of, estimator, plan_one
 from penteract.planner.report.as_json import as_dict
@@ -39,17 +40,23 @@ from penteract.planner.search.best import Timed
 from penteract.planner.search.collector import uncollected
 from penteract.units import show_count
 
+Tell = Callable[[SearchProgress], object]
 _FLAGS = {
     "--seq": "sequence_length", "--batch": "global_batch_size", "--precision": "precision", "--optimizer": "optimizer",
-    "--headroom": "headroom", "--gpus": "gpu", "model": "model",
+    "--headroom": "headroom", "--gpus": "gpu", "model": "model", "--tokens": "tokens",
+    "--usd-per-gpu-hour": "usd_per_gpu_hour",
 }  # fmt: skip
 
 
-def answer(request: object, opening: Question) -> Iterator[Answer]:
-    """The answers to one request. `opening`: the question of an opening request. A stream's rows come one by one."""
+def answer(request: object, opening: Question, tell: Tell | None = None) -> Iterator[Answer]:
+    """The answers to one request. A stream's rows come one by one.
+
+    opening  the question of an opening request
+    tell     called with what a search has found so far, while it searches
+    """
     try:
         with uncollected():
-            yield from _answers(_checked(request), opening)
+            yield from _answers(_checked(request), opening, tell)
     except PenteractError as error:
         yield _error(error)
     except RecursionError:
@@ -69,7 +76,7 @@ def _checked(request: object) -> dict[str, Any]:
     return tree
 
 
-def _answers(request: dict[str, Any], opening: Question) -> Iterator[Answer]:
+def _answers(request: dict[str, Any], opening: Question, tell: Tell | None) -> Iterator[Answer]:
     kind = request.get("kind")
     if kind == "opening":
         yield _opening(opening)
@@ -80,6 +87,9 @@ def _answers(request: dict[str, Any], opening: Question) -> Iterator[Answer]:
     asked = read_question(request.get("question"))
     if kind == "memory":
         yield _memory(asked, request.get("stage"))
+        return
+    if kind in ("search", "what_if", "compare"):
+        yield from _layouts(kind, asked, request, tell)
         return
     plan = plan_one(asked.ask, asked.axes, estimator)
     timed = plan.best
@@ -102,6 +112,25 @@ def _answers(request: dict[str, Any], opening: Question) -> Iterator[Answer]:
     else:
         name = "run.toml"
         yield _run_file(name, run_file(asked.ask, timed.layout, name))
+
+
+def _layouts(kind: str, asked: Asked, request: dict[str, Any], tell: Tell | None) -> Iterator[Answer]:
+    """The answers of the Layouts view."""
+    from penteract.explore.answers.layouts.asked import searched  # imported here, as those of other views
+
+    wanted = searched(asked, request.get("search"))
+    if kind == "search":
+        from penteract.explore.answers.layouts.search import search_answers
+
+        yield from search_answers(wanted, tell)
+    elif kind == "what_if":
+        from penteract.explore.answers.layouts.other_questions import other_questions
+
+        yield from other_questions(wanted)
+    else:
+        from penteract.explore.answers.layouts.side_by_side import side_by_side
+
+        yield side_by_side(wanted)
 
 
 def _run_file(name: str, text: str) -> RunFile:

@@ -34,5 +34,10 @@ TERMS: Mapping[str, str] = {
     "Exposed communication": "Waits for collectives and copies that no compute hides, of the whole step.",
     "Most in flight": "Micro-batches whose forward is done and whose backward is not: their activations are kept. With "
     "several chunks a rank, each chunk counts.",
+    "points": "Layouts that the search has priced. It looks at all, and prices those that could be among the best: the "
+    "others are slower by a lower bound. The front is searched for step by step, each with a tenth less memory.",
+    "simulated": "The step was simulated: its time is the planner's.",
+    "bound": "Priced, not simulated: a lower bound of its time is above the best, so it is slower than drawn.",
+    "front": "The fastest simulated layout with so much memory, or less.",
     "fullest rank": "The pipeline rank that allocates most: if it fits, all do.",
 }

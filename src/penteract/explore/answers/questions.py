@@ -42,12 +42,17 @@ class Asked:
     @property
     def command(self) -> str:
         """The command line that asks the same."""
-        page, layout = self.page, self.page["layout"]
+        layout = self.page["layout"]
         axes = [f"{_SHORT.get(name, name)}={as_word(layout[name])}" for name in AXES if _matters(name, layout)]
+        return self.command_with("--layout", ",".join(axes))
+
+    def command_with(self, *more: str) -> str:
+        """The command line of the question without its layout, with `more` words."""
+        page = self.page
         model = "config.json" if "config" in page["model"] else page["model"]["name"]
         words = ["penteract", "plan", model, "--gpus", self.ask.cluster.name,
                  "--seq", str(page["sequence_length"]), "--batch", f"{page['global_batch_size']}seqs",
-                 "--layout", ",".join(axes)]  # fmt: skip
+                 *more]  # fmt: skip
         words += ["--precision", page["precision"]] * (page["precision"] != "bf16")
         for name, value in page["parts"].items():
             words += [f"--precision.{name}", as_word(value)]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
 END = b'{"kind": "end"}\n'  # after the last line of an answer
-_MODULES = ("answering", "step_curve", "would_fit", "schedule_lanes", "other_schedules")
+_MODULES = ("answering", "step_curve", "would_fit", "schedule_lanes", "other_schedules", "layouts.search",
+            "layouts.other_questions", "layouts.side_by_side")  # fmt: skip
 
 
 class Interrupted(BaseException):
@@ -39,15 +40,15 @@ class Answering:
             self.computing = False
             raise Interrupted
 
-    def rows(self, line: bytes) -> Iterator[bytes]:
+    def rows(self, line: bytes, write: Callable[[bytes], object]) -> Iterator[bytes]:
         """The lines of the answer to one request: {"request": what the page asks, "opening": what the server was
-        started with}."""
+        started with}. `write`: called with lines that come in between, while a line is computed."""
         from penteract.explore.answers.answering import answer
 
         self.stopped = False
         try:
             asked = json.loads(line)
-            answers = answer(asked["request"], asked["opening"])
+            answers = answer(asked["request"], asked["opening"], lambda row: self._told(row, write))
             while not self.stopped:
                 self.computing = True
                 row: Any = next(answers, None)
@@ -61,6 +62,14 @@ class Answering:
         finally:
             self.computing = False
 
+    def _told(self, row: Any, write: Callable[[bytes], object]) -> None:
+        """Write a line while the planner is at work. A signal that comes meanwhile interrupts it afterwards."""
+        self.computing = False
+        write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        if self.stopped:
+            raise Interrupted
+        self.computing = True
+
 
 def main() -> None:
     """Answer until there are no more requests."""
@@ -69,12 +78,15 @@ def main() -> None:
     for name in _MODULES:  # before the first request
         import_module(f"penteract.explore.answers.{name}")
     out = sys.stdout.buffer
-    for line in sys.stdin.buffer:
-        for row in answering.rows(line):
-            out.write(row)
-            out.flush()
-        out.write(END)
+
+    def write(row: bytes) -> None:
+        out.write(row)
         out.flush()
+
+    for line in sys.stdin.buffer:
+        for row in answering.rows(line, write):
+            write(row)
+        write(END)
 
 
 if __name__ == "__main__":

@@ -126,7 +126,9 @@ def _moves(plan: Plan, simplest: Timed, chosen: Timed) -> Iterator[Move]:
     while now.layout != goal:
         tried = [(what, plan.search.find(lay, how)) for what, lay in _steps(plan, now.layout, goal)]
         timed = [(what, plan.search.timed(q)) for what, q in tried if q]
-        what, after = min(timed, key=lambda t: t[1].order, default=(f"{_changes(now.layout, goal)} together", chosen))
+        what, after = min(
+            timed, key=lambda t: t[1].order, default=(f"{changed_axes(now.layout, goal)} together", chosen)
+        )
         yield Move(what, now, after)
         now = after
 
@@ -148,10 +150,10 @@ def _steps(plan: Plan, now: Layout, goal: Layout) -> Iterator[tuple[str, Layout]
         steps = plan.ask.global_batch_size // (after.dp * after.micro_batch_size)
         after = replace(after, gradient_accumulation_steps=steps)
         if after != now:
-            yield _changes(now, after), after
+            yield changed_axes(now, after), after
 
 
-def _changes(now: Layout, after: Layout) -> str:
+def changed_axes(now: Layout, after: Layout) -> str:
     """The changed axes, each with its old and new value. An axis that is not in the text has its default."""
     plain, was, now_ = as_axes(Layout(loss=now.loss)), as_axes(now), as_axes(after)
     axes = [name for name in AXES if was.get(name, plain.get(name)) != now_.get(name, plain.get(name))]

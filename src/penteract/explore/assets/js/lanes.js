@@ -3,6 +3,7 @@ import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { Figure, useWidth } from "./figure.js";
 import { CanvasPen, SvgPen, colours, draw, flightAt, geometry, indexAt, laneAt } from "./lanes_drawing.js";
 import { Player } from "./player.js";
+import { useTheme } from "./theme.js";
 import { Term, tipAt } from "./tip.js";
 
 const CLOSEST = 64; // the deepest zoom that has marks of its own
@@ -169,24 +170,6 @@ function useWheel(canvas, zoom, changes) {
     element.addEventListener("wheel", turned, { passive: false });
     return () => element.removeEventListener("wheel", turned);
   }, changes);
-}
-
-/** A number that changes with the theme: a canvas does not follow it by itself. */
-function useTheme() {
-  const [count, set] = useState(0);
-  useEffect(() => {
-    const changed = () => set((n) => n + 1);
-    const dark = matchMedia("(prefers-color-scheme: dark)");
-    const seen = new MutationObserver(changed);
-    dark.addEventListener("change", changed);
-    seen.observe(document.documentElement, { attributeFilter: ["data-theme"] });
-    document.fonts?.ready.then(changed);
-    return () => {
-      dark.removeEventListener("change", changed);
-      seen.disconnect();
-    };
-  }, []);
-  return count;
 }
 
 /** What every rank does at a moment. */

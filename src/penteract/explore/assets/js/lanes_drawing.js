@@ -257,6 +257,21 @@ export class CanvasPen {
     this.context.stroke();
   }
 
+  dot(x, y, radius, name) {
+    this.context.fillStyle = this.colour[name];
+    this.context.beginPath();
+    this.context.arc(x, y, radius, 0, 2 * Math.PI);
+    this.context.fill();
+  }
+
+  ring(x, y, radius, name) {
+    this.context.strokeStyle = this.colour[name];
+    this.context.lineWidth = 2;
+    this.context.beginPath();
+    this.context.arc(x, y, radius, 0, 2 * Math.PI);
+    this.context.stroke();
+  }
+
   area(points, name) {
     this.context.fillStyle = this.colour[name];
     this.context.beginPath();
@@ -301,6 +316,14 @@ export class SvgPen {
 
   line(x1, y1, x2, y2, name) {
     this.parts.push(`<line x1="${x1.toFixed(2)}" x2="${x2.toFixed(2)}" y1="${y1}" y2="${y2}" stroke="${this.colour[name]}"/>`);
+  }
+
+  dot(x, y, radius, name) {
+    this.parts.push(`<circle cx="${x.toFixed(2)}" cy="${y.toFixed(2)}" r="${radius}" fill="${this.colour[name]}"/>`);
+  }
+
+  ring(x, y, radius, name) {
+    this.parts.push(`<circle cx="${x.toFixed(2)}" cy="${y.toFixed(2)}" r="${radius}" fill="none" stroke-width="2" stroke="${this.colour[name]}"/>`);
   }
 
   area(points, name) {

@@ -4,16 +4,20 @@ import { Chips } from "./chips.js";
 import { Controls, take } from "./controls.js";
 import { html, render, useEffect, useRef, useState } from "./html.js";
 import { Lanes } from "./lanes.js";
+import { Best, Compare, Waterfall, WhatIf } from "./layouts.js";
 import { Memory, Ranks } from "./memory.js";
+import { Points } from "./points.js";
 import { Schedules } from "./schedules.js";
+import { useCompare, useSearch } from "./search.js";
 import { VIEWS, fromFragment, toFragment } from "./state.js";
 import { Step } from "./step.js";
 import { Tip } from "./tip.js";
-import { Verdict, memorySum, scheduleSum } from "./verdict.js";
+import { Verdict, memorySum, scheduleSum, searchSum } from "./verdict.js";
 
 const PAUSE = 250; // ms without a change before the slower answers are asked for
 const THEMES = ["auto", "light", "dark"];
-const TITLES = { memory: "Memory", schedules: "Schedules" };
+const TITLES = { memory: "Memory", schedules: "Schedules", layouts: "Layouts" };
+const SEARCH = { fix: {}, tokens: "", usd_per_gpu_hour: 0, against: null };
 
 function App({ opening, first }) {
   const [state, setState] = useState(first);
@@ -44,6 +48,8 @@ function App({ opening, first }) {
     newest.current.ask({ kind: "memory", question: state.question, stage: state.stage });
   }, [state.question, state.stage]);
   const lanes = useLanes(state);
+  const [search, stopSearch] = useSearch(state);
+  const compared = useCompare(state);
   const [made, setMade] = useState("served");
   const [moment, setMoment] = useState(null); // where the lanes stand
   useEffect(() => {
@@ -54,13 +60,14 @@ function App({ opening, first }) {
   useDrop((file) => take(file, (model) => change({ ...state.question, model })));
   const stale = !latest?.figures || error !== "" ? "old" : busy ? "stale" : "";
   const copies = [
-    ["Command", async () => latest?.command ?? ""],
+    ["Command", async () => (state.view === "layouts" ? search.answer?.command : latest?.command) ?? ""],
     ["Link", async () => location.origin + location.pathname + (await toFragment(state))],
     ["Run file", async () => (await askOne({ kind: "run_file", question: state.question })).text],
   ];
   const figures = memory?.figures;
   const steps = state.view === "schedules";
-  const sum = steps ? scheduleSum(lanes, opening.terms) : memorySum(figures, opening.terms);
+  const all = state.view === "layouts";
+  const sum = steps ? scheduleSum(lanes, opening.terms) : all ? searchSum(search.answer, opening.terms) : memorySum(figures, opening.terms);
   const late = stale || (lanes && JSON.stringify(lanes.question) !== JSON.stringify(state.question) ? "stale" : "");
   const curve = html`<${Step} moment=${steps ? moment : null} answer=${slow.step} terms=${opening.terms} waiting=${slow.waiting} copies=${copies} stale=${stale} />`;
   return html`<a class="skip" href="#results" onClick=${(event) => {
@@ -85,7 +92,8 @@ function App({ opening, first }) {
           <${Lanes} answer=${lanes} terms=${opening.terms} copies=${copies} stale=${late} look=${look} stood=${setMoment} />
           ${curve}
           <${Schedules} choices=${slow.choices} done=${!slow.waiting} missing=${lanes?.missing} more=${lanes?.more} take=${change} copies=${copies} stale=${stale} />`}
-        ${!steps && figures && html`
+        ${all && html`<${Layouts} state=${state} setState=${setState} search=${search} stop=${stopSearch} compared=${compared} terms=${opening.terms} copies=${copies} stale=${stale} change=${change} />`}
+        ${!steps && !all && figures && html`
           <${Memory} figures=${figures} terms=${opening.terms} copies=${copies} stale=${stale} />
           ${curve}
           <${Ranks} figures=${figures} copies=${copies} stale=${stale} look=${look} />
@@ -97,6 +105,20 @@ function App({ opening, first }) {
       </main>
     </div>
     <${Tip} />`;
+}
+
+/** The view of all layouts of a question: the chosen one is the question's. */
+function Layouts({ state, setState, search, stop, compared, terms, copies, stale, change }) {
+  const take = (point) => setState({ ...state, stage: null, question: { ...state.question, layout: { dp: 1, tp: 1, pp: 1, cp: 1, ...point.layout } } });
+  const put = (options, only = state.only) => setState({ ...state, only, search: Object.keys(options).length ? { ...SEARCH, ...state.search, ...options } : state.search });
+  const against = (layout) => put({ against: layout });
+  const late = stale || (search.busy ? "stale" : "");
+  return html`
+    <${Points} search=${search} state=${state} terms=${terms} copies=${copies} stale="" take=${take} against=${against} put=${put} stop=${stop} />
+    ${search.answer && html`<${Best} answer=${search.answer} state=${state} copies=${copies} stale=${late} take=${take} against=${against} />`}
+    ${compared && html`<${Waterfall} answer=${compared} copies=${copies} stale=${stale} />
+      <${Compare} answer=${compared} state=${state} copies=${copies} stale=${stale} against=${against} />`}
+    <${WhatIf} others=${search.others} done=${search.done} state=${state} copies=${copies} stale=${late} take=${change} put=${put} />`;
 }
 
 /** The lanes of the newest layout, followed while a slider moves, where they are looked at. */
@@ -115,6 +137,7 @@ function useLanes({ question, stage, view }) {
 function useSlow(state, again) {
   const [slow, set] = useState({ step: null, fits: [], end: null, choices: [], waiting: true });
   useEffect(() => {
+    if (state.view === "layouts") return undefined;
     const stop = new AbortController();
     set((old) => ({ ...old, waiting: true }));
     const timer = setTimeout(async () => {

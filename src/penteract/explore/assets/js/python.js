@@ -7,9 +7,10 @@ import json, sys
 sys.path.insert(0, "/sources")
 from penteract.explore.answers.answering import answer
 
-def rows(text):
+def rows(text, tell):
     asked = json.loads(text)
-    for row in answer(asked["request"], asked["opening"]):
+    told = lambda row: tell(json.dumps(row, allow_nan=False))
+    for row in answer(asked["request"], asked["opening"], told):
         yield json.dumps(row, allow_nan=False)
 
 rows
@@ -33,7 +34,7 @@ onmessage = async ({ data }) => {
     return;
   }
   const ask = await ready;
-  const answers = ask(data.text);
+  const answers = ask(data.text, (row) => postMessage({ number: data.number, row }));
   try {
     for (const row of answers) {
       postMessage({ number: data.number, row });

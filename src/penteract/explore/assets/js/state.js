@@ -3,7 +3,7 @@
 const PREFIX = "#q=";
 
 /** The views of the page; a link without one opens the first. */
-export const VIEWS = ["memory", "schedules"];
+export const VIEWS = ["memory", "schedules", "layouts"];
 
 /** The value at a path such as "layout.tp"; undefined if the question leaves it to the planner. */
 export function at(question, name) {
@@ -38,7 +38,9 @@ export async function fromFragment(fragment) {
     const text = atob(fragment.slice(PREFIX.length).replaceAll("-", "+").replaceAll("_", "/"));
     const bytes = await through(Uint8Array.from(text, (c) => c.charCodeAt(0)), new DecompressionStream("deflate-raw"));
     const state = JSON.parse(new TextDecoder().decode(bytes));
-    return state && typeof state.question === "object" ? { question: state.question, stage: state.stage ?? null, view: VIEWS.includes(state.view) ? state.view : VIEWS[0] } : null;
+    if (!state || typeof state.question !== "object") return null;
+    const view = VIEWS.includes(state.view) ? state.view : VIEWS[0];
+    return { question: state.question, stage: state.stage ?? null, view, search: state.search, only: state.only };
   } catch {
     return null;
   }

@@ -19,6 +19,14 @@ export function scheduleSum(answer, terms) {
   };
 }
 
+/** The headline of the Layouts view. */
+export function searchSum(answer, terms) {
+  return answer && {
+    what: "Tokens/s/GPU of the best layout", term: terms.points, number: answer.number, verdict: answer.verdict,
+    good: answer.fits, facts: answer.facts, headline: answer.headline, notes: [],
+  };
+}
+
 /** A headline, `sum`; or what is wrong, and what would be right. */
 export function Verdict({ latest, sum, error, take: apply, terms, busy, copies }) {
   const [said, say] = useState("");

@@ -1,0 +1,1 @@
+"""All layouts of a question: the search, other questions, and two layouts compared."""
