@@ -28,16 +28,17 @@ const RADII = { bound: 1.8, misses: 2.2, simulated: 4 };
 export function draw(pen, points, axes, card, geo, hot, marks) {
   const { x, y } = scales(geo, axes);
   grid(pen, axes, card, geo, x, y);
-  const seen = new Set();
-  for (const kind of ["bound", "misses", "simulated"]) {
-    const number = Object.keys(RADII).indexOf(kind);
+  const seen = new Uint8Array((geo.width + 1) * (geo.height + 1)); // a bit for each kind
+  for (const [number, kind] of ["bound", "misses", "simulated"].entries()) {
     for (const point of points) {
       if (kindOf(point) !== kind || point.amount.bytes > axes.memory.most) continue;
       const [px, py] = [x(point.amount.bytes), y(point.rate)];
-      const pixel = ((Math.round(px) * 8192 + Math.round(py)) * 4) + number;
-      if (seen.has(pixel)) continue;
-      seen.add(pixel);
-      pen.dot(px, py, RADII[kind], kind);
+      const pixel = Math.round(py) * (geo.width + 1) + Math.round(px);
+      if (seen[pixel] & (1 << number)) continue;
+      seen[pixel] |= 1 << number;
+      const radius = RADII[kind];
+      if (kind === "simulated") pen.dot(px, py, radius, kind);
+      else pen.rect(px - radius, py - radius, 2 * radius, 2 * radius, kind); // of these there may be very many
     }
   }
   front(pen, points, geo, x, y);
