@@ -22,9 +22,10 @@ from beside_sides import CASES, DRAWN, RATE, STEPS, WARM, Case, Clock, batches, 
 
 from penteract.config.catalog import model as find_model
 from penteract.config.expert_kernels import QUACK, fastest_experts
+from penteract.config.glu_kernel import fastest_fusions
 from penteract.config.hardware import cluster
 from penteract.config.kernel_limits import FA4, fastest_attention, installed_packages
-from penteract.config.layout import FUSIONS, Layout
+from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec, Training
 from penteract.engine.data.pack import Sample
@@ -67,7 +68,8 @@ def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> Run
                                        capability=torch.cuda.get_device_capability()),
         "experts": fastest_experts(model, Layout(), parts.policy, installed_packages(QUACK),
                                    capability=torch.cuda.get_device_capability()),
-        "fuse": FUSIONS,
+        "fuse": fastest_fusions(model, Layout(), parts.policy, installed_packages(QUACK),
+                                capability=torch.cuda.get_device_capability()),
     }  # fmt: skip
     changes = {key: tuple(value) if isinstance(value, list) else value for key, value in layout.items()}
     return RunSpec(

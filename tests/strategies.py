@@ -15,6 +15,7 @@ from penteract.config import case as spec_case
 from penteract.config.layout import (
     CP_METHODS,
     ELEMENTWISE,
+    EVERY_FUSION,
     FUSIONS,
     LOSS_KERNELS,
     ZERO_STAGES,
@@ -58,7 +59,7 @@ SCALINGS = (
     RopeScaling(kind="yarn", factor=40.0, original_positions=200, attention_factor=1.3, softmax_factor=0.7),
     RopeScaling(kind="linear", factor=4.0),
 )
-FUSES: tuple[tuple[Fusion, ...], ...] = (FUSIONS, (), ("norm",), ("mlp", "qkv"))
+FUSES: tuple[tuple[Fusion, ...], ...] = (FUSIONS, (), ("norm",), ("mlp", "qkv"), EVERY_FUSION)
 BUCKETS = (25 * 2**20, 2**16, 2**12, 0)  # bytes: all in one, several, and one for each parameter
 
 

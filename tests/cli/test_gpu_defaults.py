@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penteract.cli.gpu_defaults import ROOM, Card, card_here, settle_defaults
-from penteract.config.layout import FUSIONS
+from penteract.config.layout import EVERY_FUSION, FUSIONS
 from penteract.config.rules.resolve import Resolved, resolve
 from penteract.units import GIB
 
@@ -36,6 +36,16 @@ def test_a_gpu_gets_the_fastest_kernels_and_the_largest_micro_batch_that_fits() 
     assert made.origins["kernels.attention"] == "chosen for H200"
     small, _ = settled(Card(name="small", free=30 * GIB, capability=(9, 0), packages=H200.packages))
     assert small.run.layout.micro_batch_size < lay.micro_batch_size
+
+
+def test_gate_and_up_are_one_op_with_swiglu_where_the_package_is_there() -> None:
+    both = Card(name="H200", free=140 * GIB, capability=(9, 0), packages=H200.packages | {"quack-kernels"})
+    made, line = settled(both)
+    assert made.run.layout.fuse == EVERY_FUSION
+    assert '"glu"' in line
+    assert settled(both, "--precision.dtype=fp8_tensorwise")[0].run.layout.fuse == FUSIONS
+    older = Card(name="A100", free=70 * GIB, capability=(8, 0), packages=both.packages)
+    assert settled(older)[0].run.layout.fuse == FUSIONS
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,12 @@ def fp8_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([_turn(room, y, positions[0]) if positions else y, of_w], objective)
 
 
+def merged_glu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    packed = torch.cat([torch.einsum("...d,fd->...f", ins[0], w) for w in weights], -1)
+    made = packed_swiglu(room, [packed], []).outs[0]
+    return Truth([made.detach(), packed.detach()], (made * room.gradients[0]).sum())
+
+
 def fp8_glu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     """Gate and up, and what SwiGLU makes of them; their gradients are data before they are multiplied."""
     fp8, (x, data, columnwise, scale) = room.attrs["fp8"], ins
@@ -424,6 +430,10 @@ def expert_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([torch.einsum("rd,rfd->rf", x, weights[0][owner])])
 
 
+def expert_pair(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([expert_linear(room, ins, [w]).outs[0] for w in weights])
+
+
 def unpermute(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     y, w, order = ins
     back = [order.tolist().index(i) for i in range(len(order))]
@@ -447,12 +457,13 @@ FORMULAS: dict[str, Formula] = {
     f.__name__: f
     for f in (
         embedding, linear, add_bias, rms_norm, fork_norm, loss_and_gradient, merged_linear, packed_swiglu,
-        quantise, fp8_linear, fp8_glu,
+        quantise, fp8_linear, fp8_glu, merged_glu,
         packed_attention, normed_attention, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
         pack_heads, unpack_heads,
         attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,
         rows, join_rows, logits, logits_gradient,
-        loss, router, expert_permutation, split_sizes, expert_offsets, permute, sort_chunks, expert_linear, unpermute,
+        loss, router, expert_permutation, split_sizes, expert_offsets, permute, sort_chunks, expert_linear, expert_pair,
+        unpermute,
         balance_loss,
         tokens_per_expert,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,10 +20,11 @@ from penteract.engine.kernels.moe.grouped_experts import (
     Tile,
     by_torch,
     emulated,
+    expert_pair_products,
     expert_products,
     tile_of,
 )
-from penteract.ops.declarations.moe.grouped_experts import GROUPED
+from penteract.ops.declarations.moe.grouped_experts import GROUPED, PAIR
 
 NAN = float("nan")
 
@@ -76,8 +78,9 @@ class Tuned:
     def gemm_tuned(self) -> Any:
         return self
 
-    def fn(
-        self, A: torch.Tensor, B: torch.Tensor, out: torch.Tensor, *, config: Tile, add_to_output: bool = False,
+    def fn(  # noqa: PLR0913 - the package's arguments
+        self, A: torch.Tensor, B: torch.Tensor, out: torch.Tensor, C: torch.Tensor | None = None, *, config: Tile,
+        add_to_output: bool = False,
         cu_seqlens_m: torch.Tensor | None = None, cu_seqlens_k: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         offsets = cu_seqlens_m if cu_seqlens_m is not None else cu_seqlens_k
@@ -89,12 +92,14 @@ class Tuned:
         else:
             assert A.stride(1) == out.stride(1) == 1
             assert not add_to_output
-        self.calls.append((config, add_to_output))
+            assert C is None or C is out
+        adds = add_to_output or C is not None
+        self.calls.append((config, adds))
         with _disable_current_modes():
             wide = emulated(A.double(), B.double(), offsets)
             if B.dim() == 2:
                 wide[offsets[1:] == offsets[:-1]] = 0.0
-            out.copy_(out + wide if add_to_output else wide)
+            out.copy_(out + wide if adds else wide)
             unread = torch.empty(wide.shape, dtype=A.dtype)
         _count(A, B, offsets, unread)
 
@@ -120,6 +125,16 @@ def test_quack_writes_where_results_belong(case: Case, precision: str) -> None:
     assert [added for _, added in tuned.calls] == [False, False, False, True] * some
 
 
+@pytest.mark.parametrize("precision", ["bf16", "bf16_pure", "fp16"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_of_a_pair_the_second_adds_to_the_first_s_input_gradient(case: Case, precision: str) -> None:
+    tuned, both = Tuned(), replace(case, op_name="expert_pair", weights=case.weights * 2)
+    kernel = expert_pair_products(Quack(lambda: tuned, lambda tile: tile))
+    assert check(both, precision, PAIR, kernel) == []
+    some = bool(case.ins[0].shape[0])
+    assert [added for _, added in tuned.calls] == [*[False] * 3, True, *[False] * 2, *[True] * 2] * some
+
+
 def test_tiles_leave_no_rest_where_they_can() -> None:
     assert [tile_of(n)[1] for n in (768, 2048, 1536, 1408, 8)] == [192, 256, 192, 192, 192]
 
@@ -129,4 +144,4 @@ def test_the_package_is_called_as_it_is() -> None:
     interface: Any = pytest.importorskip("quack.gemm_interface")
     fn: Callable[..., Any] = interface.gemm_tuned.fn
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount + fn.__code__.co_kwonlyargcount]
-    assert {"A", "B", "out", "config", "cu_seqlens_m", "cu_seqlens_k", "add_to_output"} <= {*names}
+    assert {"A", "B", "out", "C", "config", "cu_seqlens_m", "cu_seqlens_k", "add_to_output"} <= {*names}

@@ -168,6 +168,7 @@ CHOSEN = [
         (name, {}, Layout(elementwise="triton"), "triton")
         for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
     ],
+    ("merged_glu", {}, Layout(elementwise="triton"), "quack"),
     *[("attention", {}, Layout(attention=name), name) for name in ("fa4", "fa4_documents")],
     *[
         (op_name, {}, Layout(attention=name), name)
@@ -180,6 +181,7 @@ CHOSEN = [
     ("linear", {"fp8": FP8}, Layout(elementwise="triton"), "fp8_triton"),
     ("expert_linear", {}, Layout(experts="grouped"), "grouped"),
     ("expert_linear", {}, Layout(experts="quack"), "quack"),
+    ("expert_pair", {}, Layout(experts="quack"), "quack"),
     ("expert_linear", {"fp8": FP8}, Layout(), "fp8"),
     ("expert_linear", {"fp8": FP8}, Layout(elementwise="triton"), "fp8_triton"),
 ]

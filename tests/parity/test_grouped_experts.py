@@ -44,3 +44,20 @@ def test_counts_are_looked_at_where_rows_are_exchanged(layout: Layout, looks: in
     ops = [op.site.op_name for chunk in _case(layout).compile(0).chunks for op in chunk.tape.ops]
     assert ops.count("split_sizes") == looks
     assert ops.count("expert_offsets") == MODEL.layers
+
+
+def test_gate_and_up_are_a_pair_where_their_kernel_adds() -> None:
+    layout = Layout(experts="quack", fuse=("norm", "mlp", "glu"))
+    for experts, pairs in (("quack", 2), ("grouped", 0)):
+        p = Case(MODEL, replace(layout, experts=experts), sequence_length=12).compile(0)
+        ops = [op.site.op_name for chunk in p.chunks for op in chunk.tape.ops]
+        assert (ops.count("expert_pair"), ops.count("expert_linear")) == (pairs, 6 - 2 * pairs)
+        assert ops.count("merged_glu") == 2  # of the shared experts
+        sums = [
+            i.call
+            for chunk in p.chunks
+            for some in chunk.actions.values()
+            for i in some
+            if i.call.site.op_name == "add"
+        ]
+        assert len([call for call in sums if call.site.line.startswith("model/moe.py:83")]) == 2 - pairs

@@ -3,6 +3,7 @@ file keeps it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -10,9 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from penteract.config.expert_kernels import QUACK, fastest_experts
+from penteract.config.glu_kernel import fastest_fusions
 from penteract.config.hardware import Cluster, reference
 from penteract.config.kernel_limits import FA4, fastest_attention, fastest_elementwise, installed_packages
-from penteract.config.layout import Layout
+from penteract.config.layout import FUSIONS, Layout
 from penteract.config.rules.resolve import Resolved
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
@@ -86,7 +88,8 @@ def _kernels(resolved: Resolved, card: Card) -> Iterator[tuple[str, str]]:
     run, policy = resolved.run, resolved.run.precision.policy
     if "triton" in card.packages and fastest_elementwise(policy) == "triton":
         yield "kernels.elementwise", "triton"
-        yield "kernels.fuse", "all"
+        fusions = fastest_fusions(run.model, run.layout, policy, card.packages, capability=card.capability)
+        yield "kernels.fuse", "all" if fusions == FUSIONS else json.dumps(fusions)
     attention = fastest_attention(
         run.model, run.layout.cp, run.layout.cp_method, policy, card.packages,
         capability=card.capability, documents=run.data.pack_documents,

@@ -6,6 +6,8 @@ mlp     gate and up projections are one product, and SwiGLU reads its result as 
 qkv     query, key and value projections are one product, whose result attention reads as it lies; rotary positions
         are applied to it in place. With QK-norm, query and key heads are normalised and rotated in one pass
 loss    of whole rows of logits, the loss and its gradient in one op, which is said where the head is
+glu     what "mlp" makes, gate and up projections and SwiGLU, is one op: its product applies SwiGLU as it stores. With
+        quack's products, experts' gate and up are one op: the second product adds to the first's input gradient
 fp8     linear layers in FP8 with one scale for each tensor of a micro-batch: what they read is cast once, both ways
         round, and kept in FP8; with it, what the others merge may be in FP8
 
@@ -32,6 +34,7 @@ from penteract.ops.tape import OpCall, Site, Tape
 STANDS_FOR: Mapping[str, str] = {
     "fork_norm": "rms_norm", "merged_linear": "linear", "packed_swiglu": "swiglu", "packed_attention": "attention",
     "normed_attention": "attention", "fp8_linear": "linear", "fp8_glu": "linear",
+    "merged_glu": "linear", "expert_pair": "expert_linear",
 }  # fmt: skip
 
 
@@ -46,8 +49,12 @@ def fuse(tape: Tape, params: dict[str, Param], mesh: Mesh) -> None:
                 edit.mlps()
             case "qkv":
                 edit.attentions()
-            case "loss" | "fp8":  # parallel/tensor.py says the first; the second comes last
+            case "loss" | "glu" | "fp8":  # parallel/tensor.py says the first; the others edit what these made
                 pass
+    if "glu" in mesh.layout.fuse:
+        _Edit(tape, params, mesh).glus()
+        if mesh.layout.experts == "quack":
+            _Edit(tape, params, mesh).expert_pairs()
     if "fp8" in mesh.layout.fuse:  # of linear layers as they are merged
         _Edit(tape, params, mesh).casts()
 
@@ -88,6 +95,36 @@ class _Edit:
             packed = Site("packed_swiglu", merged.site.outs, glu.site.outs, layer=glu.site.layer, line=glu.site.line)
             self._put(merged, (fork, *linear_ops))
             self._put(OpCall(packed, merged.outs, glu.outs, stands_for=STANDS_FOR["packed_swiglu"]), (glu,))
+
+    def glus(self) -> None:
+        """merged_linear(h) -> packed_swiglu   becomes   merged_glu(h), where no product is in FP8."""
+        readers = self._readers()
+        for merged in [op for op in self.tape.ops if op.site.op_name == "merged_linear"]:
+            glu = readers.get(merged.outs[0])
+            if glu is None or glu.site.op_name != "packed_swiglu" or merged.site.attrs:
+                continue
+            site, attrs = merged.site, {"features": _width(merged.site.outs[0])}
+            outs, extras = OPS["merged_glu"].declaration.results(site.ins, site.weights, attrs)
+            site = replace(site, op_name="merged_glu", outs=(*outs, *extras), attrs=attrs)
+            kept = tuple([self.tape.new(spec, flows=False) for spec in extras])
+            fused = OpCall(site, merged.ins, glu.outs, kept, stands_for=STANDS_FOR["merged_glu"])
+            self._put(fused, (merged, glu))
+
+    def expert_pairs(self) -> None:
+        """fork(h) -> a, b; expert_linear(a), expert_linear(b)   becomes   expert_pair(h) -> both results."""
+        readers = self._readers()
+        for fork in self._forks(2):
+            both = [readers[v] for v in fork.outs if v in readers and readers[v].site.op_name == "expert_linear"]
+            if len(both) < 2 or any(op.site.attrs or op.ins[1] != both[0].ins[1] for op in both):
+                continue
+            site = both[0].site
+            fused = replace(
+                site, op_name="expert_pair", outs=(*site.outs, *both[1].site.outs),
+                params=(*site.params, *both[1].site.params), weights=(*site.weights, *both[1].site.weights),
+            )  # fmt: skip
+            outs = (*both[0].outs, *both[1].outs)
+            ins = (*fork.ins, *both[0].ins[1:])
+            self._put(OpCall(fused, ins, outs, stands_for=STANDS_FOR["expert_pair"]), (fork, *both))
 
     def attentions(self) -> None:
         """fork(h) -> q, k, v projections, rope of q and k, attention   becomes   merged_linear, packed_attention.

@@ -17,6 +17,7 @@ from penteract.config.layout import (
     ATTENTION_KERNELS,
     CP_METHODS,
     ELEMENTWISE,
+    EVERY_FUSION,
     EXPERT_KERNELS,
     FUSIONS,
     LOSS_KERNELS,
@@ -319,7 +320,7 @@ def _read_fusions(word: str, flag: str) -> tuple[Fusion, ...]:
     if word in ("none", "all"):
         return FUSIONS if word == "all" else ()
     names = word.split("+")
-    if unknown := [name for name in names if name not in FUSIONS]:
+    if unknown := [name for name in names if name not in EVERY_FUSION]:
         raise BadInput("AXIS", "no such fusion", where=f"{flag} fuse", found=unknown[0],
-                       allowed=", ".join(("none", "all", *FUSIONS)), fix="fuse=all")  # fmt: skip
-    return tuple(name for name in FUSIONS if name in names)
+                       allowed=", ".join(("none", "all", *EVERY_FUSION)), fix="fuse=all")  # fmt: skip
+    return tuple(name for name in EVERY_FUSION if name in names)

@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterator, Mapping
 
 from penteract.config.case import Case
 from penteract.config.expert_kernels import expert_breaches
+from penteract.config.glu_kernel import glu_breaches
 from penteract.config.kernel_limits import kernel_breaches
 from penteract.config.layout import (
     ATTENTION_KERNELS,
     CP_METHODS,
     ELEMENTWISE,
+    EVERY_FUSION,
     EXPERT_KERNELS,
-    FUSIONS,
     LOSS_KERNELS,
     MOST_LOSS_CHUNKS,
     MOST_MICRO_BATCHES,
@@ -49,6 +50,7 @@ def breaches(case: Case) -> list[Breach]:
         found.extend(rule(case))
     found.extend(kernel_breaches(case.model, case.layout))
     found.extend(expert_breaches(case.model, case.layout))
+    found.extend(glu_breaches(case.model, case.layout))
     return found
 
 
@@ -62,7 +64,7 @@ def _counts(case: Case) -> Iterator[Breach]:
     for axis, (choices, what) in CHOICES.items():
         if case.get(axis) not in choices:
             yield axis, f"no such {what}"
-    if not {*case.layout.fuse} <= {*FUSIONS}:
+    if not {*case.layout.fuse} <= {*EVERY_FUSION}:
         yield "fuse", "no such fusion"
 
 

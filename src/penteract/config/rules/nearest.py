@@ -9,7 +9,7 @@ from typing import Any
 
 from penteract.config.case import AXES, OF_A_PART, Case
 from penteract.config.files.keys import keys
-from penteract.config.layout import ATTENTION_KERNELS, CP_METHODS, FUSIONS, MOST_MICRO_BATCHES, ZERO_STAGES, Layout
+from penteract.config.layout import ATTENTION_KERNELS, CP_METHODS, EVERY_FUSION, MOST_MICRO_BATCHES, ZERO_STAGES, Layout
 from penteract.config.rules.breaches import CHOICES, breaches
 from penteract.config.rules.settle import Settle
 from penteract.schedule.registry import SCHEDULES, schedule_of
@@ -109,7 +109,7 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
     if axis in ("loss", "elementwise", "experts"):
         return iter([v for v in CHOICES[axis][0] if v != found])
     if axis == "fuse":
-        return iter([tuple(name for name in FUSIONS if name in found)])
+        return iter([tuple(name for name in EVERY_FUSION if name in found)])
     if axis == "attention":
         return iter([v for v in reversed(ATTENTION_KERNELS) if v != found])  # torch's, then others'
     if axis == "dp" and case.world is not None:

@@ -9,9 +9,11 @@ from importlib.util import find_spec
 import torch
 
 from penteract.config import case as spec_case
-from penteract.config.expert_kernels import EXPERTS
+from penteract.config.expert_kernels import EXPERTS, QUACK
+from penteract.config.glu_kernel import COMPUTES
 from penteract.config.kernel_limits import (
     ATTENTION,
+    HOPPER,
     KernelLimits,
     check_elementwise,
     installed_version,
@@ -22,7 +24,7 @@ from penteract.config.precision.policy import Policy
 from penteract.config.rules.nearest import allowed_values
 from penteract.config.rules.settle import Settle
 from penteract.engine.executor.feed import TokenSample
-from penteract.engine.kernels.registry import check_devices
+from penteract.engine.kernels.registry import check_devices, computed_sites
 from penteract.errors import BadInput, CorruptData
 from penteract.ops.declarations.fused_attention.flash import query_tokens
 from penteract.step.program import Program
@@ -38,6 +40,7 @@ def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
     _check_elementwise(p, device)
     _check_attention(p, device, packed=packed)
     _check_experts(p, device)
+    _check_glu(p, device)
     check_devices(p, device)
 
 
@@ -97,6 +100,24 @@ def _check_experts(p: Program, device: torch.device) -> None:
         if not holds:
             raise BadInput("KERNEL", f"the experts' kernel '{kernel}' does not run here", where=key, found=found,
                            allowed=allowed, fix=fix)  # fmt: skip
+
+
+def _check_glu(p: Program, device: torch.device) -> None:
+    """Triton's kernels go with a product of another package."""
+    if p.layout.elementwise == "reference" or not any(site.op_name == "merged_glu" for site in computed_sites(p)):
+        return
+    key, (name, wanted) = spec_case.AXES["fuse"], QUACK
+    version = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    computes, here = p.precision.compute, installed_version(name)
+    needs = (
+        (version == HOPPER, f"compute capability {version[0]}.{version[1]}", "9.0"),
+        (computes in COMPUTES, computes, ", ".join(COMPUTES)),
+        (here == wanted, f"{name} {here}" if here else f"a python without {name}", f"{name} {wanted}"),
+    )
+    for holds, found, allowed in needs:
+        if not holds:
+            raise BadInput("KERNEL", "the fusion 'glu' does not run here", where=key, found=found, allowed=allowed,
+                           fix=f"--{key} all")  # fmt: skip
 
 
 def _check_elementwise(p: Program, device: torch.device) -> None:

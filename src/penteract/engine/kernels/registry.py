@@ -21,7 +21,7 @@ from penteract.step.program import Program
 def kernels(p: Program, device: torch.device) -> dict[str, TorchKernel]:
     """The kernel of each op of a program. It is selected here for each site, so that no step selects."""
     chosen = dict[str, dict[Site, TorchKernel]]()
-    for site in _sites(p):
+    for site in computed_sites(p):
         one, _ = implementation(site, p.layout)
         chosen.setdefault(site.op_name, {})[site] = kernel(site.op_name, one, device.type)
     made = dict[str, TorchKernel]()
@@ -48,7 +48,7 @@ def kernels_by_call(layout: Layout, device: torch.device) -> dict[str, TorchKern
 
 def check_devices(p: Program, device: torch.device) -> None:
     """Refuse a program with an op whose chosen implementation does not run on this device. It is never replaced."""
-    for site in _sites(p):
+    for site in computed_sites(p):
         one, _ = implementation(site, p.layout)
         if device.type not in one.kernels:
             raise BadInput("KERNEL", f"'{one.name}' of {site.op_name} does not run here", where=site.line,
@@ -57,7 +57,7 @@ def check_devices(p: Program, device: torch.device) -> None:
                            "for it")  # fmt: skip
 
 
-def _sites(p: Program) -> Iterator[Site]:
+def computed_sites(p: Program) -> Iterator[Site]:
     """The sites of a program that kernels compute: all but collectives and copies."""
     calls = (i.call for chunk in p.chunks for some in chunk.actions.values() for i in some)
     yield from dict.fromkeys(call.site for call in calls if call.phase not in ("start", "finish"))

@@ -23,10 +23,11 @@ from penteract.ops.declarations.fused_attention.flash import FlashAttention
 from penteract.ops.declarations.fused_attention.fused import FusedAttention, when_chosen
 from penteract.ops.declarations.fused_attention.normed_attention import NORMED_ATTENTION, normed
 from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
+from penteract.ops.declarations.glu import GLU, stored
 from penteract.ops.declarations.loss import LOSS
 from penteract.ops.declarations.moe.balance import BALANCE
 from penteract.ops.declarations.moe.experts import EXPERTS
-from penteract.ops.declarations.moe.grouped_experts import by_groups
+from penteract.ops.declarations.moe.grouped_experts import by_groups, in_pairs
 from penteract.ops.declarations.moe.narrow_router import narrow_router
 from penteract.ops.declarations.one_pass import ONE_PASS, gpu_kernels
 from penteract.ops.declarations.quantised.fp8 import scaled_linear, with_recipe
@@ -122,6 +123,7 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         name: (Implementation("triton", one_pass(name), {"cuda": f"{_RUNS}.kernels.triton.fusions:FUSIONS"}),)
         for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
     },
+    "merged_glu": (Implementation("quack", stored, {"cuda": f"{_RUNS}.kernels.triton.glu:QUACK"}),),
     "packed_attention": _attention(packed),
     "normed_attention": _attention(normed),
     **{
@@ -160,6 +162,7 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         ),
         Implementation("quack", by_groups("quack"), {"cuda": f"{_GROUPED}:QUACK"}),
     ),
+    "expert_pair": (Implementation("quack", in_pairs, {"cuda": f"{_GROUPED}:QUACK"}),),
 }  # fmt: skip
 
 OPS: dict[str, Op] = (
@@ -169,6 +172,7 @@ OPS: dict[str, Op] = (
     | _ops(EXPERTS, "moe.experts:EXPERTS")
     | _ops(BALANCE, "moe.balance:BALANCE")
     | _ops(FUSIONS, "fusions:FUSIONS")
+    | _ops(GLU, "glu:GLU")
     | _ops(NORMED_ATTENTION, "fused_attention.normed_attention:NORMED_ATTENTION")
     | _ops(FP8_LINEAR, "quantised.fp8_linear:EMULATED")
 )

@@ -206,6 +206,28 @@ def expert_linear_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add:
             into[0][e].zero_()
 
 
+def expert_pair(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Rows [R, K] times both matrices of their expert: w1, w2 [X, N, K] -> [R, N] each."""
+    for w, out in zip(weights, outs, strict=True):
+        expert_linear(env, site, ins, [w], [out])
+
+
+def expert_pair_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The gradient of the rows, [R, K]: a sum of two products."""
+    splits, first, second = ins
+    expert_linear_input(env, site, [splits, first], weights[:1], outs)
+    for e, rows in each_expert(splits):
+        if rows.stop > rows.start:
+            torch.addmm(outs[0][rows], second[rows], weights[1][e], out=outs[0][rows])
+
+
+def expert_pair_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    """gᵀ·x of each expert, for both matrices, [X, N, K] each."""
+    x, splits, *gradients = ins
+    for g, each in zip(gradients, into, strict=True):
+        expert_linear_weight(env, site, [x, splits, g], [each], add)
+
+
 def sort_chunks(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """Rows by sender and then expert -> by expert and then sender; `inverse`: the other way."""
     x, splits = ins
@@ -229,5 +251,6 @@ EXPERTS = {
     "permute": TorchKernel(permute, permute_input),
     "unpermute": TorchKernel(unpermute, unpermute_input),
     "expert_linear": TorchKernel(expert_linear, expert_linear_input, expert_linear_weight),
+    "expert_pair": TorchKernel(expert_pair, expert_pair_input, expert_pair_weight),
     "sort_chunks": TorchKernel(sort_chunks),
 }

@@ -26,8 +26,8 @@ Tile = tuple[int, int, bool]  # rows, columns, whether two of them take turns
 class Groups(Protocol):
     """Products by groups: rows of a and b belong to experts, from `offsets` [X + 1] on."""
 
-    def rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
-        """a [R, k], b [X, k, n] -> `out` [R, n]: each row times the matrix of its expert."""
+    def rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor, add: bool) -> None:
+        """a [R, k], b [X, k, n] -> `out` [R, n]: each row times the matrix of its expert, written or added."""
         ...
 
     def sums(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
@@ -42,12 +42,12 @@ def expert_products(groups: Groups) -> TorchKernel:
     def forward(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
         x, offsets = ins
         if len(x):
-            groups.rows(x, weights[0].transpose(1, 2), offsets, outs[0])
+            groups.rows(x, weights[0].transpose(1, 2), offsets, outs[0], False)
 
     def input_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
         offsets, g = ins
         if len(g):
-            groups.rows(g, weights[0], offsets, outs[0])
+            groups.rows(g, weights[0], offsets, outs[0], False)
 
     def weight_gradient(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
         x, offsets, g = ins
@@ -59,15 +59,39 @@ def expert_products(groups: Groups) -> TorchKernel:
     return TorchKernel(forward, input_gradient, weight_gradient)
 
 
+def expert_pair_products(groups: Groups) -> TorchKernel:
+    """The kernel of `expert_pair`, over what multiplies."""
+    single = expert_products(groups)
+    assert single.input_gradient is not None and single.weight_gradient is not None
+    of_rows, of_weights = single.input_gradient, single.weight_gradient
+
+    def forward(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        for w, out in zip(weights, outs, strict=True):
+            single.forward(env, site, ins, [w], [out])
+
+    def input_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        offsets, first, second = ins
+        of_rows(env, site, [offsets, first], weights[:1], outs)
+        if len(second):
+            groups.rows(second, weights[1], offsets, outs[0], True)
+
+    def weight_gradient(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+        x, offsets, *gradients = ins
+        for g, each in zip(gradients, into, strict=True):
+            of_weights(env, site, [x, offsets, g], [each], add)
+
+    return TorchKernel(forward, input_gradient, weight_gradient)
+
+
 @dataclass(frozen=True, slots=True)
 class MadeBeside:
     """A product that makes its result by itself, as torch's does: it is copied to where it belongs."""
 
     product: Product
 
-    def rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
+    def rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor, add: bool) -> None:
         """Copied to `out`."""
-        out.copy_(self.product(a, b, offsets))
+        put(out, self.product(a, b, offsets), add)
 
     def sums(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
         """What the product leaves for experts without rows is not said: it is cleared."""
@@ -117,9 +141,12 @@ def config(tile: Tile) -> Any:
     )  # fmt: skip
 
 
+PLAIN_TILE: Tile = (128, 192, True)  # the package's own choice on Hopper, and the fastest where a product adds
+
+
 def tile_of(columns: int) -> Tile:
     """For results of so many columns: the package's own choice on Hopper; another, where only that leaves no rest."""
-    return (128, 256, False) if columns % 192 and columns % 256 == 0 else (128, 192, True)
+    return (128, 256, False) if columns % 192 and columns % 256 == 0 else PLAIN_TILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +157,10 @@ class Quack:
     configure: Callable[[Tile], Any] = config
     tile: Callable[[int], Tile] = tile_of
 
-    def rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
-        """Written into `out`."""
-        how = self.configure(self.tile(out.shape[1]))
-        self.load().gemm_tuned.fn(a, b, out, config=how, cu_seqlens_m=offsets)
+    def rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor, add: bool) -> None:
+        """Written into `out`, or added to it: a tile reads what it then overwrites."""
+        how = self.configure(PLAIN_TILE if add else self.tile(out.shape[1]))
+        self.load().gemm_tuned.fn(a, b, out, out if add else None, config=how, cu_seqlens_m=offsets)
 
     def sums(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
         """Written `into` the bucket, or added by its stores."""
@@ -143,4 +170,4 @@ class Quack:
 
 GROUPED = {"expert_linear": expert_products(MadeBeside(by_torch))}
 EMULATED = {"expert_linear": expert_products(MadeBeside(emulated))}
-QUACK = {"expert_linear": expert_products(Quack())}
+QUACK = {"expert_linear": expert_products(Quack()), "expert_pair": expert_pair_products(Quack())}

@@ -200,6 +200,20 @@ class ExpertLinear(OpDeclaration):
         return narrow_product(prod(weights[0][1:]), widths)
 
 
+class ExpertPair(ExpertLinear):
+    """x [R, D], w1 [X, F, D], w2 [X, F, D] -> [R, F] of each; `in1`: as of `expert_linear`. The second product adds to
+    the input gradient of the first."""
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return tuple(Spec((ins[0].shape[0], w[1])) for w in weights), ()
+
+    def gradients(self, attrs: Attrs) -> tuple[int, ...]:
+        return (0, 1)
+
+    def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
+        return tuple(p for w in weights for p in super(ExpertPair, self).products(phase, ins, (w,), attrs))
+
+
 class Unpermute(OpDeclaration):
     """copies y [s·B·k, D], weights [s, B, k], order -> [s, B, D], each token the weighted sum of its copies."""
 
@@ -241,5 +255,6 @@ EXPERTS: dict[str, OpDeclaration] = {
     "permute": Permute(),
     "sort_chunks": SortChunks(),
     "expert_linear": ExpertLinear(),
+    "expert_pair": ExpertPair(),
     "unpermute": Unpermute(),
 }

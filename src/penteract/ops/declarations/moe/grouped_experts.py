@@ -8,7 +8,7 @@ from math import prod
 
 from penteract.config.layout import ExpertKernel, Layout
 from penteract.ops.declarations.declaration import Attrs, OpDeclaration, Serves, Shape
-from penteract.ops.declarations.moe.experts import ExpertLinear
+from penteract.ops.declarations.moe.experts import ExpertLinear, ExpertPair
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 
@@ -37,7 +37,22 @@ class QuackExpertLinear(ExpertLinear):
         return 0
 
 
+class QuackExpertPair(ExpertPair):
+    """Two of them, of which the second adds to what the first has written."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return 0
+
+
+PAIR = QuackExpertPair()
 GROUPED: dict[ExpertKernel, OpDeclaration] = {"grouped": GroupedExpertLinear(), "quack": QuackExpertLinear()}
+
+
+def in_pairs(site: Site, layout: Layout) -> OpDeclaration | None:
+    """Where a layout asks for quack's kernels: no other edit makes pairs."""
+    return PAIR if layout.experts == "quack" else None
 
 
 def by_groups(name: ExpertKernel) -> Serves:
