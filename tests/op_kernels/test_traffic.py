@@ -25,7 +25,7 @@ from penteract.ops.declarations.traffic import Kernel
 # cut, is not proved here.
 AS_A_WHOLE = {"linear", "logits", "attention", "merged_linear", "quantise", "fp8_linear", "fp8_glu", "merged_glu",
 "packed_attention", "normed_attention", "router", "expert_linear", "expert_pair", "split_sizes", "rows", "join_rows",
-              "gelu",              "add", "sort_chunks"}  # fmt: skip
+              "gelu", "add", "sort_chunks"}  # fmt: skip
 SILENT = {"view", "unsqueeze", "alias", "split", "split_with_sizes", "empty", "empty_like", "expand", "permute",
           "select", "slice", "unbind", "movedim"}  # fmt: skip
 OVERWRITE = {"copy_", "zero_"}
