@@ -21,10 +21,9 @@ import torch
 from beside_sides import CASES, DRAWN, RATE, STEPS, WARM, Case, Clock, batches, write_record
 
 from penteract.config.catalog import model as find_model
-from penteract.config.expert_kernels import QUACK, fastest_experts
-from penteract.config.glu_kernel import fastest_fusions
+from penteract.config.expert_kernels import fastest_experts
 from penteract.config.hardware import cluster
-from penteract.config.kernel_limits import FA4, fastest_attention, installed_packages
+from penteract.config.kernel_limits import FA4, QUACK, fastest_attention, fastest_fusions, installed_packages
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec, Training

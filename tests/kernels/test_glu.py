@@ -9,10 +9,10 @@ import torch
 from op_kernels.test_wide_product import Aten
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
+from penteract.engine.kernels.fused_glu import glus
 from penteract.engine.kernels.glu import GLU
 from penteract.engine.kernels.kernel import Env
-from penteract.engine.kernels.triton.glu import glus, put_slopes
-from penteract.engine.kernels.triton.swiglu import put_swiglu_input
+from penteract.engine.kernels.triton.swiglu import put_slopes, put_swiglu_input
 from penteract.errors import Bug
 from penteract.ops.tape import Site
 

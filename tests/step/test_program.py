@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penteract.config.layout import FUSIONS, Layout
+from penteract.config.layout import EVERY_FUSION, FUSIONS, Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.config.precision.policy import RECIPES
@@ -28,6 +28,7 @@ LOSS = replace(PLAIN, z_loss_coefficient=1e-4, moe=MoESpec(experts=4, top_k=2, f
 BIAS = replace(PLAIN, moe=MoESpec(experts=4, top_k=2, ffn_size=24, balance="bias"))
 AHEAD = replace(PLAIN, mtp_layers=1)
 ALL = Layout(fuse=FUSIONS, elementwise="triton")
+GLU = replace(ALL, fuse=EVERY_FUSION, experts="quack")
 CASES = [
     (PLAIN, Layout(), "bf16"), (BIASED, Layout(), "bf16"), (LATENT, Layout(), "bf16"), (BIAS, Layout(), "bf16"),
     (AHEAD, Layout(), "bf16"),
@@ -36,6 +37,7 @@ CASES = [
     (PLAIN, Layout(cp=2), "bf16"), (PLAIN, Layout(cp=2, cp_method="ring"), "bf16"),
     (PLAIN, Layout(cp=4, cp_method="ulysses"), "bf16"), (LOSS, Layout(dp=2, ep=2, cp=2), "bf16"),
     (LOSS, Layout(experts="grouped"), "bf16"), (replace(PLAIN, qk_norm=True), ALL, "bf16"),
+    (PLAIN, GLU, "bf16"), (LOSS, GLU, "bf16"),
 ]  # fmt: skip
 
 

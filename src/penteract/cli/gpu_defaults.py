@@ -10,10 +10,16 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from penteract.config.expert_kernels import QUACK, fastest_experts
-from penteract.config.glu_kernel import fastest_fusions
+from penteract.config.expert_kernels import fastest_experts
 from penteract.config.hardware import Cluster, reference
-from penteract.config.kernel_limits import FA4, fastest_attention, fastest_elementwise, installed_packages
+from penteract.config.kernel_limits import (
+    FA4,
+    QUACK,
+    fastest_attention,
+    fastest_elementwise,
+    fastest_fusions,
+    installed_packages,
+)
 from penteract.config.layout import FUSIONS, Layout
 from penteract.config.rules.resolve import Resolved
 from penteract.config.run import RunSpec

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from penteract.config.kernel_limits import HOPPER
+from penteract.config.kernel_limits import HOPPER, MULTIPLE, QUACK
 from penteract.config.layout import ExpertKernel, Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import Policy
-
-MULTIPLE = 8  # of 16-bit numbers in a row: they are loaded 16 bytes at a time
-QUACK = ("quack-kernels", "0.6.5")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

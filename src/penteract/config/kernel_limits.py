@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 
-from penteract.config.layout import AttentionKernel, CpMethod, Elementwise, Layout
+from penteract.config.layout import EVERY_FUSION, FUSIONS, AttentionKernel, CpMethod, Elementwise, Fusion, Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import Policy
 from penteract.errors import BadInput
@@ -41,6 +41,8 @@ class KernelLimits:
 
 
 FA4 = ("flash-attn-4", "4.0.0b36")
+QUACK = ("quack-kernels", "0.6.5")
+MULTIPLE = 8  # of 16-bit numbers in a row: products of packages load them 16 bytes at a time
 HOPPER = (9, 0)  # tiles, and so what it allocates, differ on other GPUs
 
 _FA4 = KernelLimits(
@@ -123,3 +125,31 @@ def fastest_attention(
         if not any(kernel_breaches(model, Layout(cp=cp, cp_method=method, attention=kernel))):
             return kernel
     return "reference"
+
+
+# ---- the fusion glu --------------------------------------------------------------------------------------------------
+
+GLU_COMPUTES = ("bf16", "fp16")
+
+
+def glu_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str]]:
+    """(axis, what is wrong), as in `rules`."""
+    if "glu" not in layout.fuse or layout.elementwise == "reference":
+        return
+    for name, size in _sizes(model, layout):
+        if size % MULTIPLE:
+            yield "fuse", f"the fusion 'glu' takes rows of a multiple of {MULTIPLE}, and {name} is {size}"
+
+
+def fastest_fusions(
+    model: ModelSpec, layout: Layout, p: Policy, packages: Collection[str] = (), *, capability: tuple[int, int] = HOPPER
+) -> tuple[Fusion, ...]:
+    """The fusions that a layout may have on a GPU of a compute capability, with torch, Triton and `packages`."""
+    plain = (
+        p.fp8 is None and p.compute in GLU_COMPUTES and not any(size % MULTIPLE for _, size in _sizes(model, layout))
+    )
+    return EVERY_FUSION if plain and QUACK[0] in packages and capability == HOPPER else FUSIONS
+
+
+def _sizes(model: ModelSpec, layout: Layout) -> tuple[tuple[str, int], ...]:
+    return ("hidden_size", model.hidden_size), ("the ffn_size on a rank", model.ffn_size // layout.tp)

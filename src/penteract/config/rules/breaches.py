@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from penteract.config.case import Case
 from penteract.config.expert_kernels import expert_breaches
-from penteract.config.glu_kernel import glu_breaches
-from penteract.config.kernel_limits import kernel_breaches
+from penteract.config.kernel_limits import glu_breaches, kernel_breaches
 from penteract.config.layout import (
     ATTENTION_KERNELS,
     CP_METHODS,

@@ -9,11 +9,12 @@ from importlib.util import find_spec
 import torch
 
 from penteract.config import case as spec_case
-from penteract.config.expert_kernels import EXPERTS, QUACK
-from penteract.config.glu_kernel import COMPUTES
+from penteract.config.expert_kernels import EXPERTS
 from penteract.config.kernel_limits import (
     ATTENTION,
+    GLU_COMPUTES,
     HOPPER,
+    QUACK,
     KernelLimits,
     check_elementwise,
     installed_version,
@@ -111,7 +112,7 @@ def _check_glu(p: Program, device: torch.device) -> None:
     computes, here = p.precision.compute, installed_version(name)
     needs = (
         (version == HOPPER, f"compute capability {version[0]}.{version[1]}", "9.0"),
-        (computes in COMPUTES, computes, ", ".join(COMPUTES)),
+        (computes in GLU_COMPUTES, computes, ", ".join(GLU_COMPUTES)),
         (here == wanted, f"{name} {here}" if here else f"a python without {name}", f"{name} {wanted}"),
     )
     for holds, found, allowed in needs:

@@ -123,7 +123,7 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         name: (Implementation("triton", one_pass(name), {"cuda": f"{_RUNS}.kernels.triton.fusions:FUSIONS"}),)
         for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
     },
-    "merged_glu": (Implementation("quack", stored, {"cuda": f"{_RUNS}.kernels.triton.glu:QUACK"}),),
+    "merged_glu": (Implementation("quack", stored, {"cuda": f"{_RUNS}.kernels.fused_glu:QUACK"}),),
     "packed_attention": _attention(packed),
     "normed_attention": _attention(normed),
     **{

@@ -19,7 +19,7 @@ _ROUTED = ("rows",)  # which may be other ones in every step: no kernel is compi
 
 
 @triton.jit
-def place(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _place(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Rows and columns of a tile, and which are there."""
     row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
@@ -28,7 +28,7 @@ def place(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit(do_not_specialize=_ROUTED)
 def _forward(gate, up, out, rows, width, gate_row, up_row, out_row, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row, column, here = place(rows, width, ROWS, COLUMNS)
+    row, column, here = _place(rows, width, ROWS, COLUMNS)
     a = tl.load(gate + row * gate_row + column, here, other=0.0).to(tl.float32)
     b = tl.load(up + row * up_row + column, here, other=0.0).to(tl.float32)
     tl.store(out + row * out_row + column, (a * tl.sigmoid(a) * b).to(out.dtype.element_ty), here)
@@ -39,7 +39,7 @@ def _input(
     gate, up, g, of_gate, of_up, rows, width, gate_row, up_row, g_row, of_gate_row, of_up_row, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row, column, here = place(rows, width, ROWS, COLUMNS)
+    row, column, here = _place(rows, width, ROWS, COLUMNS)
     a = tl.load(gate + row * gate_row + column, here, other=0.0).to(tl.float32)
     b = tl.load(up + row * up_row + column, here, other=0.0).to(tl.float32)
     d = tl.load(g + row * g_row + column, here, other=0.0).to(tl.float32)
@@ -50,8 +50,7 @@ def _input(
     tl.store(of_up + row * of_up_row + column, (d * silu).to(of_up.dtype.element_ty), here)
 
 
-def tiles(x: torch.Tensor) -> tuple[tuple[int, int], dict[str, int]]:
-    """x [.., F] -> a grid of tiles over it, and the shape of a tile."""
+def _tiles(x: torch.Tensor) -> tuple[tuple[int, int], dict[str, int]]:
     width = x.shape[-1]
     wide = columns(width)
     high = max(1, _TILE // wide)
@@ -61,7 +60,7 @@ def tiles(x: torch.Tensor) -> tuple[tuple[int, int], dict[str, int]]:
 
 def put_swiglu(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
     """silu(gate)·up [.., F]."""
-    grid, shape = tiles(gate)
+    grid, shape = _tiles(gate)
     _forward[grid](gate, up, out, row_count(gate), gate.shape[-1], *map(row_stride, (gate, up, out)), **shape)
 
 
@@ -70,8 +69,30 @@ def put_swiglu_input(
 ) -> None:
     """Gradients of gate and up [.., F], from both and g. They may be written over gate and up."""
     every = (gate, up, g, of_gate, of_up)
-    grid, shape = tiles(gate)
+    grid, shape = _tiles(gate)
     _input[grid](*every, row_count(gate), gate.shape[-1], *map(row_stride, every), **shape)
+
+
+@triton.jit
+def _slopes(packed, g, slopes, rows, width, packed_row, g_row, slopes_row, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column, here = _place(rows, width, ROWS, COLUMNS)
+    pair = (tl.program_id(1) * COLUMNS * 2 + tl.arange(0, 2 * COLUMNS))[None, :]
+    both = tl.load(packed + row * packed_row + pair, (row < rows) & (pair < 2 * width), other=0.0)
+    gate, up = tl.split(tl.reshape(both, (ROWS, COLUMNS, 2)))
+    a, b = gate.to(tl.float32), up.to(tl.float32)
+    d = tl.load(g + row * g_row + column, here, other=0.0).to(tl.float32)
+    share = tl.sigmoid(a)
+    silu = a * share
+    by_gate = d * b * (share + silu * (1.0 - share))
+    at = slopes + row * slopes_row + column
+    tl.store(at, by_gate.to(slopes.dtype.element_ty), here)
+    tl.store(at + width, (d * silu).to(slopes.dtype.element_ty), here)
+
+
+def put_slopes(packed: torch.Tensor, g: torch.Tensor, slopes: torch.Tensor) -> None:
+    """Gate and up in turn [.., 2·F] and the gradient g [.., F] -> their gradients side by side [.., 2·F]."""
+    grid, shape = _tiles(g)
+    _slopes[grid](packed, g, slopes, row_count(g), g.shape[-1], *map(row_stride, (packed, g, slopes)), **shape)
 
 
 def swiglu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:

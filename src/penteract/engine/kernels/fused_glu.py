@@ -4,9 +4,6 @@ Its tiles hold gate and up of a feature next to each other, so what backward rea
 The gradients lie side by side, as the weights do, so the other products are those of `merged_linear`.
 """
 
-# Triton's stubs know neither launches on a grid nor its language's operators:
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
-# pyright: reportIndexIssue=false
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,14 +12,11 @@ from importlib import import_module
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.moe.grouped_experts import Tile, config
 from penteract.engine.kernels.triton.fusions import as_one, fusions
-from penteract.engine.kernels.triton.strides import row_count, row_stride
-from penteract.engine.kernels.triton.swiglu import place, tiles
+from penteract.engine.kernels.triton.swiglu import put_slopes
 from penteract.errors import Bug
 from penteract.ops.tape import Site
 
@@ -44,28 +38,6 @@ def by_quack(x: torch.Tensor, w: torch.Tensor, packed: torch.Tensor, out: torch.
         x, w.t(), None, out={"D": packed, "mAuxOut": out}, store_d=True, config=config(_TILE), tuned=False,
         dynamic_scheduler=False, concat_layout=("B",),
     )  # fmt: skip
-
-
-@triton.jit
-def _slopes(packed, g, slopes, rows, width, packed_row, g_row, slopes_row, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row, column, here = place(rows, width, ROWS, COLUMNS)
-    pair = (tl.program_id(1) * COLUMNS * 2 + tl.arange(0, 2 * COLUMNS))[None, :]
-    both = tl.load(packed + row * packed_row + pair, (row < rows) & (pair < 2 * width), other=0.0)
-    gate, up = tl.split(tl.reshape(both, (ROWS, COLUMNS, 2)))
-    a, b = gate.to(tl.float32), up.to(tl.float32)
-    d = tl.load(g + row * g_row + column, here, other=0.0).to(tl.float32)
-    share = tl.sigmoid(a)
-    silu = a * share
-    by_gate = d * b * (share + silu * (1.0 - share))
-    at = slopes + row * slopes_row + column
-    tl.store(at, by_gate.to(slopes.dtype.element_ty), here)
-    tl.store(at + width, (d * silu).to(slopes.dtype.element_ty), here)
-
-
-def put_slopes(packed: torch.Tensor, g: torch.Tensor, slopes: torch.Tensor) -> None:
-    """Gate and up in turn [.., 2·F] and the gradient g [.., F] -> their gradients side by side [.., 2·F]."""
-    grid, shape = tiles(g)
-    _slopes[grid](packed, g, slopes, row_count(g), g.shape[-1], *map(row_stride, (packed, g, slopes)), **shape)
 
 
 def _forward(gated: Gated, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
