@@ -127,7 +127,8 @@ def line_of(part: str, backward: bool) -> tuple[str, bool]:
 def section(name: str, rows: dict[str, Record], ceilings: Record) -> str:
     """The section of a case."""
     row, plain = rows[name], rows.get(f"{name}:plain")
-    own = lines(row, ceilings)
+    card: Record = row.get("ceilings", ceilings)
+    own = lines(row, card)
     before = lines(plain, ceilings) if plain else {}
     columns = [
         "part of the step",
@@ -152,7 +153,15 @@ def section(name: str, rows: dict[str, Record], ceilings: Record) -> str:
     if plain:
         said += f" Plain PyTorch: {plain['step_ms']:.1f} ms, in {plain['kernels']:,} kernels, idle for"
         said += f" {plain['idle_ms']:.0f} ms of the profiled step."
+    if card is not ceilings:  # measured later
+        said += f" {'All but plain' if plain else 'This'} is of commit `{row['commit']}`, {row['date']}, on"
+        said += f" {at_best(card)}."
     return f"## {CASES[name]}\n\n{textwrap.fill(said, 120)}\n\n{table(' | '.join(columns), cells)}"
+
+
+def at_best(card: Record) -> str:
+    """What a card does at its best."""
+    return f"a card of {card['flops'] / 1e12:.0f} TFLOP/s and {card['bytes'] / 1e12:.2f} TB/s"
 
 
 def choices() -> Iterator[str]:
@@ -174,7 +183,7 @@ def page() -> str:
     found = record("step_kernels_h200")
     rows = {row["case"]: row for row in found["rows"]}
     top = found["ceilings"]
-    told = f"This card: {top['flops'] / 1e12:.0f} TFLOP/s, {top['bytes'] / 1e12:.2f} TB/s."
+    told = f"Where nothing else is said, {at_best(top)}."
     records = ["step_kernels_h200.json", "update_forms_h200.json", "loss_forms_h200.json", "sustained_fa4_h200.json"]
     sections = [section(name, rows, top) for name in CASES if name in rows]
     listed = "\n".join(f"- {origin(file)}" for file in records)
