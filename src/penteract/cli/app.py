@@ -24,6 +24,7 @@ VERBS = (
     "checkpoints",
     "convert",
     "doctor",
+    "calibrate",
     "init",
     "explore",
 )  # each a module of this folder, with a function of its name

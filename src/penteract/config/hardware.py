@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penteract.config.catalog.hardware import Tables, tables
-from penteract.config.files.hardware_schema import CLUSTER, FABRIC, GPU, GPUS, MEASURED
+from penteract.config.files.hardware_schema import CLUSTER, FABRIC, GPU, GPUS, LINKS, MEASURED
 from penteract.config.files.read import origins_in, read_text
 from penteract.config.files.schema import Origin, option
 from penteract.errors import BadInput
@@ -87,7 +87,8 @@ class Fabric:
 class Curves:
     """Measurements of a node: medians, times in microseconds, sizes in bytes, rates in GB/s and TFLOP/s.
 
-    Compute rates are sustained rates of a hot device, not of bursts.
+    Compute rates are sustained rates of a hot device, not of bursts. Attention is empty where no fused kernel runs;
+    collectives, p2p and contention are empty where only one device was measured.
 
     gemm         dtype -> (times, m, n, k, TFLOP/s)
     attention    (FLOPs of the forward, causal half, head size, TFLOP/s forward, TFLOP/s backward), by cuDNN
@@ -115,7 +116,7 @@ class Curves:
     moved: Points
     walked: Points
     collectives: tuple[tuple[str, int, Points], ...]
-    p2p: tuple[Points, Points]
+    p2p: tuple[Points, ...]
     contention: tuple[tuple[str, float], ...]
     launch_us: float
     launch_of: tuple[tuple[str, float], ...]
@@ -299,27 +300,32 @@ def _values(part: Gpu | Fabric) -> dict[str, Any]:
 def _curves(tree: Tables, origin: Origin = option) -> Curves:
     """The curves of a file's tables; raises BadInput for an entry that breaks the schema."""
     found = MEASURED.check(tree, "", origin)
-    node, attention, launch = found["node"], found["attention"], found["launch"]
+    node, attention, launch = found["node"], found.get("attention", {}), found["launch"]
+    if 0 < len(given := [name for name in LINKS if name in found]) < len(LINKS):
+        raise BadInput("MISSING", "measured links are incomplete", where=origin(given[0]), found=", ".join(given),
+                       allowed=f"all or none of {', '.join(LINKS)}")  # fmt: skip
     device = gpu(node["gpu"]) if isinstance(node["gpu"], str) else _gpu(node["gpu"])
     if "inside" not in node and device.name not in tables("nodes"):
         raise BadInput("MISSING", "a key is missing", where=origin("node"), found="no node.inside",
                        allowed=f"{', '.join(k for k, v in tables('fabrics').items() if v.get('domain'))}")  # fmt: skip
-    collectives = ((k, int(n), _points(rows)) for k, by in found["collectives"].items() for n, rows in by.items())
+    collectives = (
+        (k, int(n), _points(rows)) for k, by in found.get("collectives", {}).items() for n, rows in by.items()
+    )
     return Curves(
         gpu=device,
         devices=node["gpus_per_node"],
         inside=fabric(node["inside"] if "inside" in node else tables("nodes")[device.name]["inside"]),
         provenance=tuple(found["provenance"].items()),
         gemm=tuple((dtype, found["gemm"][dtype]["shapes"]) for dtype in DTYPES if dtype in found["gemm"]),
-        attention=attention["shapes"],
-        flash=attention["flash"],
+        attention=attention.get("shapes", ()),
+        flash=attention.get("flash", (1.0, 1.0)),
         fa4=attention.get("fa4", ()),
         memory=tuple(found["memory"].items()),
         moved=_points(found["moved"]["points"]),
         walked=_points(found["walked"]["points"]),
         collectives=tuple(sorted(collectives)),
-        p2p=(_points(found["p2p"]["one_way"]), _points(found["p2p"]["both_ways"])),
-        contention=tuple(found["contention"].items()),
+        p2p=tuple(_points(found["p2p"][way]) for way in ("one_way", "both_ways")) if "p2p" in found else (),
+        contention=tuple(found.get("contention", {}).items()),
         launch_us=launch["microseconds"],
         launch_of=tuple(launch.get("of", {}).items()),
         launch_basis=launch["basis"],

@@ -71,24 +71,31 @@ def _gemm() -> Table:
     return Table({"bf16": _SHAPES}, {**others, "basis": _NOTE})
 
 
+_ATTENTION = Table({"shapes": _FUSED, "flash": FixedList((_FACTOR, _FACTOR))}, {"basis": _NOTE, "fa4": _FUSED})
+
+# What one device alone cannot measure: all of these, or none. Without them, rates are modelled from the reference node.
+LINKS = ("collectives", "p2p", "contention")
+_LINKS: dict[str, Field] = {
+    "collectives": Table(dict.fromkeys(_COLLECTIVES, NamedTable(_POINTS, name=_RANKS))),
+    "p2p": Table({"one_way": _POINTS, "both_ways": _POINTS}),
+    "contention": NamedTable(_FACTOR),
+}
+
 MEASURED = Table(
     {
         "node": _NODE,
         "provenance": NamedTable(_NOTE),
         "gemm": _gemm(),
-        "attention": Table(
-            {"shapes": _FUSED, "flash": FixedList((_FACTOR, _FACTOR))},
-            {"basis": _NOTE, "fa4": _FUSED},
-        ),
         "memory": Table(dict.fromkeys(_PASSES, _RATE), {"add": _RATE}),
         "moved": Table({"points": _POINTS}),
         "walked": Table({"points": _POINTS}),
-        "collectives": Table(dict.fromkeys(_COLLECTIVES, NamedTable(_POINTS, name=_RANKS))),
-        "p2p": Table({"one_way": _POINTS, "both_ways": _POINTS}),
-        "contention": NamedTable(_FACTOR),
         "launch": Table(
             {"microseconds": _MICROSECONDS, "basis": _NOTE}, {"op": _LATENCY, "of": NamedTable(_LATENCY, fewest=0)}
         ),
     },
-    {"burst": Note(read=False)},  # for comparison: no rate is made of it
+    {
+        "burst": Note(read=False),  # for comparison: no rate is made of it
+        "attention": _ATTENTION,
+        **_LINKS,
+    },
 )

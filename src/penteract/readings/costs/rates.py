@@ -74,6 +74,7 @@ class Rates:
                            allowed="a device by name", fix="cluster('8xH200')")  # fmt: skip
         device.peak(precision)
         curves = cluster.curves or reference()
+        fused, links = (curves if known else reference() for known in (curves.attention, curves.collectives))
         shapes, memory = dict(curves.gemm), dict(curves.memory)
         dtype = precision if precision in shapes else "bf16"
         hbm = device.hbm / curves.gpu.hbm
@@ -84,19 +85,19 @@ class Rates:
         return Rates(
             gemm=Gemm.of(shapes[dtype], (curves.gpu, dtype), (device, precision), speed, width),
             fp8_gemm=Gemm.of(shapes["fp8"], (curves.gpu, "fp8"), (device, "fp8"), speed, 1) if fp8 else None,
-            flash=curves.flash,
-            fused=_fused(curves.attention, slower := curves.gpu.peak("bf16") / device.peak(soft)),
-            fa4=_fused(curves.fa4 or curves.attention, slower),
+            flash=fused.flash,
+            fused=_fused(fused.attention, slower := fused.gpu.peak("bf16") / device.peak(soft)),
+            fa4=_fused(fused.fa4 or fused.attention, slower),
             pointwise=Curve.of((size, us * 1e-6) for size, us in curves.moved).stretched(1 / hbm),
             walking=Curve.of((n, us * 1e-6) for n, us in curves.walked).stretched(
                 curves.gpu.multiprocessors / device.multiprocessors
             ),
-            interconnect=Interconnect.of(curves, inside, between),
+            interconnect=Interconnect.of(links, inside, between),
             updating=1e-9 / (memory["adamw"] * hbm),
             copying=MappingProxyType(_copying(cluster, curves, device)),
             launch=curves.launch_us * 1e-6,
             launches=MappingProxyType({name: us * 1e-6 for name, us in curves.launch_of}),
-            contention=max(1.0, fsum(factor for _, factor in curves.contention) / len(curves.contention)),
+            contention=max(1.0, fsum(factor for _, factor in links.contention) / len(links.contention)),
             basis=MappingProxyType(_basis(cluster, curves, precision)),
         )
 
@@ -205,17 +206,21 @@ def _basis(cluster: Cluster, curves: Curves, precision: str) -> dict[str, str]:
         f"measured: {curves.about}" if own else f"modelled: {device} by its data sheet, as efficient as {curves.about}"
     )
     borrowed = f"modelled: in {precision} as efficient as in bf16, {curves.about}"
-    wires = source
+    fused, wires = (
+        source if known or not own else f"modelled: {device} by its data sheet, as efficient as {reference().about}"
+        for known in (curves.attention, curves.collectives)
+    )
+    contended = wires
     if cluster.between and cluster.gpus > cluster.gpus_per_node:
-        wires = f"{source}; between nodes modelled: {cluster.between.source}"
+        wires = f"{wires}; between nodes modelled: {cluster.between.source}"
     return {
         "product": (source if precision in dict(curves.gemm) else borrowed) + "; sustained, fitted to shapes",
-        "attention": (source if precision in ("bf16", "fp8") else borrowed) + "; sustained, cuDNN, by FLOPs",
+        "attention": (fused if precision in ("bf16", "fp8") else borrowed) + "; sustained, cuDNN, by FLOPs",
         "moved": f"{source}; sustained, a sum of two tensors",
         "collective": wires,
         "send": wires,
         "update": f"{source}; fused AdamW",
         "copy": f"{source}; pinned memory, all devices of a node at once",
         "launch": f"{curves.launch_basis}: {curves.about}; an op called in an eager step",
-        "contention": f"{source}; products of 8192³ during all-gathers and reduce-scatters, mean of both",
+        "contention": f"{contended}; products of 8192³ during all-gathers and reduce-scatters, mean of both",
     }

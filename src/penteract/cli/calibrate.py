@@ -1,0 +1,83 @@
+"""`penteract calibrate`: measure this machine, and write the hardware file that plans read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from penteract.cli.engine import engine
+from penteract.errors import BadInput, DiskFailure
+from penteract.planner.report.trace import check_file
+from penteract.units import printable
+
+if TYPE_CHECKING:
+    from penteract.engine.calibrate.measuring import CalibrationState
+
+EXAMPLES = (
+    "penteract calibrate --out here.toml",
+    "penteract calibrate --budget 60 --out here.toml",
+    "penteract plan llama-3.2-1b --gpus here.toml",
+)
+_LONGEST = 86_400.0
+
+
+def calibrate(
+    *,
+    out: Annotated[Path, Parameter(help="The hardware file to write; rows are kept beside it, as .rows.jsonl.")],
+    budget: Annotated[float, Parameter(help="Seconds to measure. What was measured before is not repeated.")] = 480.0,
+    debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
+) -> int:
+    """Measure one device of this machine while it is hot, and write a file for `plan --gpus FILE.toml`.
+
+    It measures products of each dtype, the fused attention of each library that is installed, pointwise kernels, copies
+    and launches, the most used first. Stopped or out of budget, the same command goes on. Links between devices are not
+    measured. Without a GPU it measures the CPU.
+    """
+    if out.suffix != ".toml":
+        raise BadInput("USAGE", "a hardware file is TOML", where="--out", found=printable(str(out)), allowed="*.toml")
+    if not 0 < budget <= _LONGEST:
+        raise BadInput("USAGE", "not a budget", where="--budget", found=budget, allowed=f"0 to {_LONGEST:.0f} seconds")
+    if not out.is_file() or not out.with_suffix(".rows.jsonl").is_file():
+        check_file(out, "--out")
+    measuring = engine("calibrate.measuring", "measuring needs")
+    with _Line() as line:
+        made: Any = measuring.calibrate(out, budget, line)
+    try:
+        out.write_text(made.text, encoding="utf-8")
+    except OSError as error:
+        raise DiskFailure("DISK", f"cannot be written: {error.strerror}", where=str(out)) from None
+    skipped = f", {made.skipped} of which this device cannot run" if made.skipped else ""
+    more = f"; {made.missing} are left: run it again to go on" if made.missing else ""
+    print(f"{out}: {made.measured} workloads{skipped}{more}")
+    return 0
+
+
+class _Line:
+    """The workload in progress and the time left: live on a terminal, else a line every tenth workload on stderr."""
+
+    def __enter__(self) -> _Line:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._live = Live(console=Console(stderr=True), transient=True, auto_refresh=False)
+        self._shown = sys.stderr.isatty()
+        if self._shown:
+            self._live.start()
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        if self._shown:
+            self._live.stop()
+
+    def __call__(self, at: CalibrationState) -> None:
+        """Show how far a calibration is."""
+        text = f"{at.done}/{at.all} · {' '.join(map(str, at.key))} · {at.seconds:.0f} s, about {at.left:.0f} s left"
+        if self._shown:
+            from rich.text import Text
+
+            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+        elif at.done % 10 == 0:
+            print(text, file=sys.stderr, flush=True)

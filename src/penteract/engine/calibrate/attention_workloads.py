@@ -1,0 +1,88 @@
+"""Fused attention of the registry, as workloads: each implementation that this device can run, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from penteract.config.kernel_limits import ATTENTION, KernelLimits, installed_version
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.engine.calibrate.hot_clock import Op
+from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.registry import kernel
+from penteract.ops.declarations import OPS, Implementation
+from penteract.ops.declarations.fused_attention.fused import FusedAttention
+from penteract.ops.spec import Spec
+from penteract.ops.tape import Site
+
+Shape = tuple[int, int, int, int, int]  # batch, heads, KV heads, sequence, head size
+SHAPES: tuple[Shape, ...] = (
+    (1, 32, 8, 8192, 128), (2, 32, 8, 4096, 128), (4, 32, 8, 4096, 64), (1, 32, 8, 2048, 128), (1, 32, 8, 8192, 64),
+    (1, 32, 8, 4096, 128), (2, 32, 8, 8192, 128), (1, 32, 8, 4096, 64), (1, 8, 2, 8192, 128), (1, 16, 4, 8192, 128),
+    (1, 4, 1, 8192, 128), (4, 32, 8, 2048, 128), (8, 32, 8, 1024, 128), (8, 12, 12, 1024, 64), (1, 8, 8, 1024, 64),
+    (1, 8, 8, 1024, 128), (1, 32, 8, 32768, 128), (1, 32, 8, 32768, 64),
+)  # fmt: skip
+
+
+def attention(device: torch.device) -> Iterator[tuple[tuple[str | int, ...], Callable[[], Op]]]:
+    """(key, what makes the operation). Keys name the kernel by the curve that prices it (`FusedAttention.speed`)."""
+    for shape in SHAPES:
+        for one in implementations(device):
+            speed = speed_of(one, shape)
+            if speed is None:
+                continue
+            for way in ("forward", "input_gradient"):
+                key = ("attention", speed, way, *shape)
+                yield key, lambda one=one, shape=shape, way=way: operation(device, one, shape, way)
+
+
+def implementations(device: torch.device) -> list[Implementation]:
+    """The fused implementations of attention that this device, and the packages installed, can run."""
+    found = (one for one in OPS["attention"].implementations if one.name in ATTENTION and device.type in one.kernels)
+    return [one for one in found if _runs(ATTENTION[one.name], device)]  # type: ignore[index]
+
+
+def _runs(can: KernelLimits, device: torch.device) -> bool:
+    if can.package is not None and installed_version(can.package[0]) != can.package[1]:
+        return False
+    return can.capability is None or torch.cuda.get_device_capability(device) == can.capability
+
+
+def speed_of(one: Implementation, shape: Shape) -> str | None:
+    """The curve of an implementation, if it is its own and takes such heads; others are priced by that curve too."""
+    made = one.serves(_site(shape), Layout(attention=one.name))  # type: ignore[arg-type]
+    if not isinstance(made, FusedAttention) or made.speed != one.name or shape[-1] > ATTENTION[made.speed].widest:
+        return None
+    return made.speed
+
+
+def _site(shape: Shape) -> Site:
+    batch, heads, kv_heads, length, size = shape
+    q, k = (Spec((length, batch, n * size)) for n in (heads, kv_heads))
+    row, rows = Spec((length,), "index"), Spec((length, batch), "index")
+    attrs = {"head_size": size, "value_size": size, "scale": size**-0.5, "window": 0}
+    ins = (q, k, k, row, rows, row)
+    results, extras = OPS["attention"].declaration.results(ins, (), attrs)
+    return Site("attention", ins, (*results, *extras), attrs=attrs)
+
+
+def operation(device: torch.device, one: Implementation, shape: Shape, way: str) -> Op:
+    """A call of the kernel as a step makes it, on one document a sequence."""
+    site, run = _site(shape), kernel("attention", one, device.type)
+    env = Env(Mesh(Layout(attention=one.name)), 0, torch.float32)  # type: ignore[arg-type]
+    q, k, v = (torch.randn(s.shape, device=device, dtype=torch.bfloat16) for s in site.ins[:3])  # type: ignore[arg-type]
+    at = torch.arange(shape[3], device=device)
+    ins = [q, k, v, at, torch.zeros(shape[3], shape[0], dtype=torch.int64, device=device), at]
+    out, log_sum = torch.empty_like(q), torch.empty(site.outs[1].shape, device=device)  # type: ignore[arg-type]
+
+    def forward() -> None:
+        run.forward(env, site, ins, [], [out, log_sum])
+
+    if way == "forward":
+        return forward
+    forward()
+    gradient, made, backward = torch.randn_like(out), [torch.empty_like(x) for x in (q, k, v)], run.input_gradient
+    assert backward is not None
+    return lambda: backward(env, site, [*ins, out, log_sum, gradient], [], made)

@@ -1,0 +1,67 @@
+"""Measured times on disk, so that a calibration that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penteract.config.files.regular import read_regular
+from penteract.errors import BadInput, DiskFailure
+
+Key = tuple[str | int, ...]
+SCHEMA = "penteract.calibration/1"
+_LARGEST = 2**26
+
+
+@dataclass(slots=True)
+class MeasuredRows:
+    """Microseconds by key, in a file of one JSON object a line. The first line says which machine they are of.
+
+    A time of None: it was tried, and the device has no memory for it or its kernel refused.
+    """
+
+    path: Path
+    about: dict[str, str]
+    rows: dict[Key, float | None] = field(default_factory=dict[Key, float | None])
+
+    @staticmethod
+    def of(path: Path, about: dict[str, str]) -> MeasuredRows:
+        """The rows of a file, or none. Raises BadInput if it is of another machine, other versions or damaged."""
+        found = MeasuredRows(path, about)
+        try:
+            text = read_regular(path, largest=_LARGEST).decode("utf-8") if path.exists() else ""
+            *lines, cut_off = text.split("\n")
+            if lines and (other := json.loads(lines[0])) != {"schema": SCHEMA, **about}:
+                changed = [f"{k} {v}" for k, v in other.items() if about.get(k) != v and k != "schema"]
+                raise BadInput("CALIBRATION", "measured on another machine or with other versions", where=str(path),
+                               found=", ".join(changed) or "another schema",
+                               fix="remove it, or another --out")  # fmt: skip
+            for line in lines[1:]:
+                row = json.loads(line)
+                found.rows[tuple(row["key"])] = row["us"]
+            if cut_off:  # the machine went down while it was written
+                path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadInput("CALIBRATION", f"cannot read what was measured: {error}", where=str(path),
+                           fix="remove it") from None  # fmt: skip
+        return found
+
+    def add(self, key: Key, microseconds: float | None) -> None:
+        """Keep a time, in memory and on disk."""
+        fresh = not self.path.exists() or not self.path.stat().st_size
+        self.rows[key] = microseconds
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                if fresh:
+                    file.write(json.dumps({"schema": SCHEMA, **self.about}) + "\n")
+                file.write(json.dumps({"key": key, "us": microseconds}) + "\n")
+        except OSError as error:
+            raise DiskFailure("DISK", f"cannot be written: {error.strerror}", where=str(self.path)) from None
+
+    def under(self, *start: str) -> Iterator[tuple[tuple[int, ...], float]]:
+        """(the rest of the key, µs) of all keys that begin so and were measured."""
+        for key, us in self.rows.items():
+            if key[: len(start)] == start and us is not None:
+                yield key[len(start) :], us  # type: ignore[misc]

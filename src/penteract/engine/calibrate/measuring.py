@@ -1,0 +1,122 @@
+"""A calibration: workload after workload until the budget is spent, then the file."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from penteract._version import __version__
+from penteract.engine.calibrate.hardware_file import hardware_file
+from penteract.engine.calibrate.hot_clock import HotClock
+from penteract.engine.calibrate.measured_rows import Key, MeasuredRows
+from penteract.engine.calibrate.workloads import Workload, workloads
+from penteract.engine.doctor.machine import GpuState
+from penteract.engine.doctor.probe.gpus import gpus
+
+Said = Callable[["CalibrationState"], None]
+
+
+class CalibrationState(NamedTuple):
+    """How far a calibration is: workloads done of `all`, the one to come, seconds since it began and seconds left."""
+
+    done: int
+    all: int
+    key: Key
+    seconds: float
+    left: float
+
+
+class Calibrated(NamedTuple):
+    """`text`: the hardware file. `skipped`: workloads that failed here. `missing`: those that the budget left out."""
+
+    text: str
+    measured: int
+    skipped: int
+    missing: int
+
+
+def calibrate(out: Path, budget: float, said: Said, device: torch.device | None = None) -> Calibrated:
+    """Measure a device for about `budget` seconds. Rows go to a file next to `out`; those in it are not repeated."""
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = MeasuredRows.of(rows_path(out), versions(device))
+    every = workloads(device)
+    measure(every, rows, HotClock(device), budget, said)
+    text = hardware_file(rows, device, provenance(device))
+    found = [rows.rows[w.key] for w in every if w.key in rows.rows]
+    return Calibrated(text, len(found), found.count(None), len(every) - len(found))
+
+
+def rows_path(out: Path) -> Path:
+    """Where the rows of a hardware file are kept."""
+    return out.with_suffix(".rows.jsonl")
+
+
+def measure(every: Sequence[Workload], rows: MeasuredRows, clock: HotClock, budget: float, said: Said) -> None:
+    """Measure what has no row yet, in order; once the budget is spent, only what every file needs."""
+    todo, begun = [w for w in every if w.key not in rows.rows], time.monotonic()
+    for i, workload in enumerate(todo):
+        seconds = time.monotonic() - begun
+        if seconds > budget and not workload.needed:
+            continue
+        left = seconds / i * (len(todo) - i) if i else budget
+        said(CalibrationState(len(every) - len(todo) + i, len(every), workload.key, seconds, min(left, budget)))
+        rows.add(workload.key, _one(workload, clock))
+
+
+def _one(workload: Workload, clock: HotClock) -> float | None:
+    """Microseconds; None where the device has too little memory, or the library refuses the shape."""
+    try:
+        op = workload.make()
+        return clock.launch_microseconds(op) if workload.host else clock.microseconds(op)
+    except (RuntimeError, NotImplementedError):  # torch's out of memory is one
+        return None
+    finally:
+        op = None
+        if clock.device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """What a measured time depends on: the device, and the libraries that compute."""
+    about = {"device": "cpu", "penteract": __version__, "torch": torch.__version__}
+    if device.type != "cuda":
+        return about | {"threads": str(torch.get_num_threads())}
+    cudnn = {"cudnn": str(torch.backends.cudnn.version())}
+    return about | {"device": torch.cuda.get_device_name(device), "cuda": torch.version.cuda or "", **cudnn}
+
+
+def provenance(device: torch.device) -> dict[str, str]:
+    """The versions, the date, the commit of the package if it lies in a repository, clocks and power of the GPU."""
+    found = {**versions(device), "date": time.strftime("%Y-%m-%d"), "statistic": "median"}
+    if commit := _git("rev-parse", "--short", "HEAD"):
+        found["commit"] = commit + ("-dirty" if _git("status", "--porcelain", "--", ".") else "")
+    if device.type == "cuda" and (state := _state(device)) is not None:
+        found |= {k: str(v) for k, v in (
+            ("clock_mhz", state.clock), ("clock_most_mhz", state.clock_most), ("power_limit_w", state.power_limit),
+        ) if v is not None}  # fmt: skip
+    return found
+
+
+def _state(device: torch.device) -> GpuState | None:
+    """What the driver says about the GPU, found by its UUID."""
+    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    devices = gpus(None).devices
+    return next((d for d in devices if uuid and uuid in d.uuid), devices[0] if len(devices) == 1 else None)
+
+
+def _git(*arguments: str) -> str:
+    """The answer of git about the package's own folder; empty without git, or outside of a repository."""
+    try:
+        asked = subprocess.run(
+            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return asked.stdout.strip()

@@ -1,0 +1,127 @@
+"""`penteract calibrate` on the CPU: what it writes is what plans read."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from penteract.api import plan
+from penteract.config.hardware import cluster
+from penteract.engine.calibrate import attention_workloads, hot_clock, measuring
+from penteract.engine.calibrate.hardware_file import catalogued, hardware_file
+from penteract.engine.calibrate.hot_clock import HotClock
+from penteract.engine.calibrate.measured_rows import MeasuredRows
+from penteract.engine.calibrate.workloads import Workload, workloads
+from penteract.errors import BadInput
+from penteract.readings.costs.rates import Rates
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A hardware file of this CPU, with its rows beside it."""
+    out = tmp_path_factory.mktemp("calibrated") / "here.toml"
+    with patch.object(hot_clock, "CPU_SECONDS", 0.001), patch.object(hot_clock, "CALLS", 5):
+        made = measuring.calibrate(out, 60.0, lambda at: None, CPU)
+        assert (made.measured, made.skipped, made.missing) == (len(workloads(CPU)), 0, 0)
+        out.write_text(made.text, encoding="utf-8")
+        yield out
+
+
+def test_what_it_writes_is_planned_with(measured: Path) -> None:
+    here = cluster(str(measured))
+    assert here.curves is not None and here.gpu is not None and here.gpu.name == "cpu"
+    assert dict(here.curves.provenance)["torch"] == torch.__version__
+    rates = Rates.of(here, "fp32")
+    assert rates.basis["product"].startswith("measured: cpu") and rates.basis["collective"].startswith("modelled: cpu")
+    assert rates.basis["attention"].startswith("modelled") and "H200" in rates.basis["collective"]
+    best = plan("llama-3.2-1b", str(measured), sequence_length=256, batch="1seqs", precision="fp32").best
+    assert best.time.seconds > 1
+
+
+def test_it_goes_on_where_it_stopped(measured: Path, tmp_path: Path) -> None:
+    out, asked = tmp_path / "here.toml", list[Any]()
+    lines = measuring.rows_path(measured).read_text().splitlines(keepends=True)
+    lost = [tuple(json.loads(line)["key"]) for line in lines[-3:]]
+    measuring.rows_path(out).write_text("".join(lines[:-3]) + lines[-3][:30])  # the machine went down
+    early = measuring.calibrate(out, 1e-12, lambda at: asked.append(at.key), CPU)
+    assert (asked, early.missing) == ([], 3)  # what every file needs was there
+    again = measuring.calibrate(out, 60.0, lambda at: asked.append(at.key), CPU)
+    assert (asked, again.missing) == (lost, 0)
+    assert measuring.calibrate(out, 60.0, lambda at: asked.append(at.key), CPU).text == again.text
+    assert asked == lost
+
+
+def test_rows_of_another_machine_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.rows.jsonl"
+    MeasuredRows.of(path, {"device": "this"}).add(("copy", 1), 2.0)
+    assert MeasuredRows.of(path, {"device": "this"}).rows == {("copy", 1): 2.0}
+    with pytest.raises(BadInput, match=r"another machine .* found device this"):
+        MeasuredRows.of(path, {"device": "that"})
+    path.write_text("[]\n")
+    with pytest.raises(BadInput, match="cannot read what was measured"):
+        MeasuredRows.of(path, {})
+
+
+def test_what_a_device_cannot_run_is_a_row_without_a_time(tmp_path: Path) -> None:
+    def fails() -> Any:
+        raise torch.OutOfMemoryError
+
+    rows = MeasuredRows(tmp_path / "a.rows.jsonl", {})
+    measuring.measure([Workload(("product", "bf16"), fails)], rows, HotClock(CPU), 1.0, lambda at: None)
+    assert rows.rows == {("product", "bf16"): None} and not list(rows.under("product"))
+    with pytest.raises(BadInput, match="could not be measured"):
+        hardware_file(rows, CPU, {})
+
+
+def test_of_a_gpu_it_writes_attention_by_kernel_and_the_catalogue_names_it(tmp_path: Path) -> None:
+    rows = MeasuredRows(tmp_path / "a.rows.jsonl", {})
+    with patch.object(torch.cuda, "get_device_capability", lambda *_: (9, 0)):
+        every = workloads(torch.device("cuda"))
+    assert {"cudnn", "flash"} <= {w.key[1] for w in every if w.key[0] == "attention"}
+    assert {w.key[1] for w in every if w.key[0] == "product"} == {"bf16", "fp8", "tf32", "fp32", "fp64"}
+    rows.rows = {w.key: 200.0 if w.key[1] == "flash" else 100.0 for w in every}
+    with patch.object(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200"):
+        text = hardware_file(rows, torch.device("cuda"), {"device": "NVIDIA H200"})
+    (tmp_path / "h200.toml").write_text(text, encoding="utf-8")
+    here = cluster(str(tmp_path / "h200.toml"))
+    assert here.gpu == cluster("1xH200").gpu and here.curves is not None and here.curves.flash == (0.5, 0.5)
+    shape = attention_workloads.SHAPES[0]
+    flops = 2 * shape[0] * shape[1] * shape[3] ** 2 * shape[4]
+    assert here.curves.attention[0] == pytest.approx((flops, 128, flops / 1e8, 2.5 * flops / 1e8), rel=1e-4)
+    assert catalogued("NVIDIA H100 80GB HBM3") == "H100" and catalogued("NVIDIA A100-SXM4-80GB") == "A100-80GB"
+    assert catalogued("GeForce RTX 4090") is None
+
+
+def test_operations_compute_what_they_say() -> None:
+    one = next(o for o in attention_workloads.OPS["attention"].implementations if o.name == "cudnn")
+    assert attention_workloads.speed_of(one, (1, 2, 1, 16, 128)) == "cudnn"
+    assert attention_workloads.speed_of(one, (1, 2, 1, 16, 192)) is None
+    reference = attention_workloads.OPS["attention"].implementations[-1]
+    for way in ("forward", "input_gradient"):
+        attention_workloads.operation(CPU, reference, (1, 2, 1, 16, 8), way)()
+
+
+def test_links_are_measured_together_or_not_at_all(measured: Path, tmp_path: Path) -> None:
+    text = measured.read_text()
+    path = tmp_path / "b.toml"
+    path.write_text(text + "\n[contention]\nall_gather = 1.1\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="measured links are incomplete"):
+        cluster(str(path))
+    path.write_text(text + "\n[contentions]\nall_gather = 1.1\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="did you mean contention"):
+        cluster(str(path))
+
+
+def test_the_rows_are_lines_of_json_under_a_schema(measured: Path) -> None:
+    head, *rows = map(json.loads, measuring.rows_path(measured).read_text().splitlines())
+    assert head["schema"] == "penteract.calibration/1" and len(rows) == len(workloads(CPU))
+    assert tomllib.loads(measured.read_text())["provenance"]["date"]
