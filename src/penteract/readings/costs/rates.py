@@ -74,7 +74,7 @@ class Rates:
                            allowed="a device by name", fix="cluster('8xH200')")  # fmt: skip
         device.peak(precision)
         curves = cluster.curves or reference()
-        fused, links = (curves if known else reference() for known in (curves.attention, curves.collectives))
+        fused, links = (curves if own else reference() for own in (curves.attention, curves.collectives))
         shapes, memory = dict(curves.gemm), dict(curves.memory)
         dtype = precision if precision in shapes else "bf16"
         hbm = device.hbm / curves.gpu.hbm
@@ -207,8 +207,8 @@ def _basis(cluster: Cluster, curves: Curves, precision: str) -> dict[str, str]:
     )
     borrowed = f"modelled: in {precision} as efficient as in bf16, {curves.about}"
     fused, wires = (
-        source if known or not own else f"modelled: {device} by its data sheet, as efficient as {reference().about}"
-        for known in (curves.attention, curves.collectives)
+        source if rows or not own else f"modelled: {device} by its data sheet, as efficient as {reference().about}"
+        for rows in (curves.attention, curves.collectives)
     )
     contended = wires
     if cluster.between and cluster.gpus > cluster.gpus_per_node:

@@ -1,0 +1,1 @@
+"""What `penteract plan` shows while it searches, and the files that it writes."""
