@@ -6,7 +6,7 @@ Each workload has a key, which names it in the rows on disk, and makes its opera
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -100,7 +100,8 @@ def product(device: torch.device, dtype: str, times: int, m: int, n: int, k: int
         return lambda: torch.bmm(a, b.transpose(1, 2), out=out)
     if dtype == "fp8":
         x, y, one = a[0].to(kind), b[0].to(kind), torch.ones((), device=device)
-        return lambda: torch._scaled_mm(x, y.t(), one, one, out_dtype=wide, use_fast_accum=True)
+        scaled: Any = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage] - no public name yet
+        return lambda: scaled(x, y.t(), one, one, out_dtype=wide, use_fast_accum=True)
 
     def multiply() -> None:
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"

@@ -56,8 +56,8 @@ def glus(aten: Any, gated: Gated) -> dict[str, TorchKernel]:
     of_linear = linear.input_gradient
 
     def input_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-        gradient, slopes = outs
-        put_slopes(*ins, slopes)
+        (dy, packed), (gradient, slopes) = ins, outs
+        put_slopes(dy, packed, slopes)
         of_linear(env, site, [slopes], weights, [gradient])
 
     return {"merged_glu": TorchKernel(partial(_forward, gated), input_gradient, linear.weight_gradient)}
