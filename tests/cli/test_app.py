@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penteract._version import __version__
-from penteract.cli.overrides import split_overrides
+from penteract.cli.resolve.overrides import split_overrides
 from penteract.config.rules.resolve import resolve
 
 Tell = Callable[..., Any]

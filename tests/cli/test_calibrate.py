@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penteract.engine.calibrate import measuring
+from penteract.measure.calibrate import measuring
 
 Tell = Callable[..., Any]
 

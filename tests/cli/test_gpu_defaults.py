@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penteract.cli.gpu_defaults import ROOM, Card, card_here, settle_defaults
+from penteract.cli.resolve.gpu_defaults import ROOM, Card, card_here, settle_defaults
 from penteract.config.layout import EVERY_FUSION, FUSIONS
 from penteract.config.rules.resolve import Resolved, resolve
 from penteract.units import GIB

@@ -16,7 +16,7 @@ import pytest
 
 import forks
 from explore.served import served
-from penteract.cli.overrides import split_overrides
+from penteract.cli.resolve.overrides import split_overrides
 from penteract.config.files.write import template
 from penteract.config.rules.resolve import resolve
 

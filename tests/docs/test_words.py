@@ -132,7 +132,7 @@ def test_no_class_has_the_name_of_another() -> None:
 # answers it; what a probe asks and what a finding is made of.
 MIRRORS = (
     {"ops/declarations", "engine/kernels", "engine/kernels/triton", "model", "config/precision"},
-    {"cli", "planner", "planner/search", "planner/report", "config", "engine/hf", "engine/session"},
+    {"cli", "cli/resolve", "planner", "planner/search", "planner/report", "config", "engine/hf", "engine/session"},
     {"engine/doctor", "engine/doctor/probe"}, {"engine/checkpoint", "engine/hf"},
     {"step", "engine/optim", "engine/kernels/triton"}, {"readings/time", "planner/report"},
     {"schedule", "ops/declarations", "engine/kernels"},

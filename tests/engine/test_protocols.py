@@ -30,10 +30,9 @@ def test_it_is_asked_alike(protocol: type, one: type) -> None:
 
 
 def test_a_devices_type_is_asked_for_where_it_is_said() -> None:
-    """What `device_of` names, doctor, which shows it, and calibrate, which measures the device itself and is no run."""
+    """What `device_of` names, and doctor, which shows it."""
     engine = Path(device.__file__).parents[1]
     asking = re.compile(r"\b(device|at|pick_device\(.*\))\.type\b")
     found = {str(file.relative_to(engine)) for file in engine.rglob("*.py") if asking.search(file.read_text())}
     named = set(re.findall(r"kernels/\w+\.py", device.device_of.__doc__ or ""))
-    of_runs = {name for name in found if not name.startswith("calibrate/")}
-    assert of_runs == {"executor/device.py", "doctor/probe/torch.py", *named}
+    assert found == {"executor/device.py", "doctor/probe/torch.py", *named}

@@ -14,7 +14,7 @@ from typing import Any
 from cyclopts import App, CycloptsError, UnknownOptionError
 
 from penteract._version import __version__
-from penteract.cli.overrides import split_overrides
+from penteract.cli.resolve.overrides import split_overrides
 from penteract.config.files.keys import nearest_key, show_key
 from penteract.errors import BadInput, Bug, PenteractError
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from penteract.cli.engine import engine
+from penteract.cli.torch_modules import torch_module
 from penteract.errors import BadInput, DiskFailure
 from penteract.planner.report.trace import check_file
 from penteract.units import printable
 
 if TYPE_CHECKING:
-    from penteract.engine.calibrate.measuring import CalibrationState
+    from penteract.measure.calibrate.measuring import CalibrationState
 
 EXAMPLES = (
     "penteract calibrate --out here.toml",
@@ -42,7 +42,7 @@ def calibrate(
         raise BadInput("USAGE", "not a budget", where="--budget", found=budget, allowed=f"0 to {_LONGEST:.0f} seconds")
     if not out.is_file() or not out.with_suffix(".rows.jsonl").is_file():
         check_file(out, "--out")
-    measuring = engine("calibrate.measuring", "measuring needs")
+    measuring = torch_module("measure.calibrate.measuring", "measuring needs")
     with _Line() as line:
         made: Any = measuring.calibrate(out, budget, line)
     try:

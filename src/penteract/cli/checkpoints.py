@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from penteract.cli.folders import find_run
+from penteract.cli.resolve.folders import find_run
 from penteract.config.files.keys import keys
 from penteract.engine.session import checkpoint_folder
 from penteract.errors import BadInput, CorruptData, PenteractError

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from penteract.cli.engine import engine
-from penteract.cli.weights import Source, find_weights, model_words, tokenizer_of, tokenizer_setting
+from penteract.cli.resolve.weights import Source, find_weights, model_words, tokenizer_of, tokenizer_setting
+from penteract.cli.torch_modules import torch_module
 from penteract.config.files.keys import keys
 from penteract.config.rules.resolve import Resolved, resolve
 from penteract.engine.hf.folder import open_folder
@@ -55,7 +55,7 @@ def convert(
         raise BadInput("VALUE", "padding is only dropped when a Hugging Face folder is written", where="--vocab-size",
                        found=vocab_size, allowed="0", fix=fix)  # fmt: skip
     resolved = _run_of(source, to) if source.theirs else None
-    converting, writing = (engine(f"hf.{name}", "weights need") for name in ("convert", "writing"))
+    converting, writing = (torch_module(f"engine.hf.{name}", "weights need") for name in ("convert", "writing"))
     how = writing.WriteOptions(
         dtype=dtype or ("fp32" if source.theirs else "bf16"),
         shard_bytes=int(shard_gib * 2**30),

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from penteract.cli.world import launched
+from penteract.cli.resolve.world import launched
 from penteract.config.files.keys import keys
 from penteract.config.rules.resolve import resolve
 from penteract.engine.doctor.finding import Finding

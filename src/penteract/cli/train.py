@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from penteract.cli.engine import engine
-from penteract.cli.folders import find_run
-from penteract.cli.gpu_defaults import card_here, settle_defaults
-from penteract.cli.weights import check_resumable, check_weights, find_weights, words_of
-from penteract.cli.world import launched
+from penteract.cli.resolve.folders import find_run
+from penteract.cli.resolve.gpu_defaults import card_here, settle_defaults
+from penteract.cli.resolve.weights import check_resumable, check_weights, find_weights, words_of
+from penteract.cli.resolve.world import launched
+from penteract.cli.torch_modules import torch_module
 from penteract.config.files.keys import keys
 from penteract.config.presets import PRESETS
 from penteract.config.rules.resolve import Resolved, resolve
@@ -107,7 +107,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         lay, width = resolved.run.layout, shutil.get_terminal_size().columns
         print(draw_generated(lay.schedule, lay.vpp, lay.placement, lay.gradient_accumulation_steps, width=width))
         return 0
-    return engine("runtime.start", "training needs").train(
+    return torch_module("engine.runtime.start", "training needs").train(
         resolved, launched=launch is not None, predicted=lambda: _predicted(resolved.run),
         compare=compared, resume=resumed, init=weights.path if weights else None, grace=grace,
         json=json, debug=debug,

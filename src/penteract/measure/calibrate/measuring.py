@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 
 from penteract._version import __version__
-from penteract.engine.calibrate.hardware_file import hardware_file
-from penteract.engine.calibrate.hot_clock import HotClock
-from penteract.engine.calibrate.measured_rows import Key, MeasuredRows
-from penteract.engine.calibrate.workloads import Workload, workloads
 from penteract.engine.doctor.machine import GpuState
 from penteract.engine.doctor.probe.gpus import gpus
+from penteract.measure.calibrate.hardware_file import hardware_file
+from penteract.measure.calibrate.hot_clock import HotClock
+from penteract.measure.calibrate.measured_rows import Key, MeasuredRows
+from penteract.measure.calibrate.workloads import Workload, workloads
 
 Said = Callable[["CalibrationState"], None]
 

@@ -13,8 +13,8 @@ import torch
 from penteract.config.files.hardware_schema import MEASURED
 from penteract.config.files.schema import option
 from penteract.config.hardware import DTYPES, gpu
-from penteract.engine.calibrate.measured_rows import MeasuredRows
 from penteract.errors import BadInput
+from penteract.measure.calibrate.measured_rows import MeasuredRows
 
 _BACKWARD = 2.5  # FLOPs of attention's backward over its forward: five products for two
 _ADAMW, _EITHER_WAY = 28, 2  # bytes of an update by parameter; of a copy on the device by byte

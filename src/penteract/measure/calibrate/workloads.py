@@ -12,10 +12,10 @@ import torch
 
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.engine.calibrate.attention_workloads import attention
-from penteract.engine.calibrate.hot_clock import Op
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.registry import kernel
+from penteract.measure.calibrate.attention_workloads import attention
+from penteract.measure.calibrate.hot_clock import Op
 from penteract.ops.declarations import OPS
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site

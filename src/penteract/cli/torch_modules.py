@@ -1,4 +1,4 @@
-"""Modules of the engine, imported only when a command is about to use torch."""
+"""Modules that need torch, imported only when a command is about to use it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import ModuleType
 from penteract.errors import BadInput
 
 
-def engine(module: str, what: str) -> ModuleType:
-    """`penteract.engine.MODULE`. Raises BadInput where torch is not installed: `what` needs it."""
+def torch_module(module: str, what: str) -> ModuleType:
+    """`penteract.MODULE`. Raises BadInput where torch is not installed: `what` needs it."""
     if find_spec("torch") is None:
         raise BadInput("TORCH", f"{what} torch", found="none", fix="pip install 'penteract[train]'")
-    return import_module(f"penteract.engine.{module}")
+    return import_module(f"penteract.{module}")

@@ -14,12 +14,12 @@ import torch
 
 from penteract.api import plan
 from penteract.config.hardware import cluster
-from penteract.engine.calibrate import attention_workloads, hot_clock, measuring
-from penteract.engine.calibrate.hardware_file import catalogued, hardware_file
-from penteract.engine.calibrate.hot_clock import HotClock
-from penteract.engine.calibrate.measured_rows import MeasuredRows
-from penteract.engine.calibrate.workloads import Workload, workloads
 from penteract.errors import BadInput
+from penteract.measure.calibrate import attention_workloads, hot_clock, measuring
+from penteract.measure.calibrate.hardware_file import catalogued, hardware_file
+from penteract.measure.calibrate.hot_clock import HotClock
+from penteract.measure.calibrate.measured_rows import MeasuredRows
+from penteract.measure.calibrate.workloads import Workload, workloads
 from penteract.readings.costs.rates import Rates
 
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ import torch
 from penteract.config.kernel_limits import ATTENTION, KernelLimits, installed_version
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.engine.calibrate.hot_clock import Op
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.registry import kernel
+from penteract.measure.calibrate.hot_clock import Op
 from penteract.ops.declarations import OPS, Implementation
 from penteract.ops.declarations.fused_attention.fused import FusedAttention
 from penteract.ops.spec import Spec

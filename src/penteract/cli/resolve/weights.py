@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penteract.cli.folders import find_run
+from penteract.cli.resolve.folders import find_run
 from penteract.config.files.read import read_overrides, read_toml
 from penteract.config.rules.resolve import Resolved, model_at
 from penteract.engine.hf.folder import CONFIG, TOKENIZER, open_folder, refuse_another_model, weights_alone

@@ -1,0 +1,1 @@
+"""The files that measurements leave, as values: what the explorer and other programs read. Standard library alone."""
