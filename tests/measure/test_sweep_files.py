@@ -34,7 +34,9 @@ RESULT = CaseResult(
                              losses=(3.0, None), loss_falls=False, void="the loss is not finite at step 2"),
     provenance=CaseProvenance(versions={"python": "3.11"}, commit="", device="cpu", hosts=("a",), began="", ended=""),
 )  # fmt: skip
-SETTINGS = SweepSettings(name="s", steps=10, warmup=2, limit_s=60, data="random", cluster="", command="", cases=("001_tp2",))  # fmt: skip
+SETTINGS = SweepSettings(
+    name="s", steps=10, warmup=2, limit_s=60, data="random", cluster="", command="", cases=("001_tp2",)
+)
 
 
 @pytest.fixture

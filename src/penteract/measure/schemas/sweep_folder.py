@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -144,7 +145,8 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         fresh.replace(path)
     except OSError as e:
-        fresh.unlink(missing_ok=True)
+        with suppress(OSError):
+            fresh.unlink()
         raise DiskFailure("DISK", "could not write a file of the sweep", where=str(path), found=e.strerror,
                           fix="free some space, or another --out; the same command goes on") from e  # fmt: skip
 
