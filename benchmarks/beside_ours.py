@@ -28,7 +28,7 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec, Training
 from penteract.engine.data.pack import Sample
-from penteract.engine.runtime.rank import join
+from penteract.engine.rank.rank import join
 from penteract.engine.session.garbage import collect_after, collected_between_steps
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.readings.estimator import Estimator

@@ -31,8 +31,8 @@ from penteract.engine.executor.allocator import Arena
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch, target_counts
 from penteract.engine.executor.initial_weights import initialise
-from penteract.engine.executor.state import allocate
 from penteract.engine.kernels.registry import kernels
+from penteract.engine.state.state import allocate
 from penteract.readings.price import price
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step

@@ -43,7 +43,7 @@ from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSp
 from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.executor.batch_loader import BatchLoader
 from penteract.engine.executor.executor import Run
-from penteract.engine.runtime.rank import Rank, join
+from penteract.engine.rank.rank import Rank, join
 from penteract.engine.session import trainer as engine
 from penteract.units import gib
 

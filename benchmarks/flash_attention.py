@@ -41,11 +41,11 @@ from penteract.engine.executor.allocator import Arena
 from penteract.engine.executor.cuda_graph import CapturedStep
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_counts
-from penteract.engine.executor.state import allocate, fill
 from penteract.engine.kernels.checks import check_documents, check_kernels
 from penteract.engine.kernels.fused_attention import flash as flash_kernels
 from penteract.engine.kernels.registry import kernels, kernels_by_call
 from penteract.engine.optim.optimizer import AdamW
+from penteract.engine.state.state import allocate, fill
 from penteract.ops.declarations import declaration_of
 from penteract.readings.price import price
 from penteract.step.arena import plan_arena

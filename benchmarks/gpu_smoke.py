@@ -36,9 +36,9 @@ from penteract.engine.executor.cuda_graph import CapturedStep
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_count
 from penteract.engine.executor.initial_weights import initialise
-from penteract.engine.executor.state import allocate
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.optim.optimizer import AdamW
+from penteract.engine.state.state import allocate
 from penteract.readings.price import price
 from penteract.step.learning_rate import rate
 from penteract.step.program import Program, compile_step

@@ -37,8 +37,8 @@ from penteract.engine.comm.distributed import Gloo
 from penteract.engine.executor.allocator import Arena
 from penteract.engine.executor.batch_loader import allocate_micro_batches
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.state import allocate
 from penteract.engine.kernels.kernel import TorchKernel
+from penteract.engine.state.state import allocate
 from penteract.ops.declarations import OPS
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step

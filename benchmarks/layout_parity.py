@@ -29,9 +29,9 @@ from penteract.engine.executor.allocator import Arena
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_count
 from penteract.engine.executor.initial_weights import initialise
-from penteract.engine.executor.state import allocate
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.runtime.rank import Rank, join
+from penteract.engine.rank.rank import Rank, join
+from penteract.engine.state.state import allocate
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
 from penteract.step.walk import walk

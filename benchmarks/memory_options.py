@@ -37,9 +37,9 @@ from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
 from penteract.engine.data import open_samples, open_tokenizer
-from penteract.engine.executor.state import TrainingState, fill
-from penteract.engine.runtime.rank import Rank, join
+from penteract.engine.rank.rank import Rank, join
 from penteract.engine.session import trainer as engine
+from penteract.engine.state.state import TrainingState, fill
 from penteract.readings.estimator import Estimator
 from penteract.step.program import Program
 from penteract.units import gib

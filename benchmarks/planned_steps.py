@@ -29,7 +29,7 @@ import torch.distributed as dist
 from penteract import plan
 from penteract.config.run import LearningRate
 from penteract.engine.data import open_samples, open_tokenizer
-from penteract.engine.runtime.rank import Rank, join
+from penteract.engine.rank.rank import Rank, join
 from penteract.engine.session.trainer import Trainer
 from penteract.planner.report.runfile import as_run
 from penteract.units import gib

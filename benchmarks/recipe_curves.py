@@ -39,7 +39,7 @@ def train(args: argparse.Namespace, recipe: str) -> dict[str, Any]:
     from penteract.config.layout import Layout
     from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
     from penteract.engine.data import open_samples, open_tokenizer
-    from penteract.engine.runtime.rank import join
+    from penteract.engine.rank.rank import join
     from penteract.engine.session import trainer as engine
 
     engine.initialise = drawn_on_device

@@ -41,7 +41,7 @@ from torch.profiler import ProfilerActivity, profile
 from penteract.config.hardware import cluster
 from penteract.config.run import RunSpec
 from penteract.engine.executor.profiled import ProfiledRun
-from penteract.engine.runtime.rank import join
+from penteract.engine.rank.rank import join
 from penteract.engine.session import trainer as engine
 from penteract.engine.session.garbage import collect_after, collected_between_steps
 from penteract.engine.session.trainer import Outcome, Trainer

@@ -38,7 +38,7 @@ from torch.profiler import ProfilerActivity, profile
 from penteract.config.layout import Layout
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.profiled import ProfiledRun
-from penteract.engine.runtime.rank import Rank, join
+from penteract.engine.rank.rank import Rank, join
 from penteract.engine.session import trainer as engine
 from penteract.step.walk import Silent, walk
 

@@ -36,12 +36,12 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.policy import MOMENT_BLOCK, RECIPES, Policy
 from penteract.config.run import Optimizer
+from penteract.engine.device.storages import Storages
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.executor.state import Flat
-from penteract.engine.executor.storages import Storages
-from penteract.engine.optim.loss_scaling import LossScale
 from penteract.engine.optim.optimizer import AdamW
-from penteract.engine.optim.stochastic_rounding import ParameterSlice
+from penteract.engine.state.loss_scaling import LossScale
+from penteract.engine.state.state import Flat
+from penteract.engine.state.stochastic_rounding import ParameterSlice
 from penteract.ops.params import Param, Shard
 from penteract.parallel.data import Bucket
 from penteract.step.update import bytes_moved, is_sliced
@@ -87,7 +87,7 @@ class Kernels:
     """A shard in one policy, with AdamW in plain torch and with the Triton kernel."""
 
     def __init__(self, n: int, policy: Policy, device: torch.device) -> None:
-        from penteract.engine.kernels.triton.optimizer.shard_update import Update
+        from penteract.engine.optim.shard_update import Update
 
         self.flat, scaling = shard(n, policy, device), None
         if policy.loss_scale:

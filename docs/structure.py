@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -30,16 +31,18 @@ text, INK, FAINT, BOX, PAPER, MONO = (_STYLE[n] for n in ("text", "INK", "FAINT"
 BLUE, RED, GREEN = "#2f6fbb", "#c8553d", "#3a8f5c"
 MANY = 16  # entries of a folder; tests/docs/test_words.py holds it
 
-WIDTH, ROW, NAME, SQUARES, COUNTS, ARCS = 1000, 22, 150, 318, 740, 790
+WIDTH, ROW, NAME, SQUARES, COUNTS, ARCS = 1000, 22, 140, 296, 762, 800
 Edges = Counter[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder with Python files: its path below the package, the lines of each file, and how many folders it has."""
+    """A folder with Python files: its path below the package, the lines of each file and of `__init__.py`, and how many
+    folders it has."""
 
     path: str
     lines: tuple[int, ...]
+    init: int
     folders: int
 
     @property
@@ -54,12 +57,14 @@ def folders(root: Path) -> dict[str, Folder]:
         files = sorted(p for p in at.glob("*.py") if p.name != "__init__.py")
         lines = tuple(sorted((len(p.read_text(encoding="utf-8").splitlines()) for p in files), reverse=True))
         inner = sum(any(q.rglob("*.py")) for q in at.iterdir() if q.is_dir())
-        found[at.relative_to(root).as_posix()] = Folder(at.relative_to(root).as_posix(), lines, inner)
+        init = len((at / "__init__.py").read_text(encoding="utf-8").splitlines())
+        path = at.relative_to(root).as_posix()
+        found[path] = Folder(path, lines, init, inner)
     return found
 
 
 def imports(root: Path) -> Iterator[tuple[str, str]]:
-    """(file, imported file or folder), as paths below `root` without suffix. The code imports by absolute names only."""
+    """(file, imported file or folder), as paths below `root` without suffix. The code imports by absolute names."""
     modules = {p.relative_to(root).with_suffix("").as_posix().removesuffix("/__init__") for p in root.rglob("*.py")}
     for path in sorted(root.rglob("*.py")):
         here = path.relative_to(root).with_suffix("").as_posix().removesuffix("/__init__")
@@ -96,7 +101,7 @@ def ordered(names: set[str], edges: Edges) -> list[str]:
             return list(TopologicalSorter(graph).static_order())[::-1]
         except CycleError as e:
             cycle = e.args[1]
-            ways = {(a, b) for pair in zip(cycle, cycle[1:], strict=False) for a, b in (pair, pair[::-1])}
+            ways = {(a, b) for pair in pairwise(cycle) for a, b in (pair, pair[::-1])}
             del edges[min(ways & edges.keys(), key=lambda way: (edges[way], way))]
 
 
@@ -104,12 +109,12 @@ def squares(folder: Folder, y: float) -> list[str]:
     """A square for each file, its area by lines, and an outlined one for each sub-folder."""
     out, x = list[str](), float(SQUARES)
     for n in folder.lines:
-        side = max(3.0, min(15.0, (n / 300) ** 0.5 * 13))
+        side = max(2.0, min(14.0, (n / 300) ** 0.5 * 11))
         out.append(f"<rect x='{x:.1f}' y='{y - side / 2:.1f}' width='{side:.1f}' height='{side:.1f}' fill='{BLUE}'/>")
-        x += side + 1.6
+        x += side + 1.2
     for _ in range(folder.folders):
-        out.append(f"<rect x='{x:.1f}' y='{y - 5:.1f}' width='10' height='10' fill='none' stroke='{INK}'/>")
-        x += 12.5
+        out.append(f"<rect x='{x:.1f}' y='{y - 4:.1f}' width='8' height='8' fill='none' stroke='{INK}'/>")
+        x += 10.4
     return out
 
 
@@ -121,8 +126,9 @@ def arcs(edges: Edges, at: dict[str, float], x: float, reach: float) -> list[str
         bend = x + reach * (0.16 + 0.84 * abs(y2 - y1) / far) * 4 / 3
         colour, opacity = (FAINT, 0.55) if y2 > y1 else (RED, 0.9)
         out.append(
-            f"<path d='M{x},{y1:.1f} C{bend:.1f},{y1:.1f} {bend:.1f},{y2:.1f} {x},{y2:.1f}' fill='none' stroke='{colour}' "
-            f"stroke-opacity='{opacity}' stroke-width='{min(5.0, 0.7 + n**0.5 / 4):.1f}' marker-end='url(#{colour[1:]})'>"
+            f"<path d='M{x},{y1:.1f} C{bend:.1f},{y1:.1f} {bend:.1f},{y2:.1f} {x},{y2:.1f}' fill='none' "
+            f"stroke='{colour}' stroke-opacity='{opacity}' stroke-width='{min(5.0, 0.7 + n**0.5 / 4):.1f}' "
+            f"marker-end='url(#{colour[1:]})'>"
             f"<title>{a} imports {b} {n} times</title></path>"
         )
     return out
@@ -145,7 +151,7 @@ def _row(folder: Folder, y: float) -> list[str]:
         text(NAME + 16 * depth, y + 4.5, name, anchor="start", **bold),
         *squares(folder, y),
         text(COUNTS - 52, y + 4.5, str(folder.entries), size=13, fill=many, anchor="end"),
-        text(COUNTS, y + 4.5, f"{sum(folder.lines):,}", size=13, fill=FAINT, anchor="end"),
+        text(COUNTS, y + 4.5, f"{sum(folder.lines) + folder.init:,}", size=13, fill=FAINT, anchor="end"),
     ]
 
 
@@ -163,7 +169,9 @@ def picture(root: Path, title: str) -> str:
     packages = between(edges, "", names)
     at, y, parts = dict[str, float](), 96.0, list[str]()
     for package in ordered(names, packages):
-        parts.append(f"<line x1='{NAME}' y1='{y - 13}' x2='{COUNTS}' y2='{y - 13}' stroke='{FAINT}' stroke-opacity='0.3'/>")
+        parts.append(
+            f"<line x1='{NAME}' y1='{y - 13}' x2='{COUNTS}' y2='{y - 13}' stroke='{FAINT}' stroke-opacity='0.3'/>"
+        )
         at[package], inner_at = y, dict[str, float]()
         parts += _row(found[package], y)
         y += ROW
@@ -177,16 +185,17 @@ def picture(root: Path, title: str) -> str:
         parts += arcs(inner_edges, inner_at, NAME + 12, -105)
         y += 5
     parts += arcs(packages, at, ARCS, 185)
-    files = [n for f in found.values() for n in f.lines]
-    most = max(found.values(), key=lambda f: f.entries)
+    files = [n for f in found.values() for n in (*f.lines, f.init)]
+    most = max((f for f in found.values() if f.path != "."), key=lambda f: f.entries)
     summary = (
         f"{len(files)} files in {len(found)} folders, {sum(files):,} lines, {sum(files) / len(files):.0f} a file; "
         f"the fullest folder, {most.path}/, has {most.entries} entries"
     )
-    height = y + 10
+    height = round(y + 10)
+    size = f"viewBox='0 0 {WIDTH} {height}' width='{WIDTH}' height='{height}'"
     return "\n".join([
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height:.0f}' width='{WIDTH}' height='{height:.0f}'>",
-        f"<defs>{_marker(FAINT)}{_marker(RED)}</defs><rect width='{WIDTH}' height='{height:.0f}' fill='{PAPER}'/>",
+        f"<svg xmlns='http://www.w3.org/2000/svg' {size}>",
+        f"<defs>{_marker(FAINT)}{_marker(RED)}</defs><rect width='{WIDTH}' height='{height}' fill='{PAPER}'/>",
         text(20, 26, title, size=17, anchor="start"),
         text(20, 48, summary, size=13, fill=FAINT, anchor="start"),
         text(20, 74, "imports inside", size=12, fill=FAINT, anchor="start"),
@@ -202,7 +211,7 @@ def picture(root: Path, title: str) -> str:
 # of a trainer's step, where the launcher starts ranks, and where the time of a matrix product is asked for.
 _PROBE = """
 import os, sys
-WANTED = {("subprocess.py", "_execute_child"), ("compat.py", "reduce_scatter"), ("rates.py", "product")}
+WANTED = {("subprocess.py", "_execute_child"), ("comm/compat.py", "reduce_scatter"), ("rates.py", "product")}
 def probe(frame, event, arg):
     code, files = frame.f_code, []
     if event == "call" and (os.path.basename(code.co_filename), code.co_name) in WANTED:
@@ -234,7 +243,10 @@ def calls(source: Path) -> dict[str, list[str]]:
     # Sampling and a step both end in collectives: the step's stack has the trainer.
     steps = [x for x in lines if x[0] != "reduce_scatter" or any(f.endswith("trainer.py") for f in x)]
     most = Counter(tuple(x) for x in steps)
-    return {stop: [*max((x for x in most if x[0] == stop), key=lambda x: most[x])[1:]] for stop in ("_execute_child", "reduce_scatter", "product")}
+    return {
+        stop: [*max((x for x in most if x[0] == stop), key=lambda x: most[x])[1:]]
+        for stop in ("_execute_child", "reduce_scatter", "product")
+    }
 
 
 def unpacked(commit: str, to: str) -> Path:

@@ -26,10 +26,10 @@ from penteract.engine.executor.allocator import Arena, Fresh
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.executor.initial_weights import initialise
-from penteract.engine.executor.state import ParameterPart, allocate
 from penteract.engine.kernels.kernel import TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.kernels.registry import kernels
+from penteract.engine.state.state import ParameterPart, allocate
 from penteract.readings.layers.expert_load import Recorded
 from penteract.readings.price import Price, price
 from penteract.schedule.registry import ScheduleName

@@ -16,7 +16,7 @@ from penteract.engine.comm.comm import Work
 from penteract.engine.comm.distributed import Distributed
 from penteract.engine.executor import feed
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.state import Flat
+from penteract.engine.state.state import Flat
 from penteract.ops.declarations import OPS
 from penteract.ops.lower import Instruction
 from penteract.ops.params import reduce_ranks

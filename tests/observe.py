@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import flop_registry
 
-from penteract.engine import compat
+from penteract.engine.comm import compat
 from penteract.engine.comm.comm import Work
 from penteract.engine.comm.distributed import Distributed
-from penteract.engine.executor.storages import Storages
+from penteract.engine.device.storages import Storages
 
 _count = unwrap(Storages.__torch_dispatch__)  # without torch's guard against torch.compile
 

@@ -20,11 +20,10 @@ import torch
 from layouts import CPU, Case
 from penteract.config.run import Optimizer
 from penteract.engine.comm.fake import FakeComm
-from penteract.engine.executor import device
+from penteract.engine.device import device
 from penteract.engine.executor import executor as run_module
 from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.state import TrainingState, allocate
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.moe.experts import Splits
 from penteract.engine.kernels.quantised.fp8 import emulated
@@ -32,6 +31,7 @@ from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.optim.muon import Muon
 from penteract.engine.optim.optimizer import AdamW
+from penteract.engine.state.state import TrainingState, allocate
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
 from penteract.step.program import Program

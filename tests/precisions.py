@@ -14,9 +14,9 @@ from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.run import Data, Optimizer, Precision, RunSpec, Training
 from penteract.engine.data import Samples, open_samples, open_tokenizer
-from penteract.engine.executor.state import TrainingState
-from penteract.engine.runtime.rank import Rank
+from penteract.engine.rank.rank import Rank
 from penteract.engine.session.trainer import Outcome, Trainer
+from penteract.engine.state.state import TrainingState
 
 SMALL = ModelSpec(
     layers=2, hidden_size=32, heads=4, kv_heads=2, head_size=8, ffn_size=96, vocab_size=264, initial_std=0.05

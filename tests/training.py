@@ -14,10 +14,10 @@ from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_count
 from penteract.engine.executor.initial_weights import initialise
-from penteract.engine.executor.state import allocate
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.optim.muon import Muon
 from penteract.engine.optim.optimizer import AdamW
+from penteract.engine.state.state import allocate
 from penteract.step.program import Program
 from penteract.step.walk import walk
 from samples import sample

@@ -7,7 +7,7 @@ from penteract._version import __version__
 
 _COMMAND = "penteract" in (*(Path(name).stem for name in sys.argv[:1]), *sys.orig_argv)
 if (_COMMAND and "train" in sys.argv) or "penteract.engine.runtime.worker" in sys.orig_argv:
-    from penteract.engine.runtime.stopping import Stopping  # before all else, which takes a while
+    from penteract.engine.rank.stopping import Stopping  # before all else, which takes a while
 
     Stopping.of_process().__enter__()  # to the end of the process
 try:

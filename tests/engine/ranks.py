@@ -24,10 +24,10 @@ def main(words: list[str]) -> int:
     import torch
     import torch.distributed as dist
 
-    from penteract.engine.runtime.rank import Rank
-    from penteract.engine.runtime.store import open_store
+    from penteract.engine.rank.rank import Rank
+    from penteract.engine.rank.store import open_store
+    from penteract.engine.run_folder import rundir
     from penteract.engine.runtime.watch import watched
-    from penteract.engine.session import rundir
     from penteract.errors import PenteractError
 
     torch.set_num_threads(1)

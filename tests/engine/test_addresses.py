@@ -7,7 +7,7 @@ import torch
 
 from penteract.config.rules.resolve import resolve
 from penteract.engine.data import open_samples, open_tokenizer
-from penteract.engine.runtime.rank import Rank
+from penteract.engine.rank.rank import Rank
 from penteract.engine.session.trainer import Trainer
 from penteract.ops.spec import Spec
 

@@ -11,8 +11,8 @@ import torch
 
 from penteract.config.rules.resolve import resolve
 from penteract.engine import checkpoint
-from penteract.engine.executor.device import Cpu
-from penteract.engine.runtime.rank import Rank
+from penteract.engine.device.device import Cpu
+from penteract.engine.rank.rank import Rank
 from penteract.engine.session.session import Session, SessionOptions
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.errors import BadNumerics, CorruptData, Preempted

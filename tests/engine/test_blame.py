@@ -11,9 +11,9 @@ import pytest
 
 from penteract.config.run import Limits
 from penteract.engine.comm.journal import Entry, GroupLog, Journal, Kind, Marks, name_of
+from penteract.engine.rank.rank_progress import RankProgress
 from penteract.engine.runtime.hangs.blame import Verdict, blame, unlike
 from penteract.engine.runtime.hangs.finder import Finder
-from penteract.engine.runtime.hangs.rank_progress import RankProgress
 from penteract.engine.runtime.hangs.record import Collectives, Own, Record, decode, encode
 
 SUM = Kind("all_reduce", 64)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from penteract.engine.runtime import cpu_affinity as cores
+from penteract.engine.device import cpu_affinity as cores
 from penteract.engine.runtime.launch import rank_environment
 
 

@@ -11,14 +11,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from penteract.engine.device import cgroup
+from penteract.engine.device.device import Cuda
 from penteract.engine.doctor.machine import GpuState, Port, Torch, TorchDevice, Use
-from penteract.engine.doctor.probe import cgroup, child, gpus, network, smi
+from penteract.engine.doctor.probe import child, gpus, network, smi
 from penteract.engine.doctor.probe.disk import disk as probe_disk
 from penteract.engine.doctor.probe.here import this_machine
 from penteract.engine.doctor.report import can_train, examine
 from penteract.engine.doctor.use import BACKENDS
-from penteract.engine.executor.device import Cuda
-from penteract.engine.runtime import rank
+from penteract.engine.rank import rank
 from penteract.units import GIB, MIB
 
 pytestmark = pytest.mark.alone

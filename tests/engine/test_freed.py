@@ -11,8 +11,8 @@ import torch
 
 from penteract.config.rules.resolve import resolve
 from penteract.engine.data import open_samples, open_tokenizer
-from penteract.engine.executor.storages import Storages
-from penteract.engine.runtime.rank import Rank
+from penteract.engine.device.storages import Storages
+from penteract.engine.rank.rank import Rank
 from penteract.engine.session.sample import write
 from penteract.engine.session.trainer import Trainer
 

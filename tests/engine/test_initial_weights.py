@@ -14,7 +14,7 @@ from penteract.config.layout import Layout
 from penteract.config.presets import TINY, TINY_MOE
 from penteract.engine.executor import initial_weights
 from penteract.engine.executor.initial_weights import drawn, initialise, kept_elements, tasks, tiles
-from penteract.engine.executor.state import allocate
+from penteract.engine.state.state import allocate
 from penteract.step.program import compile_step
 
 

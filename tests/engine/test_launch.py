@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from penteract.engine.doctor.probe import cgroup
+from penteract.engine.device import cgroup
+from penteract.engine.device.cpu_affinity import usable_here
+from penteract.engine.run_folder import rundir
 from penteract.engine.runtime import launch as launcher
-from penteract.engine.runtime.cpu_affinity import usable_here
 from penteract.engine.runtime.launch import launch
-from penteract.engine.session import rundir
 
 pytestmark = pytest.mark.waits
 

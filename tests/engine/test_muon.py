@@ -15,7 +15,7 @@ from penteract.config.model import MoESpec
 from penteract.config.precision.policy import MOMENT_BLOCK, RECIPES, Policy
 from penteract.config.run import Optimizer
 from penteract.engine import checkpoint
-from penteract.engine.executor.storages import Storages, bytes_of
+from penteract.engine.device.storages import Storages, bytes_of
 from penteract.engine.optim.muon import orthogonal
 from penteract.engine.session.resume import check_resume, resume_settings
 from penteract.engine.session.saved import load_state, state_slices

@@ -16,10 +16,10 @@ import torch
 from penteract.config.model import MoESpec
 from penteract.config.precision.policy import MOMENT_BLOCK, RECIPES
 from penteract.engine import checkpoint
-from penteract.engine.executor.storages import Storages, bytes_of
+from penteract.engine.device.storages import Storages, bytes_of
 from penteract.engine.optim import optimizer
-from penteract.engine.optim.moments import dequantize, quantize
 from penteract.engine.session.saved import load_state, state_slices
+from penteract.engine.state.moments import dequantize, quantize
 from penteract.readings.price import resident, update_workspace
 from penteract.step import update
 from precisions import BY_NAME, POLICIES, SMALL, Small, differ, kept, master_weights, patterns

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penteract.engine.comm import comm, distributed, fake
-from penteract.engine.executor import device
+from penteract.engine.device import device
 from penteract.engine.executor.allocator import Allocator, Arena, Fresh
 
 BEHIND = {
@@ -35,4 +35,4 @@ def test_a_devices_type_is_asked_for_where_it_is_said() -> None:
     asking = re.compile(r"\b(device|at|pick_device\(.*\))\.type\b")
     found = {str(file.relative_to(engine)) for file in engine.rglob("*.py") if asking.search(file.read_text())}
     named = set(re.findall(r"kernels/\w+\.py", device.device_of.__doc__ or ""))
-    assert found == {"executor/device.py", "doctor/probe/torch.py", *named}
+    assert found == {"device/device.py", "doctor/probe/torch.py", *named}

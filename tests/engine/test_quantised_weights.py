@@ -7,9 +7,9 @@ import torch
 
 from op_kernels.fp8 import rounded
 from penteract.config.precision.fp8 import Fp8
+from penteract.engine.device.storages import Storages
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.executor.quantised_weights import QuantisedWeights, ShardValues
-from penteract.engine.executor.storages import Storages
+from penteract.engine.state.quantised_weights import QuantisedWeights, ShardValues
 from penteract.ops.declarations.quantised import fp8 as declared
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket

@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 import forks
 from penteract.engine.data.description import describe
-from penteract.engine.runtime.rank import Rank
-from penteract.engine.runtime.roll_call import RollCall
-from penteract.engine.runtime.run_key import RunKey
-from penteract.engine.runtime.signed_store import SignedStore
+from penteract.engine.rank.rank import Rank
+from penteract.engine.rank.roll_call import RollCall
+from penteract.engine.rank.run_key import RunKey
+from penteract.engine.rank.signed_store import SignedStore
 from penteract.errors import BadInput, PeerLost, PenteractError
 
 pytestmark = pytest.mark.waits

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penteract.engine.session import rundir
+from penteract.engine.run_folder import rundir
 from penteract.errors import BadNumerics, DiskFailure
 
 

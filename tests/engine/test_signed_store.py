@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from penteract.engine.rank.roll_call import RollCall
+from penteract.engine.rank.run_key import VARIABLE, NotSigned, RunKey, new_key, take_key
+from penteract.engine.rank.signed_store import SignedStore
 from penteract.engine.runtime.launch import launch
-from penteract.engine.runtime.roll_call import RollCall
-from penteract.engine.runtime.run_key import VARIABLE, NotSigned, RunKey, new_key, take_key
-from penteract.engine.runtime.signed_store import SignedStore
 from penteract.engine.runtime.watch import Watcher
 from penteract.errors import BadInput, PenteractError
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.kernels.triton.bits import halves, joined
-from penteract.engine.optim.split_master import join, rounded, split
+from penteract.engine.state.split_master import join, rounded, split
 from precisions import Small, master_weights
 
 # A number between two of bf16, ties of either sign and parity, the largest, infinities.

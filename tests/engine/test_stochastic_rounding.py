@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.engine.comm import wire_dtype as wire
-from penteract.engine.optim.stochastic_rounding import ParameterSlice, random_bits, round_into
+from penteract.engine.state.stochastic_rounding import ParameterSlice, random_bits, round_into
 from penteract.ops.params import Param, Shard
 from penteract.step import update
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import forks
+from penteract.engine.rank.stopping import Phase, Stopping
 from penteract.engine.runtime.printing import never_fails
-from penteract.engine.runtime.stopping import Phase, Stopping
 from penteract.engine.session.grace import Grace
 from penteract.engine.session.metrics import read_metrics
 
@@ -183,7 +183,7 @@ def _silent_store():  # type: ignore[no-untyped-def]
 
 
 STARTING = (
-    "import ctypes, os; from penteract.engine.runtime.stopping import Stopping; stopping = Stopping().__enter__(); "
+    "import ctypes, os; from penteract.engine.rank.stopping import Stopping; stopping = Stopping().__enter__(); "
     "{}print('ready', flush=True); ctypes.CDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)"
 )
 
@@ -222,7 +222,7 @@ def stopping() -> Iterator[Stopping]:
 
 
 def test_signals_close_together_are_one_request(stopping: Stopping, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penteract.engine.runtime.stopping.AGAIN_S", 0.3)
+    monkeypatch.setattr("penteract.engine.rank.stopping.AGAIN_S", 0.3)
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1):
         os.kill(os.getpid(), number)
     until(lambda: stopping.requests)
@@ -257,7 +257,7 @@ def test_a_hangup_that_nohup_ignores_stays_ignored(monkeypatch: pytest.MonkeyPat
 WORKING = """
 import sys, time
 from penteract.engine.runtime import stopping as module
-from penteract.engine.runtime.stopping import Phase, Stopping
+from penteract.engine.rank.stopping import Phase, Stopping
 
 module.AGAIN_S = 0.3
 with Stopping() as stopping:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import forks
-from penteract.engine.runtime.store import _listen, open_store
+from penteract.engine.rank.store import _listen, open_store
 from penteract.errors import PeerLost
 
 pytestmark = pytest.mark.alone

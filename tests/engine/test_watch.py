@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 import forks
 from engine.ranks import main
-from penteract.engine.runtime.failures import is_of_a_peer
+from penteract.engine.rank.failures import is_of_a_peer
+from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.watch import Watcher
-from penteract.engine.session import rundir
 
 pytestmark = pytest.mark.waits
 

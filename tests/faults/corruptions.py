@@ -16,7 +16,7 @@ import forks
 from penteract.config.rules.resolve import resolve
 from penteract.engine.checkpoint import committed
 from penteract.engine.checkpoint.folder import step_folder
-from penteract.engine.runtime.rank import Rank
+from penteract.engine.rank.rank import Rank
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.saved import load_state
 from penteract.engine.session.trainer import Trainer

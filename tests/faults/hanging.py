@@ -23,9 +23,9 @@ def main(words: list[str]) -> int:
     from penteract.config.run import Limits
     from penteract.engine.comm.distributed import Gloo
     from penteract.engine.comm.groups import Round
-    from penteract.engine.runtime.hangs.rank_progress import RankProgress
-    from penteract.engine.runtime.rank import Rank
-    from penteract.engine.runtime.store import open_store
+    from penteract.engine.rank.rank import Rank
+    from penteract.engine.rank.rank_progress import RankProgress
+    from penteract.engine.rank.store import open_store
     from penteract.engine.runtime.watch import watched
     from penteract.errors import PenteractError
 
@@ -103,8 +103,8 @@ def alone(words: list[str]) -> int:
     import torch
 
     from penteract.config.run import Limits
-    from penteract.engine.runtime.hangs.rank_progress import RankProgress
-    from penteract.engine.runtime.rank import Rank
+    from penteract.engine.rank.rank import Rank
+    from penteract.engine.rank.rank_progress import RankProgress
     from penteract.engine.runtime.watch import watched
 
     folder, orders = Path(words[0]), json.loads(words[1])

@@ -17,8 +17,8 @@ import forks
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import committed, manifest
 from penteract.engine.checkpoint.durable import Room
-from penteract.engine.session import checkpoint_folder, rundir
-from penteract.engine.session.checkpoint_folder import CLAIM, ID, find, make, of_resumed, release, run_of, settle
+from penteract.engine.run_folder import checkpoint_folder, rundir
+from penteract.engine.run_folder.checkpoint_folder import CLAIM, ID, find, make, of_resumed, release, run_of, settle
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.errors import BadInput, DiskFailure
 

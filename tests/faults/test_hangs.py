@@ -16,7 +16,7 @@ import pytest
 
 import forks
 from faults.hanging import main
-from penteract.engine.session import rundir
+from penteract.engine.run_folder import rundir
 
 pytestmark = pytest.mark.waits
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from penteract.engine.session import lease
-from penteract.engine.session.lease import Holder, Lease, take
+from penteract.engine.run_folder import lease
+from penteract.engine.run_folder.lease import Holder, Lease, take
 from penteract.errors import BadInput
 
 HOLDS = """

@@ -19,11 +19,11 @@ from faults.hanging import PAUSE_S, alone
 from faults.test_hangs import ended, ranks, says
 from faults.test_saved_state import session
 from penteract.config.run import Limits
+from penteract.engine.rank.rank_progress import RankProgress
+from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.hangs import own_watch
 from penteract.engine.runtime.hangs.own_watch import OwnWatch, held_by_debugger, prints, stacks
-from penteract.engine.runtime.hangs.rank_progress import RankProgress
 from penteract.engine.runtime.hangs.record import Record
-from penteract.engine.session import rundir
 
 pytestmark = pytest.mark.alone
 
@@ -124,7 +124,7 @@ def test_phases_without_steps_are_judged_alone(monkeypatch: pytest.MonkeyPatch) 
 def test_a_step_is_timed_from_its_beginning_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([10.0, 90.0, 92.0, 95.0, 200.0])
     made = RankProgress()
-    monkeypatch.setattr("penteract.engine.runtime.hangs.rank_progress.time.monotonic", times.__next__)
+    monkeypatch.setattr("penteract.engine.rank.rank_progress.time.monotonic", times.__next__)
     for number in (1, 2, 3, 4, 9):  # the first compiles; between 4 and 9 there is no step
         made.begin_step(number, first=number == 1)
     assert [*made.step_times] == [2.0, 3.0]

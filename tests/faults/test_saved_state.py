@@ -16,8 +16,8 @@ from penteract.engine import checkpoint
 from penteract.engine.checkpoint import committed, latest, verify
 from penteract.engine.checkpoint import durable as disk
 from penteract.engine.checkpoint.durable import Room
-from penteract.engine.executor.device import Cpu
-from penteract.engine.runtime.rank import Rank
+from penteract.engine.device.device import Cpu
+from penteract.engine.rank.rank import Rank
 from penteract.engine.session.saved import saved_bytes
 from penteract.engine.session.session import Session, SessionOptions
 from penteract.engine.session.trainer import Trainer

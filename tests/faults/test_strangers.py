@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 import forks
-from penteract.engine.runtime.run_key import VARIABLE, new_key
+from penteract.engine.rank.run_key import VARIABLE, new_key
 
 pytestmark = pytest.mark.waits
 

@@ -9,7 +9,7 @@ import torch
 
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import RECIPES
-from penteract.engine.executor.storages import Storages
+from penteract.engine.device.storages import Storages
 from penteract.engine.kernels.triton.optimizer.sum_of_squares import TILE, Squares
 from penteract.engine.optim.gradient_norm import one_pass_squares
 from penteract.readings.price import bucket_workspace

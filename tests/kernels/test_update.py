@@ -14,17 +14,17 @@ from penteract.config.layout import Layout
 from penteract.config.optimizers import OptimizerName
 from penteract.config.precision.policy import MOMENT_BLOCK, RECIPES, Policy
 from penteract.config.run import Optimizer
+from penteract.engine.device.storages import Storages
 from penteract.engine.executor.initial_weights import initialise
-from penteract.engine.executor.state import Flat, TrainingState, allocate
-from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels import registry
 from penteract.engine.kernels.kernel import TorchKernel
 from penteract.engine.kernels.triton.optimizer.adamw import UpdateForm
 from penteract.engine.kernels.triton.optimizer.adamw import update as update_plain
-from penteract.engine.kernels.triton.optimizer.shard_update import TILE, Update
-from penteract.engine.optim import moments
 from penteract.engine.optim.optimizer import AdamW
+from penteract.engine.optim.shard_update import TILE, Update
 from penteract.engine.session import trainer
+from penteract.engine.state import moments
+from penteract.engine.state.state import Flat, TrainingState, allocate
 from penteract.ops.declarations import OPS, Implementation
 from penteract.parallel.data import Bucket
 from penteract.step import update as step_update

@@ -12,10 +12,10 @@ import torch
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.run import Optimizer
-from penteract.engine.executor.state import Buffers, Flat
-from penteract.engine.kernels.triton.optimizer.shard_update import TILE, Update
 from penteract.engine.optim.optimizer import AdamW
-from penteract.engine.optim.stochastic_rounding import ParameterSlice
+from penteract.engine.optim.shard_update import TILE, Update
+from penteract.engine.state.state import Buffers, Flat
+from penteract.engine.state.stochastic_rounding import ParameterSlice
 from penteract.ops.params import Param, Shard
 from penteract.parallel.data import Bucket
 

@@ -12,7 +12,7 @@ from op_kernels.fa4 import Fa4
 from op_kernels.fused import NAMES, SMALL, Case, Trial
 from penteract.config.kernel_limits import most_documents
 from penteract.config.precision.policy import RECIPES
-from penteract.engine.executor.storages import Storages
+from penteract.engine.device.storages import Storages
 from penteract.engine.kernels.fused_attention.chunk_order import ChunkOrder, QueryChunk
 from penteract.engine.kernels.fused_attention.cudnn import cudnn
 from penteract.engine.kernels.fused_attention.fa4 import documents, whole

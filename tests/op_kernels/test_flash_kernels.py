@@ -16,7 +16,7 @@ from penteract.config.presets import TINY_LATENT
 from penteract.config.run import Precision, RunSpec
 from penteract.engine.kernels import checks
 from penteract.engine.kernels.checks import check_documents, check_kernels
-from penteract.engine.runtime.rank import Rank
+from penteract.engine.rank.rank import Rank
 from penteract.engine.session.trainer import Trainer
 from penteract.errors import BadInput, CorruptData
 from penteract.step.program import compile_step

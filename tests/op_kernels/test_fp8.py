@@ -19,8 +19,8 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.fp8 import KINDS, LARGEST, Fp8, usual
 from penteract.config.precision.policy import RECIPES, Policy
+from penteract.engine.device.storages import Storages
 from penteract.engine.dtypes import FORMATS, dtype_of
-from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels.checks import _check_fp8
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.quantised import fp8 as engine

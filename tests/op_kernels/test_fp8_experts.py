@@ -16,8 +16,8 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.fp8 import Fp8, usual
 from penteract.config.precision.policy import RECIPES
+from penteract.engine.device.storages import Storages
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.moe import experts as plain
 from penteract.engine.kernels.moe.experts import Splits

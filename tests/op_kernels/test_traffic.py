@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from op_kernels.cases import CASES, Case
 from op_kernels.trial import Trial
 from penteract.config.precision.policy import RECIPES
-from penteract.engine.executor.storages import tensors_of
+from penteract.engine.device.storages import tensors_of
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.ops.declarations import OPS, OpDeclaration
 from penteract.ops.declarations.declaration import CallShapes

@@ -15,8 +15,8 @@ from op_kernels.fp8 import counted
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.policy import RECIPES
+from penteract.engine.device.storages import Storages
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.moe.experts import Splits
 from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels

@@ -21,9 +21,9 @@ from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.config.precision.fp8 import Fp8, usual
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine.comm.groups import ProcessGroups, needed
+from penteract.engine.device.storages import bytes_of
 from penteract.engine.executor import executor as run_module
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.storages import bytes_of
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.readings.composed import Composer
 from penteract.readings.explain.why import why

@@ -21,8 +21,8 @@ from penteract.config.precision.fp8 import usual
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine import checkpoint
 from penteract.engine.comm.groups import ProcessGroups, needed
+from penteract.engine.device.storages import bytes_of
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.storages import bytes_of
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.session.saved import after_load, load_state, state_slices
 from penteract.readings.price import price, resident

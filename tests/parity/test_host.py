@@ -17,9 +17,9 @@ from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.run import Optimizer
 from penteract.engine.comm.groups import ProcessGroups, needed
-from penteract.engine.executor.device import Cpu
+from penteract.engine.device.device import Cpu
+from penteract.engine.device.storages import bytes_of
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.storages import bytes_of
 from penteract.engine.kernels.registry import kernels
 from penteract.engine.optim.optimizer import AdamW
 from penteract.readings.layers.expert_load import Recorded

@@ -14,8 +14,8 @@ from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch, target_counts
 from penteract.engine.executor.initial_weights import initialise
-from penteract.engine.executor.state import allocate
 from penteract.engine.kernels.reference import REFERENCE
+from penteract.engine.state.state import allocate
 from penteract.errors import Bug
 from penteract.ops.do import Do, Redistribution, Steps, Value, Values
 from penteract.step.program import compile_step

@@ -22,9 +22,9 @@ from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.precision.fp8 import usual
 from penteract.config.precision.policy import MOMENT_BLOCK, RECIPES, Policy
+from penteract.engine.device.storages import bytes_of
 from penteract.engine.dtypes import DTYPES
-from penteract.engine.executor.state import allocate
-from penteract.engine.executor.storages import bytes_of
+from penteract.engine.state.state import allocate
 from penteract.readings.composed import Composer
 from penteract.readings.estimator import Estimator
 from penteract.readings.explain.why import why

@@ -14,8 +14,8 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.optimizers import OptimizerKind, OptimizerKinds
 from penteract.engine.comm.groups import ProcessGroups, needed
+from penteract.engine.device.storages import bytes_of
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.storages import bytes_of
 from penteract.readings.layers.expert_load import Recorded
 from penteract.readings.price import price, resident
 from pool import Pool

@@ -15,9 +15,9 @@ from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.run import Optimizer
 from penteract.engine.comm.groups import ProcessGroups, needed
+from penteract.engine.device.storages import bytes_of
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_counts
-from penteract.engine.executor.storages import bytes_of
 from penteract.engine.kernels.kernel import Env, Tensors
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.optim.optimizer import AdamW

@@ -14,7 +14,7 @@ from layouts import Case, run_case
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.engine.comm.groups import ProcessGroups, needed
-from penteract.engine.executor.storages import Storages
+from penteract.engine.device.storages import Storages
 from pool import Pool
 from tiny import SIZES
 from training import train, trainer, whole

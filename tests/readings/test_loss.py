@@ -18,8 +18,8 @@ from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch, target_counts
 from penteract.engine.executor.initial_weights import initialise
-from penteract.engine.executor.state import allocate
 from penteract.engine.kernels.reference import REFERENCE
+from penteract.engine.state.state import allocate
 from penteract.ops.declarations import OPS
 from penteract.ops.do import Do
 from penteract.ops.lower import lower

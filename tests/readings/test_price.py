@@ -9,8 +9,8 @@ import torch
 
 from penteract import Cluster, Layout, ModelSpec, MoESpec, estimate, plan
 from penteract.config.precision.policy import RECIPES, Policy
-from penteract.engine.executor.state import allocate
-from penteract.engine.executor.storages import bytes_of
+from penteract.engine.device.storages import bytes_of
+from penteract.engine.state.state import allocate
 from penteract.errors import BadInput
 from penteract.parallel.data import UNIT
 from penteract.readings.price import price, resident

@@ -17,8 +17,8 @@ from penteract.config.precision.policy import RECIPES
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.state import allocate
 from penteract.engine.kernels.reference import REFERENCE
+from penteract.engine.state.state import allocate
 from penteract.ops.tape import Call
 from penteract.step.agreements import (
     BITS,

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from penteract.engine.rank.stopping import Stopping
 from penteract.engine.runtime.printing import never_fails
-from penteract.engine.runtime.stopping import Stopping
 
 __all__ = ["main"]
 

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from penteract.cli.resolve.folders import find_run
 from penteract.config.files.keys import keys
-from penteract.engine.session import checkpoint_folder
+from penteract.engine.run_folder import checkpoint_folder
 from penteract.errors import BadInput, CorruptData, PenteractError
 from penteract.units import show_bytes
 
@@ -96,7 +96,7 @@ def _row(one: Any, at: Path, state: str, problem: str = "") -> CheckpointRow:
 
 def _prune(folder: Path, keep: int) -> list[str]:
     """Remove old checkpoints, as the holder of the run; returns their folders."""
-    engine, lease = import_module("penteract.engine.checkpoint"), import_module("penteract.engine.session.lease")
+    engine, lease = import_module("penteract.engine.checkpoint"), import_module("penteract.engine.run_folder.lease")
     where = checkpoint_folder.find(folder, write=True)
     run_lease = lease.take(folder).begin()
     try:

@@ -16,7 +16,7 @@ from penteract.cli.resolve.world import launched
 from penteract.config.files.keys import keys
 from penteract.config.rules.resolve import resolve
 from penteract.engine.doctor.finding import Finding
-from penteract.engine.session import checkpoint_folder
+from penteract.engine.run_folder import checkpoint_folder
 from penteract.errors import BadInput
 
 EXAMPLES = ("penteract doctor", "penteract doctor --json", "penteract doctor /scratch/runs")

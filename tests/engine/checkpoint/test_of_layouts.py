@@ -20,10 +20,10 @@ from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import ProcessGroups, Round, needed
 from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.state import ParameterPart, StateKind, TrainingState, allocate
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.optim.split_master import rounded
 from penteract.engine.session.saved import KINDS, after_load, load_state, state_slices
+from penteract.engine.state.split_master import rounded
+from penteract.engine.state.state import ParameterPart, StateKind, TrainingState, allocate
 from penteract.ops.params import Param
 from penteract.step.program import Program, compile_step
 from pool import Pool

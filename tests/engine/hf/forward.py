@@ -15,10 +15,10 @@ from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch
-from penteract.engine.executor.state import allocate
+from penteract.engine.hf.weights import open_weights, start_from
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.session.weights import open_weights, start_from
+from penteract.engine.state.state import allocate
 from penteract.ops.tape import Site
 from penteract.step.program import compile_step
 from penteract.step.walk import walk_forward

@@ -18,13 +18,13 @@ from safetensors.torch import load_file, save_file
 from engine.hf import folders
 from penteract.config.layout import Layout
 from penteract.config.rules.resolve import resolve
-from penteract.engine.executor.state import allocate
-from penteract.engine.executor.storages import Storages
+from penteract.engine.device.storages import Storages
 from penteract.engine.hf import convert
 from penteract.engine.hf.folder import open_folder
 from penteract.engine.hf.reading import HfWeights
+from penteract.engine.hf.weights import open_weights, start_from
 from penteract.engine.hf.writing import WriteOptions
-from penteract.engine.session.weights import open_weights, start_from
+from penteract.engine.state.state import allocate
 from penteract.step.program import compile_step
 from precisions import master_weights
 

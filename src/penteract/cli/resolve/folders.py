@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penteract.engine.session import checkpoint_folder
+from penteract.engine.run_folder import checkpoint_folder
 from penteract.errors import BadInput
 from penteract.units import printable
 

@@ -10,7 +10,7 @@ from penteract.cli.resolve.folders import find_run
 from penteract.config.files.read import read_overrides, read_toml
 from penteract.config.rules.resolve import Resolved, model_at
 from penteract.engine.hf.folder import CONFIG, TOKENIZER, open_folder, refuse_another_model, weights_alone
-from penteract.engine.session import checkpoint_folder
+from penteract.engine.run_folder import checkpoint_folder
 from penteract.errors import BadInput
 
 _RUN, _MANIFEST = "run.toml", "manifest.json"

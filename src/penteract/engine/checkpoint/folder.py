@@ -1,8 +1,8 @@
 """A folder of checkpoints: the names of steps, the newest intact one, commits and removal.
 
 `step-N/` is committed. `work-E/` holds what epoch E of the run has not committed or is removing: readers ignore it. An
-epoch is one process group's time with the run (`engine/session/lease.py`). Whoever takes a run over first renames the
-`work-E/` of the epochs before, so a commit of theirs that comes late fails by itself.
+epoch is one process group's time with the run (`engine/run_folder/lease.py`). Whoever takes a run over first renames
+the `work-E/` of the epochs before, so a commit of theirs that comes late fails by itself.
 `step-N.old/` is the old checkpoint of a step that was being replaced: readers use it if `step-N/` is missing.
 `aside-E/` holds later steps that epoch E set aside when it went back to an earlier one.
 """

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penteract.engine import compat
+from penteract.engine.comm import compat
 from penteract.engine.comm.comm import Ranks, Work
 from penteract.engine.comm.groups import CHANNELS, Channel, ProcessGroups, axes, needed
 from penteract.engine.comm.journal import Entry, GroupLog, Journal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penteract.engine.runtime.cpu_affinity import usable
+from penteract.engine.device.cpu_affinity import usable
 from penteract.units import Bytes
 
 

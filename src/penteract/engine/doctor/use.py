@@ -8,7 +8,7 @@ from penteract.engine.doctor.finding import Finding, count
 from penteract.engine.doctor.machine import HostReport
 
 AREA = "a run"
-BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # those of `engine/executor/device.py`; a test compares them
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # those of `engine/device/device.py`; a test compares them
 
 
 def findings(machine: HostReport) -> Iterator[Finding]:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 
 from penteract.engine.data import Sample, Samples
+from penteract.engine.device.device import device_of
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.executor.device import device_of
 from penteract.engine.executor.feed import MicroBatch, constants, micro_batch, samples_of, target_counts
 from penteract.engine.kernels.checks import check_documents
 from penteract.step.program import Program

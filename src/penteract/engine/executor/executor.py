@@ -11,18 +11,18 @@ import torch
 
 from penteract.engine.comm.comm import Comm, Work
 from penteract.engine.comm.wire_dtype import narrowed, widened
+from penteract.engine.device.device import Device, device_of
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.allocator import Allocator, Arena
-from penteract.engine.executor.device import Device, device_of
 from penteract.engine.executor.feed import MicroBatch
 from penteract.engine.executor.registers import Registers, kernel_call, weight_gradient_call
-from penteract.engine.executor.state import TrainingState
 from penteract.engine.executor.state_check import StateCheck
 from penteract.engine.executor.totals import Totals
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.optim.gradient_norm import SumOfSquares, one_pass_squares
 from penteract.engine.optim.optimizer import AdamW, Factors
 from penteract.engine.optim.streamed import StreamedState
+from penteract.engine.state.state import TrainingState
 from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Overlapped, P2PBatch, Transfer

@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 
+from penteract.engine.data.token_sample import TokenSample
 from penteract.parallel.context import token_indices
 from penteract.step.program import Program
 
 MicroBatch = Mapping[str, torch.Tensor]  # one micro-batch's data by name
-
-
-class TokenSample(Protocol):
-    """One sequence. All are [S] of int64; see engine/data for what they mean."""
-
-    @property
-    def tokens(self) -> object:
-        """Token ids."""
-        ...
-
-    @property
-    def targets(self) -> object:
-        """The next token of each, or a negative number where there is none."""
-        ...
-
-    @property
-    def start(self) -> object:
-        """The index in the sequence at which the document of each token begins."""
-        ...
-
-    @property
-    def positions(self) -> object:
-        """The position of each token in its document."""
-        ...
 
 
 def samples_of(program: Program, first: int) -> list[list[int]]:

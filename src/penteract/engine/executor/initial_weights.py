@@ -16,8 +16,8 @@ from math import prod
 
 import torch
 
-from penteract.engine.executor.state import TrainingState, fill
-from penteract.engine.runtime.cpu_affinity import usable_here
+from penteract.engine.device.cpu_affinity import usable_here
+from penteract.engine.state.state import TrainingState, fill
 from penteract.ops.params import Param
 from penteract.step.program import Program
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from penteract.engine.comm.comm import Comm, Ranks
-from penteract.engine.executor.state import Flat, TrainingState
+from penteract.engine.state.state import Flat, TrainingState
 from penteract.step.program import Program
 
 _WORD = torch.int32

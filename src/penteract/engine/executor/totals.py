@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from penteract.engine.device.device import device_of
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.executor.device import device_of
 from penteract.step.agreements import BITS, DIGITS, digits, reports_targets, totals
 from penteract.step.program import Program
 

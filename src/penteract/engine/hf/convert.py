@@ -21,9 +21,9 @@ from penteract.engine.checkpoint.stored import StoredTensors
 from penteract.engine.data import open_tokenizer
 from penteract.engine.hf.folder import TOKENIZER, WEIGHTS_ALONE, open_folder, remembered_vocabulary, weights_alone
 from penteract.engine.hf.reading import HfWeights
+from penteract.engine.hf.weights import step_of
 from penteract.engine.hf.writing import DTYPES, WriteOptions, Written, unfinished, write_folder
-from penteract.engine.session import rundir
-from penteract.engine.session.weights import step_of
+from penteract.engine.run_folder import rundir
 from penteract.errors import BadInput
 from penteract.model.hf_names import Ours
 

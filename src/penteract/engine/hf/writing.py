@@ -18,7 +18,7 @@ from penteract.engine.checkpoint import durable as disk
 from penteract.engine.checkpoint.slices import NAMES, raw
 from penteract.engine.hf.folder import CONFIG, TOKENIZER
 from penteract.engine.hf.headers import INDEX, SINGLE
-from penteract.engine.session.weights import Weights
+from penteract.engine.hf.weights import Weights
 from penteract.errors import DiskFailure
 from penteract.model.hf_names import HfPart, Theirs, by_theirs, hf_names
 from penteract.units import gib

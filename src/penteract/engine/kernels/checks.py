@@ -24,7 +24,7 @@ from penteract.config.kernel_limits import (
 from penteract.config.precision.policy import Policy
 from penteract.config.rules.nearest import allowed_values
 from penteract.config.rules.settle import Settle
-from penteract.engine.executor.feed import TokenSample
+from penteract.engine.data.token_sample import TokenSample
 from penteract.engine.kernels.registry import check_devices, computed_sites
 from penteract.errors import BadInput, CorruptData
 from penteract.ops.declarations.fused_attention.flash import query_tokens

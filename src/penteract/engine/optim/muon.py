@@ -14,8 +14,8 @@ import torch
 from penteract.config.precision.policy import Policy
 from penteract.engine.comm.comm import Comm
 from penteract.engine.dtypes import DTYPES
-from penteract.engine.executor.state import Flat
 from penteract.engine.optim.optimizer import AdamW, Factors
+from penteract.engine.state.state import Flat
 from penteract.parallel.data import Bucket
 from penteract.parallel.matrix import Matrix
 from penteract.step import muon, update

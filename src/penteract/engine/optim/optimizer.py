@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 
 from penteract.config.run import Optimizer
-from penteract.engine.executor.state import Flat, TrainingState
-from penteract.engine.optim.loss_scaling import LossScale
-from penteract.engine.optim.stochastic_rounding import random_bits, round_into
+from penteract.engine.state.loss_scaling import LossScale
+from penteract.engine.state.state import Flat, TrainingState
+from penteract.engine.state.stochastic_rounding import random_bits, round_into
 from penteract.step.program import Program
 from penteract.step.update import SLICE
 

@@ -15,8 +15,8 @@ import torch
 
 from penteract.config.precision.policy import MOMENT_BLOCK
 from penteract.engine.comm.comm import Comm, Work
-from penteract.engine.executor.device import Device
-from penteract.engine.executor.state import Buffers, Flat
+from penteract.engine.device.device import Device
+from penteract.engine.state.state import Buffers, Flat
 
 
 class LoadedSlice(NamedTuple):

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from penteract.engine.doctor.probe import cgroup
-from penteract.engine.runtime.cpu_affinity import threads_of
+from penteract.engine.device import cgroup
+from penteract.engine.device.cpu_affinity import threads_of
+from penteract.engine.rank.run_key import VARIABLE, new_key
+from penteract.engine.rank.stopping import Phase, Stopping
+from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.deaths import death
-from penteract.engine.runtime.run_key import VARIABLE, new_key
-from penteract.engine.runtime.stopping import Phase, Stopping
-from penteract.engine.session import rundir
 from penteract.errors import Bug, PeerLost, Preempted
 
 GRACE_S = 15.0  # after one rank has failed, for the others to end: their watchers need at most ten

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from penteract.config.files.write import to_toml
 from penteract.config.rules.resolve import Resolved
 from penteract.config.run import RunSpec
+from penteract.engine.device.cpu_affinity import usable_here
 from penteract.engine.hf.folder import remember
-from penteract.engine.runtime.cpu_affinity import usable_here
+from penteract.engine.run_folder import checkpoint_folder, lease, rundir
 from penteract.engine.runtime.generation import Generation
 from penteract.engine.runtime.launch import launch
-from penteract.engine.session import checkpoint_folder, lease, rundir
 from penteract.errors import BadInput
 from penteract.units import KIB, show_bytes
 

@@ -25,18 +25,18 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from penteract.engine.comm.groups import abort_groups
-from penteract.engine.runtime.failures import first_line, from_exception, is_of_a_peer
+from penteract.engine.rank.failures import first_line, from_exception, is_of_a_peer
+from penteract.engine.rank.rank import Rank
+from penteract.engine.rank.rank_progress import RankProgress
+from penteract.engine.rank.run_key import RunKey
+from penteract.engine.rank.signed_store import SignedStore
+from penteract.engine.rank.stopping import Stopping
+from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.hangs.alone import AloneWatch, error_alone
 from penteract.engine.runtime.hangs.blame import Verdict, unlike
 from penteract.engine.runtime.hangs.finder import Finder, read
 from penteract.engine.runtime.hangs.own_watch import OwnWatch, hung_row, stacks
-from penteract.engine.runtime.hangs.rank_progress import RankProgress
 from penteract.engine.runtime.hangs.record import Own, Record, decode, encode
-from penteract.engine.runtime.rank import Rank
-from penteract.engine.runtime.run_key import RunKey
-from penteract.engine.runtime.signed_store import SignedStore
-from penteract.engine.runtime.stopping import Stopping
-from penteract.engine.session import rundir
 from penteract.errors import Bug, PeerLost, PenteractError, Preempted
 
 GRACE_S = 1.0  # for a rank's own error to be reported before another rank's ends it

@@ -15,15 +15,15 @@ from penteract.config.files.write import run_values
 from penteract.config.rules.resolve import resolve
 from penteract.config.run import RunSpec
 from penteract.engine.data.description import describe
-from penteract.engine.runtime.failures import from_exception
+from penteract.engine.rank.failures import from_exception
+from penteract.engine.rank.rank import Rank, join
+from penteract.engine.rank.run_key import take_key
+from penteract.engine.rank.stopping import Phase, Stopping
+from penteract.engine.run_folder import checkpoint_folder
+from penteract.engine.run_folder.lease import Lease
 from penteract.engine.runtime.generation import Generation
 from penteract.engine.runtime.printing import never_fails
-from penteract.engine.runtime.rank import Rank, join
-from penteract.engine.runtime.run_key import take_key
-from penteract.engine.runtime.stopping import Phase, Stopping
 from penteract.engine.runtime.watch import watched
-from penteract.engine.session import checkpoint_folder
-from penteract.engine.session.lease import Lease
 from penteract.engine.session.session import Session, SessionOptions, closing_line, rundir, set_up
 from penteract.errors import PeerLost, PenteractError, Preempted
 

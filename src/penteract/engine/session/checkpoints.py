@@ -13,8 +13,8 @@ from typing import Any
 
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import Slice
-from penteract.engine.runtime.rank import Rank
-from penteract.engine.session import checkpoint_folder
+from penteract.engine.rank.rank import Rank
+from penteract.engine.run_folder import checkpoint_folder
 from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
 from penteract.units import show_bytes
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from penteract.engine import checkpoint
-from penteract.engine.executor.state import ParameterPart
-from penteract.engine.runtime.rank import Rank
+from penteract.engine.rank.rank import Rank
 from penteract.engine.session.metrics import read_metrics
 from penteract.engine.session.saved import slices
 from penteract.engine.session.trainer import Trainer
+from penteract.engine.state.state import ParameterPart
 from penteract.errors import BadInput
 from penteract.units import MIB
 

@@ -21,7 +21,7 @@ from penteract.engine.checkpoint import manifest
 from penteract.engine.checkpoint.manifest import Manifest
 from penteract.engine.checkpoint.slices import DTYPES
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.session import checkpoint_folder
+from penteract.engine.run_folder import checkpoint_folder
 from penteract.engine.session.saved import RECIPE
 from penteract.errors import BadInput
 

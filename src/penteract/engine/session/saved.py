@@ -20,10 +20,10 @@ import torch
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import Slice, manifest, rectangles
 from penteract.engine.checkpoint.manifest import ManifestEntry
+from penteract.engine.device.device import device_of
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.executor.device import device_of
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.state import Flat, ParameterPart, StateKind, TrainingState
+from penteract.engine.state.state import Flat, ParameterPart, StateKind, TrainingState
 from penteract.step.program import Program
 from penteract.step.update import parts
 

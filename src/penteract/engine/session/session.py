@@ -18,10 +18,10 @@ import torch
 
 from penteract.config.run import RunSpec
 from penteract.engine.data import Samples, check_vocabulary, open_samples, open_tokenizer
-from penteract.engine.runtime.failures import from_exception
-from penteract.engine.runtime.rank import Rank
-from penteract.engine.runtime.stopping import Stopping
-from penteract.engine.session import rundir
+from penteract.engine.rank.failures import from_exception
+from penteract.engine.rank.rank import Rank
+from penteract.engine.rank.stopping import Stopping
+from penteract.engine.run_folder import rundir
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.compare import Comparison, load_gradients, save_gradients
 from penteract.engine.session.display import LiveTable

@@ -13,18 +13,18 @@ import torch
 from penteract.config.run import RunSpec
 from penteract.engine.comm.comm import Comm
 from penteract.engine.data import Samples
+from penteract.engine.device.device import device_of
 from penteract.engine.executor.allocator import Arena
 from penteract.engine.executor.batch_loader import BatchLoader, allocate_micro_batches
-from penteract.engine.executor.device import device_of
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.initial_weights import initialise
-from penteract.engine.executor.state import TrainingState, allocate
+from penteract.engine.hf.weights import open_weights, start_from
 from penteract.engine.kernels.checks import check_kernels
 from penteract.engine.kernels.registry import kernels
 from penteract.engine.optim.muon import Muon
 from penteract.engine.optim.optimizer import AdamW, UpdateShard
-from penteract.engine.runtime.rank import Rank
-from penteract.engine.session.weights import open_weights, start_from
+from penteract.engine.rank.rank import Rank
+from penteract.engine.state.state import TrainingState, allocate
 from penteract.errors import BadNumerics
 from penteract.step.arena import plan_arena
 from penteract.step.learning_rate import rate
@@ -195,7 +195,7 @@ def _kernel(spec: RunSpec) -> UpdateShard | None:
     for layouts that use it."""
     if spec.layout.elementwise == "reference":
         return None
-    from penteract.engine.kernels.triton.optimizer.shard_update import Update
+    from penteract.engine.optim.shard_update import Update
 
     return Update(spec.optimizer, spec.train.seed)
 

@@ -8,9 +8,9 @@ import socket
 import sys
 from pathlib import Path
 
+from penteract.engine.device import cgroup
+from penteract.engine.device import cpu_affinity as cores
 from penteract.engine.doctor.machine import Host, ProcessLimits
-from penteract.engine.doctor.probe import cgroup
-from penteract.engine.runtime import cpu_affinity as cores
 from penteract.units import KIB, Bytes
 
 

@@ -76,7 +76,7 @@ def _device(i: int) -> dict[str, Any]:
 def _engine() -> dict[str, Any]:
     """The device that the engine picks for precision.device = auto."""
     try:
-        from penteract.engine.executor.device import pick_device
+        from penteract.engine.device.device import pick_device
 
         return {"device": pick_device("auto", 0).type}
     except Exception as error:

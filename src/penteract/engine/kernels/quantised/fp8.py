@@ -7,7 +7,7 @@ x [T, D], w [F, D], g [T, F]. Every product is out [m, n] = a [m, k] · b [n, k]
     weight_gradient  gᵀ          xᵀ         sums over T
 
 `quantise.py` quantises. A weight that was all-gathered in FP8 comes with its scale
-(`engine/executor/quantised_weights.py`).
+(`engine/state/quantised_weights.py`).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def upper(bits):
 
 @triton.jit
 def joined(parameter, low):
-    """fp32 master weights of their halves, bf16 and int16: `engine/optim/split_master.py`."""
+    """fp32 master weights of their halves, bf16 and int16: `engine/state/split_master.py`."""
     upper = parameter.to(tl.int16, bitcast=True).to(tl.int32) << 16
     return (upper + low.to(tl.int32)).to(tl.float32, bitcast=True)
 

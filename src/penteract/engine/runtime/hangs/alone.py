@@ -10,12 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from penteract.engine.runtime.failures import from_exception
+from penteract.engine.rank.failures import from_exception
+from penteract.engine.rank.rank_progress import RankProgress
+from penteract.engine.rank.stopping import SHOW_CURSOR
+from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.hangs.own_watch import OwnWatch, hung_row, stacks
-from penteract.engine.runtime.hangs.rank_progress import RankProgress
 from penteract.engine.runtime.hangs.record import Own
-from penteract.engine.runtime.stopping import SHOW_CURSOR
-from penteract.engine.session import rundir
 from penteract.errors import PeerLost, PenteractError, Preempted
 
 LAST_S = 3.0  # for what is written at the end: the disk may be what hangs

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
+from penteract.engine.rank.signed_store import SignedStore
 from penteract.engine.runtime.hangs.blame import Verdict, blame
 from penteract.engine.runtime.hangs.record import Record, decode
-from penteract.engine.runtime.signed_store import SignedStore
 
 LOOK_S = 1.0  # between two readings of all records
 _LATE_S = 1.0  # by which two readings may be closer than the silence that they look for

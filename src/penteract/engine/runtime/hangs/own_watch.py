@@ -14,10 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from penteract.engine.rank.rank_progress import RankProgress
+from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.hangs.blame import Verdict
-from penteract.engine.runtime.hangs.rank_progress import RankProgress
 from penteract.engine.runtime.hangs.record import Record
-from penteract.engine.session import rundir
 from penteract.errors import PeerLost
 
 _DEBUGGERS = ("pydevd", "debugpy")  # modules of debuggers that trace by other means than a frame's trace function

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penteract.engine.comm.journal import Kind
-from penteract.engine.runtime.hangs.rank_progress import RankProgress, main_thread_at
+from penteract.engine.rank.rank_progress import RankProgress, main_thread_at
 
 _TELL_S = 1.0  # from here on a rank without progress says in which line it is
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from penteract.engine.runtime.signed_store import SignedStore
+from penteract.engine.rank.signed_store import SignedStore
 from penteract.errors import BadInput, PeerLost, PenteractError
 
 WARN_S = 5.0  # after it, a rank logs whom it waits for

@@ -17,8 +17,8 @@ from penteract.engine.comm.comm import Comm, Waitable, Work
 from penteract.engine.comm.distributed import Gloo, Nccl
 from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.comm.journal import Journal, Marks
-from penteract.engine.executor.storages import Storages, bytes_of
-from penteract.engine.runtime.cpu_affinity import threads_of
+from penteract.engine.device.cpu_affinity import threads_of
+from penteract.engine.device.storages import Storages, bytes_of
 from penteract.errors import BadInput, Bug
 
 _T = TypeVar("_T")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
-from penteract.engine.runtime.roll_call import WARN_S
+from penteract.engine.rank.roll_call import WARN_S
 from penteract.errors import PeerLost
 
 log = logging.getLogger("penteract")

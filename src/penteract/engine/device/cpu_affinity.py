@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from penteract.engine.doctor.probe import cgroup
+from penteract.engine.device import cgroup
 
 
 def here() -> int:

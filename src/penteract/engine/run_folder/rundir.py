@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penteract.engine.session import checkpoint_folder
-from penteract.engine.session.checkpoint_folder import INSIDE
+from penteract.engine.run_folder import checkpoint_folder
+from penteract.engine.run_folder.checkpoint_folder import INSIDE
 from penteract.errors import DiskFailure, PenteractError
 
 COMMAND, ERRORS, LATEST, LOGS, RUN, STATUS = (

@@ -22,12 +22,12 @@ import triton.language as tl
 from penteract.config.optimizers import Moment
 from penteract.config.precision.policy import MOMENT_BLOCK
 from penteract.config.run import Optimizer
-from penteract.engine.executor.state import Flat
 from penteract.engine.kernels.triton.bits import flag_nonfinite, halves, joined, narrow, upper, wide
 from penteract.engine.kernels.triton.optimizer import adamw
-from penteract.engine.optim import moments, stochastic_rounding
 from penteract.engine.optim.optimizer import Factors
-from penteract.engine.optim.stochastic_rounding import ParameterSlice
+from penteract.engine.state import moments, stochastic_rounding
+from penteract.engine.state.state import Flat
+from penteract.engine.state.stochastic_rounding import ParameterSlice
 
 TILE = 4 * MOMENT_BLOCK  # elements of one program: eight for each thread of four warps
 _FIXED = 5  # rows of a table of parameter slices before those of the gaps

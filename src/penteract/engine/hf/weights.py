@@ -12,10 +12,10 @@ from penteract.engine.checkpoint.manifest import MANIFEST
 from penteract.engine.checkpoint.slices import Box
 from penteract.engine.checkpoint.stored import StoredTensors
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.executor.state import TrainingState, fill
 from penteract.engine.hf.folder import CONFIG, open_folder
 from penteract.engine.hf.reading import HfWeights
-from penteract.engine.session import checkpoint_folder
+from penteract.engine.run_folder import checkpoint_folder
+from penteract.engine.state.state import TrainingState, fill
 from penteract.errors import BadInput
 from penteract.step.program import Program
 

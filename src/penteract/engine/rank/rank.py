@@ -18,12 +18,12 @@ import torch.distributed as dist
 from penteract._version import __version__
 from penteract.config.run import Limits
 from penteract.engine.comm.journal import GroupLog
-from penteract.engine.executor.device import device_of, pick_device
-from penteract.engine.runtime.hangs.rank_progress import RankProgress
-from penteract.engine.runtime.roll_call import WARN_S, RollCall
-from penteract.engine.runtime.run_key import VARIABLE, RunKey
-from penteract.engine.runtime.signed_store import SignedStore
-from penteract.engine.runtime.store import open_store
+from penteract.engine.device.device import device_of, pick_device
+from penteract.engine.rank.rank_progress import RankProgress
+from penteract.engine.rank.roll_call import WARN_S, RollCall
+from penteract.engine.rank.run_key import VARIABLE, RunKey
+from penteract.engine.rank.signed_store import SignedStore
+from penteract.engine.rank.store import open_store
 from penteract.errors import PeerLost, PenteractError
 
 log = logging.getLogger("penteract")

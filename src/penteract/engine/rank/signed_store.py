@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from penteract.engine.runtime.run_key import VARIABLE, NotSigned, RunKey
+from penteract.engine.rank.run_key import VARIABLE, NotSigned, RunKey
 from penteract.errors import BadInput
 
 log = logging.getLogger("penteract")

@@ -10,14 +10,14 @@ import torch
 
 from penteract.config.optimizers import ADAMW, Moment, OptimizerKind
 from penteract.config.precision.policy import MOMENT_BLOCK, Policy
+from penteract.engine.device.device import device_of
 from penteract.engine.dtypes import FORMATS, dtype_of
-from penteract.engine.executor.delayed_scales import AmaxHistory
-from penteract.engine.executor.device import device_of
-from penteract.engine.executor.quantised_weights import QuantisedWeights, ShardValues
 from penteract.engine.kernels.quantised.quantise import quantiser
-from penteract.engine.optim import moments, split_master
-from penteract.engine.optim.loss_scaling import LossScale
-from penteract.engine.optim.stochastic_rounding import ParameterSlice
+from penteract.engine.state import moments, split_master
+from penteract.engine.state.delayed_scales import AmaxHistory
+from penteract.engine.state.loss_scaling import LossScale
+from penteract.engine.state.quantised_weights import QuantisedWeights, ShardValues
+from penteract.engine.state.stochastic_rounding import ParameterSlice
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
 from penteract.step.program import Program

@@ -1,0 +1,1 @@
+"""What a rank keeps between steps: parameters, gradients, moments, master weights, and scales of losses and of FP8."""
