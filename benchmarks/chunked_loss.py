@@ -28,7 +28,7 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.engine.comm.distributed import Nccl
 from penteract.engine.executor.allocator import Arena
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.feed import constants, micro_batch, target_counts
 from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.kernels.registry import kernels
@@ -44,18 +44,18 @@ TOLERANCE = 1e-2
 STEPS, WARM_UP = 10, 3
 
 
-def prepare(p: Program, device: torch.device) -> Run:
+def prepare(p: Program, device: torch.device) -> Executor:
     """A run with one sequence, and weights from the seed."""
     state = allocate(p, device)
     (drawn_on_device if device.type == "cuda" else initialise)(p, state, 0)
-    run = Run(p, state, Nccl(0), kernels(p, device), Arena(plan_arena(p), p.precision, device))
+    run = Executor(p, state, Nccl(0), kernels(p, device), Arena(plan_arena(p), p.precision, device))
     drawn = [sample(0, p.sequence_length, p.model.vocab_size)]
     run.micro_batches = [constants(p, device) | micro_batch(p, drawn, device)]
     run.counts.copy_(torch.tensor(target_counts(p, [drawn])))
     return run
 
 
-def timed(run: Run, device: torch.device) -> float:
+def timed(run: Executor, device: torch.device) -> float:
     """Seconds of forward and backward. The sum of target counts over one rank changes nothing, so it may be repeated."""
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -66,7 +66,7 @@ def timed(run: Run, device: torch.device) -> float:
     return time.perf_counter() - begun
 
 
-def measure(model: ModelSpec, layout: Layout, tokens: int, device: torch.device) -> tuple[dict[str, Any], Run]:
+def measure(model: ModelSpec, layout: Layout, tokens: int, device: torch.device) -> tuple[dict[str, Any], Executor]:
     """The record row of a layout, and its run."""
     p = compile_step(model, layout, tokens, precision="bf16")
     cuda = device.type == "cuda"
@@ -85,7 +85,7 @@ def measure(model: ModelSpec, layout: Layout, tokens: int, device: torch.device)
     return row, run
 
 
-def relative_errors(run: Run, expected: dict[str, torch.Tensor]) -> dict[str, float]:
+def relative_errors(run: Executor, expected: dict[str, torch.Tensor]) -> dict[str, float]:
     """For each gradient, the norm of its difference over its norm. NaN stays NaN."""
     pairs = ((n, run.state.gradients[n], g) for n, g in expected.items())
     return {n: ((x - g).norm() / g.norm().clamp(min=1e-9)).item() for n, x, g in pairs}

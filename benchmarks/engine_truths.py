@@ -42,13 +42,13 @@ from penteract.config.layout import Layout
 from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
 from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.executor.batch_loader import BatchLoader
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.rank.rank import Rank, join
 from penteract.engine.session import trainer as engine
 from penteract.units import gib
 
 WARM = 3
-# Waits in the record, and the methods of `Run` that wait.
+# Waits in the record, and the methods of `Executor` that wait.
 WAITS = {"need": "wait_all_gather", "exchange": "post_p2p", "arrive": "wait_recv", "settle": "wait_sends"}
 LOAD = BatchLoader.load
 
@@ -76,22 +76,22 @@ class Marks:
 @contextmanager
 def watched(marks: Marks) -> Iterator[None]:
     """Record marks around everything before the first kernel of a step, and around waits for parameters and messages."""
-    begin, scales = Run.begin, Run.scales
+    begin, scales = Executor.begin, Executor.scales
     opened = list[Any]()
 
-    def marked_begin(run: Run) -> None:
+    def marked_begin(run: Executor) -> None:
         opened.append(marks.around("begin"))
         opened[-1].__enter__()
         begin(run)
 
-    def marked_scales(run: Run) -> None:
+    def marked_scales(run: Executor) -> None:
         scales(run)
         opened.pop().__exit__(None, None, None)
 
     def marked_wait(name: str, method: str) -> Callable[..., None]:
-        real = getattr(Run, method)
+        real = getattr(Executor, method)
 
-        def wait(run: Run, *arguments: Any) -> None:
+        def wait(run: Executor, *arguments: Any) -> None:
             with marks.around(name):
                 real(run, *arguments)
 
@@ -100,7 +100,7 @@ def watched(marks: Marks) -> Iterator[None]:
     with ExitStack() as stack:
         waits = {method: marked_wait(name, method) for name, method in WAITS.items()}
         for method, function in {"begin": marked_begin, "scales": marked_scales, **waits}.items():
-            stack.enter_context(patch.object(Run, method, function))
+            stack.enter_context(patch.object(Executor, method, function))
         yield
 
 

@@ -39,7 +39,7 @@ from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.executor.allocator import Arena
 from penteract.engine.executor.cuda_graph import CapturedStep
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.kernels.checks import check_documents, check_kernels
 from penteract.engine.kernels.fused_attention import flash as flash_kernels
@@ -178,7 +178,7 @@ class Steps:
 
     p: Program
     packed: bool
-    run: Run = field(init=False)
+    run: Executor = field(init=False)
     batches: list[list[dict[str, torch.Tensor]]] = field(default_factory=list[list[dict[str, torch.Tensor]]])
     counts: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     calls: int = 0
@@ -229,7 +229,7 @@ class Steps:
         return losses, times
 
 
-class Counting(Run):
+class Counting(Executor):
     """A run that counts kernel calls."""
 
     kernel_calls = 0

@@ -33,7 +33,7 @@ from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.cuda_graph import CapturedStep
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_count
 from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.kernels.reference import REFERENCE
@@ -67,7 +67,7 @@ def parity(name: str, m: ModelSpec, device: torch.device, schedule: str) -> dict
     )  # type: ignore[arg-type]
     state = allocate(p, device)
     initialise(p, state, 0)
-    run = Run(p, state, Nccl(0), REFERENCE, Fresh("fp64", device))
+    run = Executor(p, state, Nccl(0), REFERENCE, Fresh("fp64", device))
     drawn = [sample(i, 16, m.vocab_size) for i in range(4)]
     fixed = constants(p, device)
     run.micro_batches = [fixed | micro_batch(p, [drawn[i] for i in ids], device) for ids in samples_of(p, 0)]
@@ -98,7 +98,7 @@ class Steps:
         self.p, self.device = p, device
         self.state = allocate(p, device)
         initialise(p, self.state, 0)
-        self.run = Run(
+        self.run = Executor(
             p,
             self.state,
             Nccl(0),

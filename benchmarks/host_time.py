@@ -36,7 +36,7 @@ from penteract.config.model import ModelSpec
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.executor.allocator import Arena
 from penteract.engine.executor.batch_loader import allocate_micro_batches
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.kernels.kernel import TorchKernel
 from penteract.engine.state.state import allocate
 from penteract.ops.declarations import OPS
@@ -73,15 +73,15 @@ def microseconds(step: Callable[[], Any], steps: int = STEPS) -> list[float]:
     return took
 
 
-def idle(p: Program) -> Run:
+def idle(p: Program) -> Executor:
     """A run whose kernels do nothing, in an arena, without an optimizer; sums are torch's."""
     device = torch.device("cpu")
-    run = Run(p, allocate(p, device), Gloo(0), dict.fromkeys(OPS, IDLE), Arena(plan_arena(p), p.precision, device))
+    run = Executor(p, allocate(p, device), Gloo(0), dict.fromkeys(OPS, IDLE), Arena(plan_arena(p), p.precision, device))
     run.squares, run.micro_batches = None, allocate_micro_batches(p, device)
     return run
 
 
-def measured(layout: Layout, layers: int) -> tuple[dict[str, Any], Run]:
+def measured(layout: Layout, layers: int) -> tuple[dict[str, Any], Executor]:
     """A row, and the run that it is of."""
     p = compile_step(replace(MODEL, layers=layers), layout, 64, precision="bf16")
     calls = sum(1 for a in p.actions for _ in p.instructions(a))  # type: ignore[arg-type]

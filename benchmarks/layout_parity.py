@@ -26,7 +26,7 @@ from penteract.config.model import ModelSpec, MoESpec
 from penteract.engine.comm.distributed import Distributed
 from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.executor.allocator import Arena
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_count
 from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.kernels.reference import REFERENCE
@@ -60,12 +60,12 @@ CASES = [
 ]
 
 
-def one_step(p: Program, rank: Rank, groups: ProcessGroups) -> Run:
+def one_step(p: Program, rank: Rank, groups: ProcessGroups) -> Executor:
     """Run one step of a program."""
     groups.make(needed(p))
     state = allocate(p, rank.device)
     initialise(p, state, 0)
-    run = Run(p, state, Distributed(rank.number, groups), REFERENCE, Arena(plan_arena(p), "fp64", rank.device))
+    run = Executor(p, state, Distributed(rank.number, groups), REFERENCE, Arena(plan_arena(p), "fp64", rank.device))
     fixed = constants(p, rank.device)
     mine = [[sample(i, 16, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
     run.micro_batches = [fixed | micro_batch(p, drawn, rank.device) for drawn in mine]
@@ -87,7 +87,7 @@ def reference(m: ModelSpec, batch: int) -> tuple[dict[str, torch.Tensor], float]
     return {n: t.grad for n, t in w.items() if t.grad is not None}, terms["cross_entropy"].item()
 
 
-def worst(p: Program, run: Run) -> tuple[float, float]:
+def worst(p: Program, run: Executor) -> tuple[float, float]:
     """The largest relative error of a gradient on this rank, and the error of the loss."""
     expected, ce = reference(p.model, p.layout.global_batch_size)
     error = 0.0

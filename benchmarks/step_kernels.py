@@ -40,7 +40,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from penteract.config.hardware import cluster
 from penteract.config.run import RunSpec
-from penteract.engine.executor.profiled import ProfiledRun
+from penteract.engine.executor.profiled import ProfiledExecutor
 from penteract.engine.rank.rank import join
 from penteract.engine.session import trainer as engine
 from penteract.engine.session.garbage import collect_after, collected_between_steps
@@ -135,7 +135,7 @@ def profiled(trainer: Trainer, samples: RandomBatches) -> tuple[list[list[Any]],
     """Kernels of the third of four profiled steps, in order: [stream, part, kernel, begin µs, duration µs]; and when the
     last kernel of the step before ended. Outcomes are read a step late, as in a run."""
     size = trainer.spec.layout.global_batch_size
-    with patch.object(engine, "walk", lambda p, run, **how: walk(p, ProfiledRun(run), **how)):
+    with patch.object(engine, "walk", lambda p, run, **how: walk(p, ProfiledExecutor(run), **how)):
         trainer.step(STEPS + 1, samples, STEPS * size)
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
             pending = list[Callable[[], Outcome]]()

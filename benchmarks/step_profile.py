@@ -36,8 +36,8 @@ from provenance import hexadecimal
 from torch.profiler import ProfilerActivity, profile
 
 from penteract.config.layout import Layout
-from penteract.engine.executor.executor import Run
-from penteract.engine.executor.profiled import ProfiledRun
+from penteract.engine.executor.executor import Executor
+from penteract.engine.executor.profiled import ProfiledExecutor
 from penteract.engine.rank.rank import Rank, join
 from penteract.engine.session import trainer as engine
 from penteract.step.walk import Silent, walk
@@ -70,7 +70,7 @@ def bare(trainer: engine.Trainer, samples: Any, count: int) -> dict[str, Any]:
 def profiled(trainer: engine.Trainer, samples: Any, first: int) -> dict[str, Any]:
     """The part `profile`: the kernels of the second of two profiled steps."""
     size = trainer.spec.layout.global_batch_size
-    with patch.object(engine, "walk", lambda p, run, **how: walk(p, ProfiledRun(run), **how)):
+    with patch.object(engine, "walk", lambda p, run, **how: walk(p, ProfiledExecutor(run), **how)):
         trainer.step(first, samples, (first - 1) * size)
         dist.barrier()
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
@@ -119,7 +119,7 @@ def launch_times(args: argparse.Namespace, rank: Rank, layout: Layout) -> dict[s
     class Timed:
         """A run whose events are timed."""
 
-        def __init__(self, run: Run) -> None:
+        def __init__(self, run: Executor) -> None:
             self.run = run
 
         def __getattr__(self, event: str) -> Any:

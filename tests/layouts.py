@@ -23,7 +23,7 @@ from penteract.config.precision.policy import Policy
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import ProcessGroups, Round, needed
 from penteract.engine.executor.allocator import Arena, Fresh
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.kernels.kernel import TorchKernel
@@ -173,7 +173,7 @@ def run_case(rank: int, groups: ProcessGroups, case: Case, mutate: Mutation | No
 
 def _step(
     subject: Subject, groups: ProcessGroups, load: Mapping[tuple[int, int], int] | None = None
-) -> tuple[Run, Verdict]:
+) -> tuple[Executor, Verdict]:
     """Walk the step under observation; what is observed against its price. `load`: what an earlier walk received."""
     run = _prepare(subject.program, groups, subject.kernels)
     wires, watched, prices = Wires(run.p.rank), Watched(), _Prices(subject.priced, run, load or {})
@@ -192,7 +192,7 @@ def _step(
     return run, verdict
 
 
-def _prepare(p: Program, groups: ProcessGroups, kernels: dict[str, TorchKernel]) -> Run:
+def _prepare(p: Program, groups: ProcessGroups, kernels: dict[str, TorchKernel]) -> Executor:
     state = allocate(p, CPU)
     initialise(p, state, 0)
     steer(state.biases)
@@ -202,7 +202,7 @@ def _prepare(p: Program, groups: ProcessGroups, kernels: dict[str, TorchKernel])
         *(f.own_gradient for f in state.flats if f.bucket.cut_gradients),
     ):
         t.fill_(float("nan"))  # whatever the first writer does not write shows
-    run = Run(p, state, Gloo(p.rank, groups), kernels, Fresh(p.precision, CPU))
+    run = Executor(p, state, Gloo(p.rank, groups), kernels, Fresh(p.precision, CPU))
     fixed = constants(p, CPU)
     mine = [[sample(i, p.sequence_length, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
     run.micro_batches = [fixed | micro_batch(p, samples, CPU) for samples in mine]
@@ -218,7 +218,7 @@ class _Prices:
     """
 
     p: Program
-    run: Run
+    run: Executor
     known: Mapping[tuple[int, int], int]
     of: dict[tuple[tuple[tuple[int, int], int], ...], Price] = field(default_factory=dict)
 
@@ -281,7 +281,7 @@ def computed_by(p: Program) -> dict[str, TorchKernel]:
     return REFERENCE | ({} if p.layout.experts == "reference" else kernels(p, CPU))
 
 
-def _in_arena(p: Program, groups: ProcessGroups) -> Run:
+def _in_arena(p: Program, groups: ProcessGroups) -> Executor:
     """The step with every register at its planned place, unobserved."""
     run = _prepare(p, groups, computed_by(p))
     run.memory = Arena(plan_arena(p), p.precision, CPU)
@@ -289,7 +289,7 @@ def _in_arena(p: Program, groups: ProcessGroups) -> Run:
     return run
 
 
-def _compare_arena(run: Run, placed: Run) -> Iterable[tuple[str, str]]:
+def _compare_arena(run: Executor, placed: Executor) -> Iterable[tuple[str, str]]:
     """The same numbers, to the bit: no two registers that live at once, or on a wire, may overlap."""
     for mine, theirs in zip(
         run.state.parameter_parts("gradient"), placed.state.parameter_parts("gradient"), strict=True
@@ -299,7 +299,7 @@ def _compare_arena(run: Run, placed: Run) -> Iterable[tuple[str, str]]:
             yield "arena", f"{mine.param.name} differs by {far:.1e}"
 
 
-def _compare_routing(run: Run) -> Iterable[tuple[str, str]]:
+def _compare_routing(run: Executor) -> Iterable[tuple[str, str]]:
     """Every token is counted at each steered router, and none by the expert that the bias shuts."""
     lay, moe = run.p.layout, run.p.model.moe
     for name, counts in run.state.tokens_per_expert.items():

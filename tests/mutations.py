@@ -15,7 +15,7 @@ from penteract.config.precision.policy import Policy
 from penteract.engine.comm.comm import Work
 from penteract.engine.comm.distributed import Distributed
 from penteract.engine.executor import feed
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.state.state import Flat
 from penteract.ops.declarations import OPS
 from penteract.ops.lower import Instruction
@@ -82,14 +82,14 @@ def bucket_not_reduced(s: Subject) -> None:
 
 
 def bucket_reduced_twice(s: Subject) -> None:
-    reduce = Run.reduce
+    reduce = Executor.reduce
 
-    def twice(self: Run, bucket: int) -> None:
+    def twice(self: Executor, bucket: int) -> None:
         reduce(self, bucket)
         self.comm.finish(self.reducing[bucket])
         reduce(self, bucket)
 
-    s.patches.enter_context(patch.object(Run, "reduce", twice))
+    s.patches.enter_context(patch.object(Executor, "reduce", twice))
 
 
 def target_counts_not_summed(s: Subject) -> None:
@@ -166,53 +166,53 @@ def first_shard_gathered(s: Subject) -> None:
 
 
 def shards_not_gathered(s: Subject) -> None:
-    s.patches.enter_context(patch.object(Run, "gather", lambda self, bucket: None))
+    s.patches.enter_context(patch.object(Executor, "gather", lambda self, bucket: None))
 
 
 def shards_summed_by_all(s: Subject) -> None:
     """An all-reduce where a reduce-scatter would do."""
 
-    def everywhere(self: Run, bucket: int) -> None:
+    def everywhere(self: Executor, bucket: int) -> None:
         flat = self.state.flats[bucket]
         self.reducing[bucket] = self.comm.sum(flat.bucket.reduce_ranks, flat.gradient)
 
-    s.patches.enter_context(patch.object(Run, "reduce", everywhere))
+    s.patches.enter_context(patch.object(Executor, "reduce", everywhere))
 
 
 def padding_not_cleared(s: Subject) -> None:
     """What is left of another unit in a place of the ring counts in the norm."""
 
-    def opened(self: Run, bucket: int) -> None:
+    def opened(self: Executor, bucket: int) -> None:
         self.written.difference_update(q.name for q in self.state.flats[bucket].bucket.params)
 
-    s.patches.enter_context(patch.object(Run, "acquire_gradient_buffer", opened))
+    s.patches.enter_context(patch.object(Executor, "acquire_gradient_buffer", opened))
 
 
 def micro_batches_not_added(s: Subject) -> None:
-    wait = Run.wait_reduce_scatter
+    wait = Executor.wait_reduce_scatter
 
-    def last(self: Run, bucket: int) -> None:
+    def last(self: Executor, bucket: int) -> None:
         self.added.discard(bucket)
         wait(self, bucket)
 
-    s.patches.enter_context(patch.object(Run, "wait_reduce_scatter", last))
+    s.patches.enter_context(patch.object(Executor, "wait_reduce_scatter", last))
 
 
 def unit_not_gathered_again(s: Subject) -> None:
     """Parameters of the unit that lay there before are taken for its own."""
     asked = set[int]()
-    gather = Run.gather
+    gather = Executor.gather
 
-    def once(self: Run, bucket: int) -> None:
+    def once(self: Executor, bucket: int) -> None:
         if bucket not in asked:
             gather(self, bucket)
         asked.add(bucket)
 
-    s.patches.enter_context(patch.object(Run, "gather", once))
+    s.patches.enter_context(patch.object(Executor, "gather", once))
 
 
 def replicas_not_summed(s: Subject) -> None:
-    s.patches.enter_context(patch.object(Run, "replicate", lambda self, bucket: None))
+    s.patches.enter_context(patch.object(Executor, "replicate", lambda self, bucket: None))
 
 
 # ---- kernels and registers ----------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from penteract.engine.comm.fake import FakeComm
 from penteract.engine.device import device
 from penteract.engine.executor import executor as run_module
 from penteract.engine.executor.allocator import Fresh
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.moe.experts import Splits
 from penteract.engine.kernels.quantised.fp8 import emulated
@@ -83,7 +83,7 @@ def observation(p: Program, *, counted: bool = True) -> Observation:
     with notes.watching():
         state = allocate(p, CPU)
         comm = FakeComm(p.rank, notes)
-        run = Run(p, state, comm, _bodies(notes), _Zeros(p.precision, CPU), fake=device.FakeDevice(notes))
+        run = Executor(p, state, comm, _bodies(notes), _Zeros(p.precision, CPU), fake=device.FakeDevice(notes))
         said = (Optimizer(), CPU, 0, state.scaling)
         muon = any(b.optimizer_kind.by_matrix for b in p.buckets)
         made = Muon(*said, comm=comm, policy=p.precision) if muon else AdamW(*said)
@@ -112,7 +112,7 @@ class _Notes:
     host: set[int] = field(default_factory=set)  # storages that are there
     inside: int = 0  # of something that has been written down as a whole
 
-    def know(self, state: TrainingState, run: Run) -> None:
+    def know(self, state: TrainingState, run: Executor) -> None:
         """What addresses and identities mean."""
         for i, flat in enumerate(state.flats):
             self.shards[flat.own_gradient.data_ptr()] = i

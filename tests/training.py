@@ -11,7 +11,7 @@ from penteract.config.run import Optimizer
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.executor.allocator import Fresh
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_count
 from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.kernels.reference import REFERENCE
@@ -25,7 +25,7 @@ from samples import sample
 OPTIMIZER = Optimizer(learning_rate=1e-2, weight_decay=0.1, clip_norm=0.5)
 
 
-def trainer(case: Case, p: Program, groups: ProcessGroups) -> Run:
+def trainer(case: Case, p: Program, groups: ProcessGroups) -> Executor:
     """One rank in float64, with AdamW, or Muon where the case has it move matrices."""
     state = allocate(p, CPU)
     initialise(p, state, 0)
@@ -33,10 +33,10 @@ def trainer(case: Case, p: Program, groups: ProcessGroups) -> Run:
     muon = case.optimizer_kinds.matrices.by_matrix
     optimizer = Muon(OPTIMIZER, CPU, comm=comm, policy=p.precision) if muon else AdamW(OPTIMIZER, CPU)
     optimizer.rate.fill_(OPTIMIZER.learning_rate)
-    return Run(p, state, comm, REFERENCE, Fresh(p.precision, CPU), optimizer)
+    return Executor(p, state, comm, REFERENCE, Fresh(p.precision, CPU), optimizer)
 
 
-def train(run: Run, steps: int) -> Iterator[float]:
+def train(run: Executor, steps: int) -> Iterator[float]:
     """-> the loss of each step"""
     p = run.p
     for step in range(steps):
@@ -50,7 +50,7 @@ def train(run: Run, steps: int) -> Iterator[float]:
         yield run.totals[1].item()
 
 
-def whole(run: Run) -> dict[str, torch.Tensor]:
+def whole(run: Executor) -> dict[str, torch.Tensor]:
     """This rank's parameters, gathered where they are cut; padding is no parameter and stays zero."""
     run.settle_parameters()
     out = dict[str, torch.Tensor]()

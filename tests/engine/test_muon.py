@@ -130,7 +130,7 @@ def test_an_overflow_moves_nothing() -> None:
 
 
 def _infinite(run: object, action: object) -> None:
-    """In place of `Run.after`: a gradient that overflowed."""
+    """In place of `Executor.after`: a gradient that overflowed."""
     next(f for f in run.state.flats if f.bucket.optimizer_kind.by_matrix).gradient[5] = float("inf")  # type: ignore[attr-defined]
 
 

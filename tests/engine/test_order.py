@@ -17,7 +17,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.fp8 import Fp8Scaling, usual
 from penteract.config.precision.policy import RECIPES, Policy
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from precisions import BY_NAME
 from strategies import cases, cast_once_cases, fp8_gather_cases
 from tiny import SIZES
@@ -89,29 +89,29 @@ def test_a_step_by_hand() -> None:
     assert len(first) == len(check(case, 0)) + 2
 
 
-def late(run: Run, bucket: int) -> None:
+def late(run: Executor, bucket: int) -> None:
     """What was gathered is not waited for."""
 
 
-def unbidden(run: Run, bucket: int) -> None:
+def unbidden(run: Executor, bucket: int) -> None:
     """All that is on the wire is waited for, where one bucket is."""
     run.settle_parameters()
 
 
-def twice(run: Run, bucket: int) -> None:
+def twice(run: Executor, bucket: int) -> None:
     REAL["measure"](run, bucket)
     REAL["measure"](run, bucket)
 
 
-REAL = {name: getattr(Run, name) for name in ("wait_all_gather", "measure", "update")}
+REAL = {name: getattr(Executor, name) for name in ("wait_all_gather", "measure", "update")}
 
 
 @pytest.mark.parametrize(
     ("question", "fault"),
     [("wait_all_gather", late), ("wait_all_gather", unbidden), ("measure", twice), ("update", late)],
 )
-def test_what_is_not_in_its_place_is_seen(question: str, fault: Callable[[Run, int], None]) -> None:
+def test_what_is_not_in_its_place_is_seen(question: str, fault: Callable[[Executor, int], None]) -> None:
     case = Case(replace(DENSE, layers=4), Layout(dp=2, zero=3))
     check(case, 0)
-    with patch.object(Run, question, fault), pytest.raises(AssertionError):
+    with patch.object(Executor, question, fault), pytest.raises(AssertionError):
         check(case, 0)

@@ -128,7 +128,7 @@ def test_a_loss_that_is_not_finite_moves_nothing_though_its_gradient_is(name: st
 
 
 def _lost(run: object, action: object) -> None:
-    """In place of `Run.after`: a loss that overflowed, of gradients that did not."""
+    """In place of `Executor.after`: a loss that overflowed, of gradients that did not."""
     run.totals[1] = float("inf")  # type: ignore[attr-defined]
 
 
@@ -147,7 +147,7 @@ def test_a_step_that_is_skipped_leaves_the_history_of_delayed_scales_as_it_was()
 
 
 def _infinite(run: object, action: object) -> None:
-    """In place of `Run.after`: a gradient that overflowed."""
+    """In place of `Executor.after`: a gradient that overflowed."""
     run.state.flats[-1].gradient[5] = float("inf")  # type: ignore[attr-defined]
 
 

@@ -23,7 +23,7 @@ from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.device.storages import bytes_of
 from penteract.engine.executor import executor as run_module
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.readings.composed import Composer
 from penteract.readings.explain.why import why
@@ -72,7 +72,7 @@ def on_its_own(case: Case) -> Case:
     return replace(case, layout=own)
 
 
-def remember(run: Run, past: dict[str, list[float]]) -> None:
+def remember(run: Executor, past: dict[str, list[float]]) -> None:
     """A past for delayed scales, the same everywhere."""
     if run.state.history is not None:
         for i, name in enumerate(run.state.history.names):
@@ -102,18 +102,18 @@ def held(rank: int, groups: ProcessGroups, case: Case, past: dict[str, list[floa
     groups.make(needed(p))
     with ExitStack() as patches:
         subject = Subject(p, p, dict(REFERENCE), patches)
-        begin = Run.begin
+        begin = Executor.begin
 
-        def reminded(run: Run) -> None:
+        def reminded(run: Executor) -> None:
             remember(run, past)
             begin(run)
 
-        Run.begin = reminded  # type: ignore[method-assign]
+        Executor.begin = reminded  # type: ignore[method-assign]
         try:
             run, verdict = _step(subject, groups)
             one: Whole = made_once(rank, groups, case.layout, lambda: in_one_process(case))
         finally:
-            Run.begin = begin  # type: ignore[method-assign]
+            Executor.begin = begin  # type: ignore[method-assign]
     wrong = [f"{kind}: {what}" for kind, what in verdict.differences]
     if (history := run.state.history) is not None:
         kept = bytes_of([history.steps, history.past_amax, history.amax])

@@ -22,7 +22,7 @@ from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine import checkpoint
 from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.device.storages import bytes_of
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.session.saved import after_load, load_state, state_slices
 from penteract.readings.price import price, resident
@@ -54,14 +54,14 @@ def recipe(policy: Policy, *, gather: bool, powers: bool = False) -> Policy:
     return replace(policy, fp8=replace(usual("tensorwise"), gather=gather, powers=powers))
 
 
-def joined(rank: int, groups: ProcessGroups, case: Case) -> Run:
+def joined(rank: int, groups: ProcessGroups, case: Case) -> Executor:
     """This rank's trainer."""
     p = case.compile(rank)
     groups.make(needed(p))
     return trainer(case, p, groups)
 
 
-def bits(run: Run) -> list[torch.Tensor]:
+def bits(run: Executor) -> list[torch.Tensor]:
     """Of all that an update moved, and of the gradients."""
     gradients = [flat.own_gradient.clone().view(torch.uint8) for flat in run.state.flats]
     return [*kept(run.state, whole=False), *gradients]
@@ -89,13 +89,13 @@ def test_a_run_is_the_same_to_the_bit(pool: Pool, model: ModelSpec, layout: Layo
 
 def deaf(rank: int, groups: ProcessGroups, cases: tuple[Case, Case], steps: int) -> tuple[bool, list[int]]:
     """`alike`, where every rank makes scales of its own shards."""
-    agree = Run.agree
+    agree = Executor.agree
 
-    def of_others(self: Run, agreement: Agreement) -> None:
+    def of_others(self: Executor, agreement: Agreement) -> None:
         if agreement.name != "scales of weights":
             agree(self, agreement)
 
-    with patch.object(Run, "agree", of_others):
+    with patch.object(Executor, "agree", of_others):
         return alike(rank, groups, cases, steps)
 
 

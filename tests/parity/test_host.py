@@ -19,7 +19,7 @@ from penteract.config.run import Optimizer
 from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.device.device import Cpu
 from penteract.engine.device.storages import bytes_of
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.kernels.registry import kernels
 from penteract.engine.optim.optimizer import AdamW
 from penteract.readings.layers.expert_load import Recorded
@@ -55,7 +55,7 @@ class Counted(Cpu):
         return Cpu.copy(self, x, y)
 
 
-def trained(p: Program, groups: ProcessGroups, steps: int) -> tuple[Run, list[torch.Tensor]]:
+def trained(p: Program, groups: ProcessGroups, steps: int) -> tuple[Executor, list[torch.Tensor]]:
     """A few steps with updates, and all that was left at the end: gradients and totals too."""
     run = _prepare(p, groups, kernels(p, CPU))
     counts = run.counts.clone()

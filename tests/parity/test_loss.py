@@ -11,7 +11,7 @@ from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.executor.allocator import Fresh
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.feed import constants, micro_batch, target_counts
 from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.kernels.reference import REFERENCE
@@ -51,7 +51,7 @@ def _validation_samples(layout: Layout) -> torch.Tensor:
     p = compile_step(PLAIN, layout, 16, precision="fp64", training=False)
     state = allocate(p, CPU)
     initialise(p, state, 0)
-    run = Run(p, state, Gloo(0), dict(REFERENCE), Fresh("fp64", CPU))
+    run = Executor(p, state, Gloo(0), dict(REFERENCE), Fresh("fp64", CPU))
     drawn = [sample(0, 16, PLAIN.vocab_size)]
     run.micro_batches = [constants(p, CPU) | micro_batch(p, drawn, CPU)]
     run.counts.copy_(torch.tensor(target_counts(p, [drawn])))

@@ -15,7 +15,7 @@ from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.optimizers import OptimizerKind, OptimizerKinds
 from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.device.storages import bytes_of
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.readings.layers.expert_load import Recorded
 from penteract.readings.price import price, resident
 from pool import Pool
@@ -73,7 +73,7 @@ def trained(rank: int, groups: ProcessGroups, case: Case) -> Told:
     return Told(_values(run), seen)
 
 
-def _values(run: Run) -> dict[tuple[str, str], tuple[Any, int, torch.Tensor]]:
+def _values(run: Executor) -> dict[tuple[str, str], tuple[Any, int, torch.Tensor]]:
     out = dict[tuple[str, str], tuple[Any, int, torch.Tensor]]()
     for kind in ("master", "momentum", "mean", "square"):
         for part in run.state.parameter_parts(kind):

@@ -16,7 +16,7 @@ from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.run import Optimizer
 from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.device.storages import bytes_of
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.kernels.kernel import Env, Tensors
 from penteract.engine.kernels.reference import REFERENCE
@@ -48,7 +48,7 @@ def on_its_own(case: Case) -> Case:
     return replace(case, layout=Layout(micro_batch_size=lay.micro_batch_size, gradient_accumulation_steps=micros))
 
 
-def losses(run: Run) -> list[float]:
+def losses(run: Executor) -> list[float]:
     """Of a few steps with updates."""
     p, out = run.p, list[float]()
     run.optimizer = AdamW(Optimizer(learning_rate=3e-3), CPU, 0, run.state.scaling)
@@ -142,7 +142,7 @@ def _infinite(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> N
     into[0].view(-1)[0] = float("inf")
 
 
-def _lose(run: Run) -> Callable[[str], None]:
+def _lose(run: Executor) -> Callable[[str], None]:
     """After each action the loss is not finite; gradients are as ever."""
     return lambda action: run.totals[1].fill_(float("nan"))  # type: ignore[return-value]
 

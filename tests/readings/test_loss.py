@@ -15,7 +15,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.executor.allocator import Fresh
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.feed import constants, micro_batch, target_counts
 from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.kernels.reference import REFERENCE
@@ -86,11 +86,11 @@ def test_a_step_takes_at_most_what_is_priced(z: float) -> None:
     assert seen["chunked"] < seen["reference"] / 3
 
 
-def _run(p: Program) -> Run:
+def _run(p: Program) -> Executor:
     cpu = torch.device("cpu")
     state = allocate(p, cpu)
     initialise(p, state, 0)
-    run = Run(p, state, Gloo(0), dict(REFERENCE), Fresh("bf16", cpu))
+    run = Executor(p, state, Gloo(0), dict(REFERENCE), Fresh("bf16", cpu))
     drawn = [sample(0, p.sequence_length, p.model.vocab_size)]
     run.micro_batches = [constants(p, cpu) | micro_batch(p, drawn, cpu)]
     run.counts.copy_(torch.tensor(target_counts(p, [drawn])))

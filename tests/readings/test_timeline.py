@@ -157,7 +157,7 @@ def names_of_a_run(steps: StepClock, layout: Layout, stage: int) -> list[str]:
         yield
 
     with patch.object(profiled, "record_function", record):
-        walk(Idle.p, profiled.ProfiledRun(Idle()))  # type: ignore[arg-type]
+        walk(Idle.p, profiled.ProfiledExecutor(Idle()))  # type: ignore[arg-type]
     return found
 
 

@@ -16,7 +16,7 @@ from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.executor.allocator import Fresh
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.state.state import allocate
 from penteract.ops.tape import Call
@@ -118,7 +118,7 @@ def test_they_are_of_the_size_of_the_tensors_that_are_summed(model: ModelSpec, p
     layout = Layout(dp=2, pp=2, zero=3, gradient_accumulation_steps=2)
     for rank in range(layout.world):
         p = compile_step(model, layout, 32, rank=rank, precision=precision)
-        run = Run(p, allocate(p, CPU), Gloo(rank), dict(REFERENCE), Fresh(p.precision, CPU))
+        run = Executor(p, allocate(p, CPU), Gloo(rank), dict(REFERENCE), Fresh(p.precision, CPU))
         every = (*at_begin(p, targets_counted=False), *after_backward(p), totals(p))
         assert {a.name for a in every} == {name for name, x in run.agreed.items() if x.numel()}
         for a in every:

@@ -19,7 +19,7 @@ from penteract.engine.checkpoint.manifest import read
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import ProcessGroups, Round, needed
 from penteract.engine.executor.allocator import Fresh
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.session.saved import KINDS, after_load, load_state, state_slices
 from penteract.engine.state.split_master import rounded
@@ -117,7 +117,7 @@ def visit(
         checkpoint.save(folder, 1, state_slices(p, state), {}, rank=rank, world=layout.world, barrier=barrier)
         return []
     load_state(checkpoint.latest(folder), p, state)
-    after_load(Run(p, state, Gloo(rank, groups), REFERENCE, Fresh("bf16", CPU)))
+    after_load(Executor(p, state, Gloo(rank, groups), REFERENCE, Fresh("bf16", CPU)))
     wrong = [
         f"{rank}: {kind} of {part.param.name} from {part.begin}"
         for suffix, kind in KINDS.items()

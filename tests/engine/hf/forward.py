@@ -13,7 +13,7 @@ from penteract.config.model import ModelSpec
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.executor.allocator import Fresh
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.feed import constants, micro_batch
 from penteract.engine.hf.weights import open_weights, start_from
 from penteract.engine.kernels.kernel import Env, TorchKernel
@@ -44,7 +44,7 @@ def logits(
         REFERENCE["row_max"].forward(env, site, ins, weights, outs)
 
     kernels = REFERENCE | {"row_max": TorchKernel(row_max)}
-    run = Run(p, state, Gloo(rank, groups), kernels, Fresh(precision, CPU))
+    run = Executor(p, state, Gloo(rank, groups), kernels, Fresh(precision, CPU))
     nothing = torch.zeros(len(tokens), dtype=torch.int64)
     sample = SimpleNamespace(
         tokens=torch.tensor(tokens), targets=nothing - 1, start=nothing, positions=torch.arange(len(tokens))

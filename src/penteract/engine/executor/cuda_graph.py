@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.errors import Bug
 from penteract.step.walk import walk
 
@@ -21,7 +21,7 @@ class CapturedStep:
     `penteract train` does not capture steps: benchmarks do, to measure a step without the host's part.
     """
 
-    run: Run
+    run: Executor
     replay: Callable[[], None] = field(init=False)
 
     def capture(self) -> None:

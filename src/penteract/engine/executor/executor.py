@@ -32,7 +32,7 @@ from penteract.step.program import BufferKey, Program
 
 
 @dataclass(slots=True)
-class Run:
+class Executor:
     """One rank's executor. A step is `walk(program, run)` once its micro-batches are in place."""
 
     p: Program
@@ -343,7 +343,7 @@ class Run:
 
 
 def _largest(comm: Comm, p: Program, axis: str, x: torch.Tensor) -> None:
-    """The max all-reduce that kernels call. Not a method of Run: Env would then refer to the Run that holds it, and the
+    """The max all-reduce that kernels call. Not a method of Executor: Env would then refer to the Executor that holds it, and the
     cycle would be freed late."""
     comm.finish(comm.largest(p.mesh.group(axis, p.rank), x))
 

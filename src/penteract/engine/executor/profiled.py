@@ -1,6 +1,6 @@
 """A run with named parts for profilers. The names are those of `penteract plan --trace`.
 
-`benchmarks/step_profile.py` creates it: `walk(program, ProfiledRun(run))` under torch's profiler, or with NVTX on,
+`benchmarks/step_profile.py` creates it: `walk(program, ProfiledExecutor(run))` under torch's profiler, or with NVTX on,
 shows the step by the names of its program.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.profiler import record_function
 
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Transfer
 from penteract.step import names
@@ -18,11 +18,11 @@ from penteract.step.agreements import Agreement
 from penteract.step.program import BufferKey
 
 
-class ProfiledRun:
+class ProfiledExecutor:
     """Wraps each event of a Run in `torch.profiler.record_function`, under the names of `plan --trace`. Events not
     listed here do no device work and are forwarded."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Executor) -> None:
         self.run = run
 
     def __getattr__(self, attribute: str) -> Any:

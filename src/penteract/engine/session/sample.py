@@ -10,7 +10,7 @@ import torch
 
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.allocator import Fresh
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.feed import constants, micro_batch
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.registry import kernels
@@ -29,7 +29,7 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
         optimizer_kinds=spec.optimizer.optimizer_kinds, training=False,
     )  # fmt: skip
     capture = _LogitsCapture(p)
-    run = Run(p, trainer.state, trainer.run.comm, capture.kernels(rank.device), Fresh(p.precision, rank.device))
+    run = Executor(p, trainer.state, trainer.run.comm, capture.kernels(rank.device), Fresh(p.precision, rank.device))
     fixed = constants(p, rank.device)
     trainer.run.settle_parameters()
     generator = torch.Generator().manual_seed(seed)
@@ -70,7 +70,7 @@ class _LogitsCapture:
 
         return all_of_them | {"row_max": TorchKernel(row_max)}
 
-    def logits(self, run: Run) -> torch.Tensor:
+    def logits(self, run: Executor) -> torch.Tensor:
         """The token's logits [V], gathered from the ranks that hold parts of them."""
         p, captured, tp = self.p, self.captured, self._coordinates["tp"]
         out = torch.zeros(p.model.vocab_size, dtype=dtype_of("stat", p.precision), device=run.memory.device)

@@ -22,7 +22,7 @@ from penteract.engine.checkpoint import Slice, manifest, rectangles
 from penteract.engine.checkpoint.manifest import ManifestEntry
 from penteract.engine.device.device import device_of
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.state.state import Flat, ParameterPart, StateKind, TrainingState
 from penteract.step.program import Program
 from penteract.step.update import parts
@@ -140,7 +140,7 @@ def slices(p: Program, held: Iterable[ParameterPart], suffix: str = "") -> Itera
             at += prod(size)
 
 
-def after_load(run: Run) -> None:
+def after_load(run: Executor) -> None:
     """Copy the loaded master weights to the parameters, and all-gather these. Called by every rank."""
     for b, flat in enumerate(run.state.flats):
         flat.copy_from_master()

@@ -16,7 +16,7 @@ from penteract.engine.data import Samples
 from penteract.engine.device.device import device_of
 from penteract.engine.executor.allocator import Arena
 from penteract.engine.executor.batch_loader import BatchLoader, allocate_micro_batches
-from penteract.engine.executor.executor import Run
+from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.hf.weights import open_weights, start_from
 from penteract.engine.kernels.checks import check_kernels
@@ -57,8 +57,8 @@ class Trainer:
     rank: Rank
     program: Program
     state: TrainingState
-    run: Run
-    validation_run: Run
+    run: Executor
+    validation_run: Executor
     loader: BatchLoader
     validation_loader: BatchLoader  # fills the same tensors as `loader`, never at the same time
 
@@ -80,14 +80,14 @@ class Trainer:
             initialise(program, state, spec.train.seed)
         memory = Arena(plan_arena(program), precision, rank.device)
         optimizer = _optimizer(spec, rank, state, comm)
-        run = Run(program, state, comm, kernels(program, rank.device), memory, optimizer)
+        run = Executor(program, state, comm, kernels(program, rank.device), memory, optimizer)
         forward = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
             optimizer_kinds=spec.optimizer.optimizer_kinds, training=False,
         )  # fmt: skip
         # Training and validation never run at once, so their arenas share one block.
         validation_memory = Arena(plan_arena(forward, training=False), precision, rank.device, memory.block)
-        validation_run = Run(forward, state, comm, kernels(forward, rank.device), validation_memory)
+        validation_run = Executor(forward, state, comm, kernels(forward, rank.device), validation_memory)
         run.on_action = validation_run.on_action = rank.progress.did
         run.micro_batches = validation_run.micro_batches = allocate_micro_batches(program, rank.device)
         return Trainer(
@@ -170,7 +170,7 @@ class Trainer:
 
         return self.run.device.peak(lambda: self.step(number, samples, first), resident)
 
-    def _outcome(self, run: Run) -> Callable[[], Outcome]:
+    def _outcome(self, run: Executor) -> Callable[[], Outcome]:
         scaling, terms = run.state.scaling, run.p.losses
         totals = run.totals if scaling is None else torch.cat([run.totals, scaling.used.view(1)])  # one look at both
         numbers = run.device.read(totals)
