@@ -12,7 +12,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.policy import RECIPES
 from penteract.ops.params import Param, Shard
-from penteract.parallel.data import UNIT, Bucket, Unit, buckets
+from penteract.parallel.data import SHARD_MULTIPLE, Bucket, FsdpUnit, buckets
 from strategies import cases
 
 
@@ -23,7 +23,7 @@ def test_shards_of_a_bucket_are_equal_and_make_it_whole(case: Case) -> None:
         assert sorted(q.name for b in p.buckets for q in b.params) == sorted(q.name for q in p.params)
         for b in p.buckets:
             used = sum(q.numel(p.mesh) for q in b.params)
-            assert used <= b.size < used + (b.shards * UNIT if b.shards > 1 else 1)
+            assert used <= b.size < used + (b.shards * SHARD_MULTIPLE if b.shards > 1 else 1)
             shards = [b.shard(rank) for rank in b.shard_ranks]
             assert {len(s) for s in shards} == {b.shard_size}
             assert [i for s in shards for i in s] == list(range(b.size))
@@ -52,7 +52,7 @@ def test_groups_are_neighbours_in_dp_and_cp() -> None:
     """Eight places in two groups of four: a matrix of the network, and one of experts over ep = 2."""
     mesh = Mesh(Layout(dp=4, cp=2, ep=2, tp=2, zero=3, shard_group=4))
     dense, experts = Param("a", (6, 5)), Param("b", (4, 6, 5), (Shard(0, "ep"),))
-    units = [Unit((dense,)), Unit((experts,))]
+    units = [FsdpUnit((dense,)), FsdpUnit((experts,))]
     b, a = buckets(units, {"a": (0,), "b": (0,)}, mesh, 5, RECIPES["fp32"])
     assert a.shard_ranks == tuple(range(8)) and a.replicate_ranks == (5, 13)
     assert b.shard_ranks == (0, 1, 4, 5) and b.replicate_ranks == (5, 13)
@@ -66,7 +66,7 @@ def test_what_stages_share_is_packed_alike_by_all() -> None:
     owning_stages = {"a": (0, 1), "b": (0, 1), "first": (0,), "last": (1,)}
 
     def shared(params: Iterable[Param], rank: int) -> list[Bucket]:
-        made = buckets([Unit(tuple(params)[::-1])], owning_stages, mesh, rank, RECIPES["fp32"])
+        made = buckets([FsdpUnit(tuple(params)[::-1])], owning_stages, mesh, rank, RECIPES["fp32"])
         assert [x.across_stages for x in made] == [False, True, True]
         return [replace(x, replicate_ranks=()) for x in made if x.across_stages]
 

@@ -20,7 +20,7 @@ from observe import Wires
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.engine.comm.groups import ProcessGroups, Round, needed
-from penteract.parallel.data import UNIT
+from penteract.parallel.data import SHARD_MULTIPLE
 from pool import Pool
 from samples import sample, stacked
 from tiny import SIZES
@@ -125,4 +125,4 @@ def test_fsdp_trains_alike(pool: Pool, layout: Layout) -> None:
         ours, theirs, apart, moved, sent, summed = told
         assert ours == pytest.approx(theirs, rel=1e-12)
         assert apart < 1e-12 < 1e-2 < moved
-        assert abs(sent - summed) < steps * 9 * layout.world * UNIT  # padding
+        assert abs(sent - summed) < steps * 9 * layout.world * SHARD_MULTIPLE  # padding

@@ -12,7 +12,7 @@ from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine.device.storages import bytes_of
 from penteract.engine.state.state import allocate
 from penteract.errors import BadInput
-from penteract.parallel.data import UNIT
+from penteract.parallel.data import SHARD_MULTIPLE
 from penteract.readings.price import price, resident
 from penteract.step.program import compile_step
 
@@ -76,7 +76,7 @@ def test_shards_share_what_the_optimizer_keeps() -> None:
     layouts, precision = (Layout(dp=8), Layout(dp=8, zero=1)), replace(RECIPES["bf16"], master="fp32")
     whole, cut = (price(compile_step(DENSE, lay, 64, precision=precision)) for lay in layouts)
     elements = whole.resident["parameters"] // 2
-    padding = len(compile_step(DENSE, layouts[1], 64).buckets) * 8 * UNIT
+    padding = len(compile_step(DENSE, layouts[1], 64).buckets) * 8 * SHARD_MULTIPLE
     assert whole.resident["optimizer"] == 12 * elements
     split = price(compile_step(DENSE, layouts[0], 64, precision="bf16"))
     assert split.resident == whole.resident | {"optimizer": 10 * elements}
@@ -90,7 +90,7 @@ def test_shards_share_what_the_optimizer_keeps() -> None:
 def test_further_stages_share_gradients_and_parameters() -> None:
     """4 bytes of gradients and 2 of parameters an element: each divided by d ranks (the same paper, §5.2 and §5.3)."""
     told = {z: price(compile_step(DENSE, Layout(dp=8, zero=z), 64, precision="bf16")).resident for z in (1, 2, 3)}
-    elements, padding = 2 * 128 * 64 + 4 * LAYER + 64, 12 * 8 * UNIT
+    elements, padding = 2 * 128 * 64 + 4 * LAYER + 64, 12 * 8 * SHARD_MULTIPLE
     for z, kind, bytes_ in ((2, "gradients", 4), (3, "gradients", 4), (3, "parameters", 2)):
         assert 0 <= told[z][kind] - bytes_ * elements / 8 <= bytes_ * padding / 8
     for z, kind, bytes_ in ((1, "gradients", 4), (2, "parameters", 2)):
@@ -112,7 +112,7 @@ def test_gathers_of_three_micro_batches_by_hand() -> None:
     units = {"embedding": 3, 0: 1 + 3, 1: 3 + 3, 2: 3 + 3, 3: 3, "head": 3}
     elements = 128 * 64 * 3 + LAYER * (4 + 6 + 6 + 3) + (128 * 64 + 64) * 3
     priced = price(compile_step(DENSE, layout, 64, precision="bf16"))
-    assert 0 <= priced.wires["all_gather", group] - 2 * elements <= 2 * sum(units.values()) * 2 * 8 * UNIT
+    assert 0 <= priced.wires["all_gather", group] - 2 * elements <= 2 * sum(units.values()) * 2 * 8 * SHARD_MULTIPLE
     once = price(compile_step(DENSE, replace(layout, reshard_after_step=True), 64, precision="bf16"))
     assert once.wires["all_gather", group] == once.resident["parameters"] * 8
     summed = price(compile_step(DENSE, replace(layout, reduce_scatter_once=True), 64, precision="bf16"))

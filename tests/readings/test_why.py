@@ -23,7 +23,7 @@ from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.ops.symbols import values
-from penteract.parallel.data import UNIT
+from penteract.parallel.data import SHARD_MULTIPLE
 from penteract.readings.estimator import Estimator
 from penteract.readings.explain.terms import PART_OF, Why
 from penteract.readings.explain.why import why
@@ -181,7 +181,7 @@ def test_padding_is_a_row_and_small() -> None:
     padding = [r for r in why(DENSE, layout, 48, "bf16").rows if r.detail == "padding"]
     count = len(compile_step(DENSE, layout, 48, precision="bf16").buckets)
     assert {r.kind for r in padding} == {"parameters", "gradients", "optimizer", "wires"}
-    assert all(0 < r.value <= 12 * count * 3 * UNIT for r in padding)
+    assert all(0 < r.value <= 12 * count * 3 * SHARD_MULTIPLE for r in padding)
 
 
 @pytest.mark.alone

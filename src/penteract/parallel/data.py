@@ -29,8 +29,8 @@ from penteract.config.precision.policy import Policy, Role, grain
 from penteract.ops.params import Cut, OwningStages, Param, reduce_ranks
 from penteract.parallel.matrix import Matrix, matrices, peers
 
-UNIT = 8  # elements: shards begin at multiples of 16 bytes, in bf16 too
-FP8_UNIT = 16  # the same for FP8
+SHARD_MULTIPLE = 8  # elements: shards begin at multiples of 16 bytes, in bf16 too
+FP8_SHARD_MULTIPLE = 16  # the same for FP8
 NONE = -1  # the unit of a bucket that does not belong to a single one
 
 
@@ -47,7 +47,7 @@ class BucketKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unit:
+class FsdpUnit:
     """An FSDP unit: parameters that are used together, in order of first use (the embedding, a layer, the head).
 
     `delayed`: those with delayed weight gradients. `shared`: those that other units use too, so they are not sharded by
@@ -150,7 +150,7 @@ def _shapes(key: BucketKey, params: Iterable[Param]) -> tuple[object, ...]:
     return tuple((p.shape, p.shards) for p in params) if key.optimizer_kind.by_matrix else ()
 
 
-def bucket_plans(rules: BucketRules, units: Sequence[Unit]) -> Iterator[BucketPlan]:
+def bucket_plans(rules: BucketRules, units: Sequence[FsdpUnit]) -> Iterator[BucketPlan]:
     """The units of a rank in forward order -> groups of about layout.bucket_bytes, in the order in which backward
     finishes them.
 
@@ -158,7 +158,7 @@ def bucket_plans(rules: BucketRules, units: Sequence[Unit]) -> Iterator[BucketPl
     with several owning stages come last, in the order of their names: all their stages must plan them alike and reduce
     them in the same order, whatever else they hold.
     """
-    whole, packed = list[Param](), dict[Unit, tuple[list[BucketPlan], list[Param]]]()
+    whole, packed = list[Param](), dict[FsdpUnit, tuple[list[BucketPlan], list[Param]]]()
     for number, unit in reversed(list(enumerate(units))):
         if unit not in packed:  # equal units may be one object
             packed[unit] = list(rules.of_unit(unit, number)), list(rules.not_per_unit(unit))
@@ -187,7 +187,7 @@ def as_backward_finishes(params: Iterable[Param]) -> Iterator[Param]:
         yield from run
 
 
-_NO_UNIT = Unit(())
+_NO_UNIT = FsdpUnit(())
 
 
 @dataclass(slots=True)
@@ -237,11 +237,11 @@ class BucketRules:
         """Elements that fill a plan."""
         return self.mesh.layout.bucket_bytes // self.policy.widths["gradient"]
 
-    def not_per_unit(self, unit: Unit) -> Iterator[Param]:
+    def not_per_unit(self, unit: FsdpUnit) -> Iterator[Param]:
         """The parameters that may share a bucket with other units, in the order in which backward finishes them."""
         return (p for p in as_backward_finishes(unit.params) if not self._cut(p, unit))
 
-    def of_unit(self, unit: Unit, number: int) -> Iterator[BucketPlan]:
+    def of_unit(self, unit: FsdpUnit, number: int) -> Iterator[BucketPlan]:
         """The bucket plans that belong to one unit; `number`: its number on the rank."""
         open_: dict[BucketKey, Filling] = {}
         limit = self.limit if self.mesh.layout.zero == 2 else None
@@ -258,7 +258,7 @@ class BucketRules:
         """The order of parameters that are not packed by unit; equal keys stay in backward order."""
         return p.name if len(self.owning_stages[p.name]) > 1 else ""
 
-    def kind(self, p: Param, unit: Unit = _NO_UNIT) -> tuple[BucketKey, int]:
+    def kind(self, p: Param, unit: FsdpUnit = _NO_UNIT) -> tuple[BucketKey, int]:
         """-> the key of the buckets that it may be in, and its elements on a rank"""
         same = id(p), p.name in unit.delayed, p.name in unit.quantised_weights
         if same not in self.cache:
@@ -270,7 +270,7 @@ class BucketRules:
             self.cache[same] = key, p.numel(self.mesh)
         return self.cache[same]
 
-    def _cut(self, p: Param, unit: Unit) -> bool:
+    def _cut(self, p: Param, unit: FsdpUnit) -> bool:
         """Whether it is sharded with its unit."""
         return self.mesh.layout.cuts_units and p.name not in unit.shared and len(self.owning_stages[p.name]) == 1
 
@@ -300,7 +300,7 @@ def bucket_of(plan: BucketPlan, mesh: Mesh, rank: int) -> Bucket:
     shard_ranks, replicate_ranks = shard_groups(members, lay, rank)
     shards = len(shard_ranks)
     block = grain(plan.key.moments)
-    fewest = FP8_UNIT if plan.key.gathered_as == "fp8" else UNIT
+    fewest = FP8_SHARD_MULTIPLE if plan.key.gathered_as == "fp8" else SHARD_MULTIPLE
     each = shards * (max(fewest, block) if shards > 1 else block)
     size = -(-plan.elements // each) * each
     cut = plan.unit != NONE and shards > 1
@@ -318,7 +318,7 @@ def bucket_of(plan: BucketPlan, mesh: Mesh, rank: int) -> Bucket:
 
 
 def buckets(
-    units: Sequence[Unit],
+    units: Sequence[FsdpUnit],
     owning_stages: OwningStages,
     mesh: Mesh,
     rank: int,

@@ -27,7 +27,7 @@ from penteract.ops.params import OwningStages, Param
 from penteract.ops.spec import Widths
 from penteract.ops.tape import OpCall, Site
 from penteract.parallel import context, expert, tensor
-from penteract.parallel.data import Bucket, Unit, buckets
+from penteract.parallel.data import Bucket, FsdpUnit, buckets
 from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Overlapped, P2PBatch
 from penteract.schedule.registry import ScheduleName, generate, schedule_of
@@ -200,9 +200,9 @@ def check_op_names(layout: Layout) -> None:
                                fix=f"--{key} {near[0] if near else 'none'}")  # fmt: skip
 
 
-def units_of(recorded: Sequence[Do], m: ModelSpec) -> tuple[Unit, ...]:
+def units_of(recorded: Sequence[Do], m: ModelSpec) -> tuple[FsdpUnit, ...]:
     """The FSDP units of a rank's chunks in forward order: what precedes the layers, each layer, what follows."""
-    both, seen, out = shared(m), set[str](), list[Unit]()
+    both, seen, out = shared(m), set[str](), list[FsdpUnit]()
     for do in recorded:
         for ops in _runs(do.tape.ops, m.layers):
             plain = (op.site for op in ops if op.program is None and op.site.params)
@@ -210,7 +210,7 @@ def units_of(recorded: Sequence[Do], m: ModelSpec) -> tuple[Unit, ...]:
             names = [n for n in dict.fromkeys(n for op in ops for n in op.site.params) if n not in seen]
             seen.update(names)
             quantised_weights = frozenset(op.site.params[0] for op in ops if reads_quantised_weight(op.site))
-            out.append(Unit(tuple(do.params[n] for n in names), frozenset(late), both, quantised_weights))
+            out.append(FsdpUnit(tuple(do.params[n] for n in names), frozenset(late), both, quantised_weights))
     return tuple(out)
 
 

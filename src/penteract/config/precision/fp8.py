@@ -18,7 +18,7 @@ Format = Literal["e4m3", "e5m2"]
 
 KINDS: tuple[Fp8Scaling, ...] = get_args(Fp8Scaling)
 LARGEST: Mapping[Format, float] = MappingProxyType({"e4m3": 448.0, "e5m2": 57344.0})
-UNIT = 16  # the sizes of a product must be multiples of it
+PRODUCT_MULTIPLE = 16  # the sizes of a product must be multiples of it
 ALONG_FEATURES: tuple[Fp8Scaling, ...] = ("rowwise", "blockwise")  # a token's scales depend only on its own features
 
 # The ranks whose largest absolute value decides a scale: results depend on the micro-batch, but not on the layout.
@@ -69,8 +69,8 @@ class Fp8:
                 raise _refusal(name, getattr(self, name), ", ".join(allowed), allowed[0])
         if min(self.first, self.last) < 0:
             raise _refusal("bf16_layers", (self.first, self.last), "0 or more of each", "[1, 1]")
-        if self.block < UNIT or self.block % UNIT:
-            raise _refusal("block", self.block, f"multiples of {UNIT}", "128")
+        if self.block < PRODUCT_MULTIPLE or self.block % PRODUCT_MULTIPLE:
+            raise _refusal("block", self.block, f"multiples of {PRODUCT_MULTIPLE}", "128")
         if self.history < 1:
             raise _refusal("history", self.history, "1 or more", "16")
         if self.gather and self.kind != "tensorwise":
@@ -87,7 +87,7 @@ class Fp8:
     @property
     def unit(self) -> int:
         """A product's three sizes must be multiples of this."""
-        return self.block if self.kind == "blockwise" else UNIT
+        return self.block if self.kind == "blockwise" else PRODUCT_MULTIPLE
 
     def bf16_layers(self, layers: int, ahead: int = 0) -> tuple[int, ...]:
         """The first and last layers, of so many, that are not in FP8. `ahead`: MTP layers, which are treated as the

@@ -6,12 +6,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from penteract.ops.params import Param
-from penteract.parallel.data import BucketKey, BucketPlan, BucketRules, Filling, Unit
+from penteract.parallel.data import BucketKey, BucketPlan, BucketRules, Filling, FsdpUnit
 
 Counted = tuple[tuple[BucketPlan, int], ...]  # the first plan of each key and size, and how many there are
 
 
-def count_bucket_plans(rules: BucketRules, runs: Sequence[tuple[Unit, Sequence[BucketPlan], int]]) -> Counted:
+def count_bucket_plans(rules: BucketRules, runs: Sequence[tuple[FsdpUnit, Sequence[BucketPlan], int]]) -> Counted:
     """Count the plans that `bucket_plans` makes, in its order, each key and size once.
 
     `runs`: (unit, the plans that are its own, how many equal units are in a row)

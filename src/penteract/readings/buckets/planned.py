@@ -17,7 +17,7 @@ from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision.policy import Policy
 from penteract.model.decoder import owning_stages, shared
 from penteract.ops.params import Param
-from penteract.parallel.data import Bucket, BucketPlan, BucketRules, Unit, bucket_of, bucket_plans
+from penteract.parallel.data import Bucket, BucketPlan, BucketRules, FsdpUnit, bucket_of, bucket_plans
 from penteract.readings.buckets.counted import Counted, count_bucket_plans
 from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, LayerType, Recorder, Uses
 from penteract.readings.layers.reads import Memos, tracked
@@ -65,7 +65,7 @@ class Units(NamedTuple):
     """Equal units of a rank in a row."""
 
     kind: LayerType
-    unit: Unit
+    unit: FsdpUnit
     number: int
 
 
@@ -162,14 +162,14 @@ class BucketPlanner:
                 out.append(run)
         return self.interned.setdefault(tuple(out), Runs(tuple(out)))
 
-    def _unit(self, used: Uses, again: frozenset[str], *, cut: bool) -> Unit:
+    def _unit(self, used: Uses, again: frozenset[str], *, cut: bool) -> FsdpUnit:
         """The unit of a layer. `again`: parameters that belong to another unit already."""
         key = (used, again, cut)
         if key not in self.interned:
             params = tuple([p for p in used.params if p.name not in again])
             both = shared(self.model)
             self.interned[key] = (
-                Unit(params, used.delayed, both, used.quantised_weights) if cut else Unit(params, shared=both)
+                FsdpUnit(params, used.delayed, both, used.quantised_weights) if cut else FsdpUnit(params, shared=both)
             )
         return self.interned[key]
 
@@ -184,7 +184,7 @@ class BucketPlanner:
         return tuple([(self.interned.setdefault((*plan.kind, plan.key.owning_stages), plan), n) for plan, n in found])
 
     @tracked
-    def _unit_plans(self, layout: Layout, unit: Unit, stage: int) -> list[BucketPlan]:
+    def _unit_plans(self, layout: Layout, unit: FsdpUnit, stage: int) -> list[BucketPlan]:
         """The bucket plans with parameters of this unit only."""
         return list(self._rules(layout, [unit], stage).of_unit(unit, 0)) if layout.cuts_units else []
 
@@ -206,7 +206,7 @@ class BucketPlanner:
         return [made[run.unit] for run in runs.units]
 
     @tracked
-    def buckets_of(self, layout: Layout, unit: Unit, stage: int) -> list[Bucket]:
+    def buckets_of(self, layout: Layout, unit: FsdpUnit, stage: int) -> list[Bucket]:
         """The buckets with parameters of this unit only."""
         return [self.bucket(layout, plan, stage) for plan in self._unit_plans(layout, unit, stage)]
 
@@ -227,7 +227,7 @@ class BucketPlanner:
             return 0, 0
         n, widths = depth(layout, sum([run.number for run in runs.units])), self.policy.widths
         parameters, gradients, begin = dict[int, Bytes](), dict[int, Bytes](), 0
-        sizes = dict[Unit, tuple[Bytes, Bytes]]()
+        sizes = dict[FsdpUnit, tuple[Bytes, Bytes]]()
         for run, own in zip(runs.units, self.unit_buckets(layout, runs, stage), strict=True):
             # Further units of the run reuse the same entries.
             if run.unit not in sizes:
@@ -244,7 +244,7 @@ class BucketPlanner:
         """Whether these units have parameters that live on other stages too."""
         return bool(shared(self.model)) and any(run.kind in EMBEDDING_AND_HEAD for run in runs.units)
 
-    def _rules(self, layout: Layout, units: Sequence[Unit], stage: int) -> BucketRules:
+    def _rules(self, layout: Layout, units: Sequence[FsdpUnit], stage: int) -> BucketRules:
         where = owning_stages(self.model, layout, {p.name: stage for unit in units for p in unit.params})
         return BucketRules(where, Mesh(layout), self.policy, self.optimizer_kinds)
 

@@ -23,7 +23,7 @@ from penteract.ops.lower import Chunk, lower
 from penteract.ops.params import OwningStages, Param, reduce_ranks
 from penteract.ops.symbols import Size, symbolic
 from penteract.ops.tape import Site
-from penteract.parallel.data import Bucket, Unit, buckets, shard_groups
+from penteract.parallel.data import Bucket, FsdpUnit, buckets, shard_groups
 from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, P2PBatch, computes
 from penteract.schedule.in_flight import action_lists
@@ -246,7 +246,7 @@ def _by_experts(q: Param) -> bool:
     return any(s.axis == "ep" for s in q.shards)
 
 
-def _units(do: Do, recorded: Mapping[int, int], layers: range, m: ModelSpec, like: Sequence[int]) -> Iterator[Unit]:
+def _units(do: Do, recorded: Mapping[int, int], layers: range, m: ModelSpec, like: Sequence[int]) -> Iterator[FsdpUnit]:
     """The units of a chunk: the embedding and the head, and all its layers, each like the recorded one of its type."""
     units, first = list(units_of([do], m)), layers.start == 0
     inside = dict(zip(sorted(recorded), units[first:], strict=False))
@@ -261,7 +261,7 @@ def _stand_in(layer: int, recorded: Mapping[int, int], like: Sequence[int]) -> i
     return layer if layer in recorded else next(i for i in recorded if like[i] == like[layer])
 
 
-def _as_layer(unit: Unit, layer: int) -> Unit:
+def _as_layer(unit: FsdpUnit, layer: int) -> FsdpUnit:
     def name(of: str) -> str:
         return ".".join(["layers", str(layer), *of.split(".")[2:]])
 
@@ -271,16 +271,16 @@ def _as_layer(unit: Unit, layer: int) -> Unit:
     )  # fmt: skip
 
 
-def _once(units: list[Unit]) -> list[Unit]:
+def _once(units: list[FsdpUnit]) -> list[FsdpUnit]:
     """The units, with a parameter of several units only in the first."""
-    seen, out = set[str](), list[Unit]()
+    seen, out = set[str](), list[FsdpUnit]()
     for u in units:
         out.append(replace(u, params=tuple(q for q in u.params if q.name not in seen)))
         seen |= {q.name for q in u.params}
     return out
 
 
-def _reads(chunks: tuple[Chunk, ...], units: list[list[Unit]], real: tuple[Bucket, ...]) -> list[_Reads]:
+def _reads(chunks: tuple[Chunk, ...], units: list[list[FsdpUnit]], real: tuple[Bucket, ...]) -> list[_Reads]:
     """The units whose sharded parameters each action of a chunk reads."""
     cut = {q.name for b in real if b.cut_parameters for q in b.params}
     out, number = list[_Reads](), 0
@@ -321,5 +321,5 @@ def _plain(q: Param) -> Param:
     return replace(q, shape=tuple(map(int, q.shape)), shards=shards)
 
 
-def _plain_unit(unit: Unit) -> Unit:
+def _plain_unit(unit: FsdpUnit) -> FsdpUnit:
     return replace(unit, params=tuple(_plain(q) for q in unit.params))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from penteract.config.layout import Layout
 from penteract.ops.offload import OFFLOAD_OPS
-from penteract.parallel.data import Unit
+from penteract.parallel.data import FsdpUnit
 from penteract.readings.buckets.planned import Runs, StageGroups
 from penteract.readings.costs.rates import GroupSpan
 from penteract.readings.layers.layer_program import LayerProgram, LayerType
@@ -250,7 +250,7 @@ class Bounds:
         return gathered(rank, lay.gradient_accumulation_steps)
 
     @tracked
-    def _unit_wires(self, layout: Layout, unit: Unit, stage: int) -> Mapping[_Ranks, Seconds]:
+    def _unit_wires(self, layout: Layout, unit: FsdpUnit, stage: int) -> Mapping[_Ranks, Seconds]:
         """Seconds of gathering a unit, on each stream."""
         bucket_planner, costs, out = (
             self.steps.composer.bucket_planner,
@@ -263,7 +263,7 @@ class Bounds:
         return dict(out)
 
     @tracked
-    def _read(self, layout: Layout, unit: Unit, kind: LayerType, stage: int) -> frozenset[str]:
+    def _read(self, layout: Layout, unit: FsdpUnit, kind: LayerType, stage: int) -> frozenset[str]:
         """The actions that read sharded parameters of a unit."""
         composer = self.steps.composer
         read = composer.layer_program(layout, kind).read_by

@@ -12,7 +12,7 @@ from functools import cache
 from math import fsum, prod
 
 from penteract.config.layout import Elementwise, Layout
-from penteract.config.precision.fp8 import UNIT, Fp8
+from penteract.config.precision.fp8 import PRODUCT_MULTIPLE, Fp8
 from penteract.errors import BadInput
 from penteract.ops.declarations.declaration import (
     FLOAT,
@@ -163,7 +163,7 @@ def check_sizes(sites: Iterable[Site], chunks_per_sequence: int) -> None:
             found.insert(0, ("tokens of a micro-batch on a rank", t, run))
         for what, n, unit in found:
             if n % unit:
-                other = "fp8_tensorwise" if all(size % UNIT == 0 for _, size, _ in found) else "bf16"
+                other = "fp8_tensorwise" if all(size % PRODUCT_MULTIPLE == 0 for _, size, _ in found) else "bf16"
                 fix = "--precision.fp8_experts false" if several else f"--precision.dtype {other}"
                 raise BadInput("FP8", f"{fp8.kind} FP8 takes sizes in whole units", where=site.params[0],
                                found=f"{n} {what}", allowed=f"multiples of {unit}",

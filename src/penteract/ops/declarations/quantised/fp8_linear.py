@@ -34,7 +34,7 @@ from penteract.ops.tape import Site
 from penteract.units import Bytes, Seconds
 
 ROOM = 2**23  # elements of a weight gradient that are made at a time in a temporary: few enough for a GPU's cache
-_UNIT = 128  # rows of a product's tile
+_TILE_ROWS = 128  # rows of a product's tile
 POSITIONS = 4  # the place of positions among the ins of `fp8_linear`, where heads are rotated
 
 
@@ -46,7 +46,7 @@ def is_cast_once(fp8: Fp8 | None) -> bool:
 
 def rows_of_room(rows: int, width: int) -> int:
     """Rows of a weight gradient [rows, width] that are made at a time in a temporary."""
-    return min(rows, max(ROOM // width // _UNIT, 1) * _UNIT)
+    return min(rows, max(ROOM // width // _TILE_ROWS, 1) * _TILE_ROWS)
 
 
 def scaling(fp8: Fp8, elementwise: Elementwise, shape: tuple[int, int]) -> Bytes:
