@@ -57,7 +57,7 @@ def routing_taken_for_balanced(s: Subject) -> None:
 def tensor_ranks_left_out_of_reductions(s: Subject) -> None:
     p = s.priced
 
-    def only_dp(param: Any, owning_stages: Any, mesh: Any, rank: int) -> tuple[int, ...]:
+    def only_dp(param: Any, owning_pp_ranks: Any, mesh: Any, rank: int) -> tuple[int, ...]:
         return mesh.group("dp", rank)
 
     with patch.object(data, "reduce_ranks", only_dp):
@@ -308,7 +308,7 @@ def embedding_kept_at_home(s: Subject) -> None:
     """The last stage's use of the table is not summed with the first stage's."""
     p = s.priced
 
-    def alone(param: Any, owning_stages: tuple[int, ...], mesh: Any, rank: int) -> tuple[int, ...]:
+    def alone(param: Any, owning_pp_ranks: tuple[int, ...], mesh: Any, rank: int) -> tuple[int, ...]:
         here = (mesh.coordinates(rank)["pp"],)
         return reduce_ranks(param, here, mesh, rank)
 

@@ -63,10 +63,10 @@ def test_what_stages_share_is_packed_alike_by_all() -> None:
     """Two stages hold a and b among others, and meet them in different orders."""
     mesh = Mesh(Layout(dp=2, pp=2, bucket_bytes=0, zero=1))
     a, b, first, last = (Param(n, (6, 5)) for n in ("a", "b", "first", "last"))
-    owning_stages = {"a": (0, 1), "b": (0, 1), "first": (0,), "last": (1,)}
+    owning_pp_ranks = {"a": (0, 1), "b": (0, 1), "first": (0,), "last": (1,)}
 
     def shared(params: Iterable[Param], rank: int) -> list[Bucket]:
-        made = buckets([FsdpUnit(tuple(params)[::-1])], owning_stages, mesh, rank, RECIPES["fp32"])
+        made = buckets([FsdpUnit(tuple(params)[::-1])], owning_pp_ranks, mesh, rank, RECIPES["fp32"])
         assert [x.across_stages for x in made] == [False, True, True]
         return [replace(x, replicate_ranks=()) for x in made if x.across_stages]
 

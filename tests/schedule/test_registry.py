@@ -118,5 +118,5 @@ def test_what_is_no_placement_is_refused(stages: tuple[tuple[int, ...], ...]) ->
 def test_every_placement_knows_the_way_back() -> None:
     for schedule in SCHEDULES.values():
         placement = schedule.placement(3, schedule.min_vpp)
-        for stage, (rank, chunk) in enumerate(placement.owning_stages):
+        for stage, (rank, chunk) in enumerate(placement.locations):
             assert placement.stages[rank][chunk] == stage

@@ -14,7 +14,7 @@ from penteract.model.mtp import mtp_layers
 from penteract.model.norm import norm
 from penteract.ops.do import Do, Value
 from penteract.ops.fuse import fuse
-from penteract.ops.params import OwningStages, Param
+from penteract.ops.params import OwningPpRanks, Param
 from penteract.parallel.pipeline import stage_layers
 
 
@@ -71,12 +71,12 @@ def record(
     return do
 
 
-def owning_stages(m: ModelSpec, layout: Layout, names: dict[str, int]) -> OwningStages:
+def owning_pp_ranks(m: ModelSpec, layout: Layout, names: dict[str, int]) -> OwningPpRanks:
     """parameter name -> pipeline ranks that hold it. `names`: parameter -> the pipeline rank that recorded it."""
     both = shared(m)
     if both.isdisjoint(names):
         return {name: (p,) for name, p in names.items()}
-    stages = layout.placement.owning_stages
+    stages = layout.placement.locations
     ends = tuple(sorted({stages[0][0], stages[-1][0]}))
     return {name: ends if name in both else (p,) for name, p in names.items()}
 

@@ -74,10 +74,10 @@ class Param:
         return prod(self.local_shape(mesh))
 
 
-OwningStages = Mapping[str, tuple[int, ...]]  # parameter name -> the pipeline ranks that hold it
+OwningPpRanks = Mapping[str, tuple[int, ...]]  # parameter name -> the pipeline ranks that hold it
 
 
-def reduce_ranks(cut: Cut, owning_stages: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[int, ...]:
+def reduce_ranks(cut: Cut, owning_pp_ranks: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[int, ...]:
     """The ranks that hold the same shard of a parameter as `rank`: they must agree on its gradient.
 
     Every rank has other tokens (dp, cp, and tp in the sequence-parallel region) or other heads, so a gradient is a
@@ -93,4 +93,4 @@ def reduce_ranks(cut: Cut, owning_stages: tuple[int, ...], mesh: Mesh, rank: int
             places = [at + i for at in range(begin, stage, block) for i in range(each)]
         else:
             places = [place for place in places if begin <= place % block < begin + each]
-    return tuple(pp * stage + place for pp in owning_stages for place in places)
+    return tuple(pp * stage + place for pp in owning_pp_ranks for place in places)

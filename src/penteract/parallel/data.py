@@ -26,7 +26,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.optimizers import ADAMW, PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.policy import Policy, Role, grain
-from penteract.ops.params import Cut, OwningStages, Param, reduce_ranks
+from penteract.ops.params import Cut, OwningPpRanks, Param, reduce_ranks
 from penteract.parallel.matrix import Matrix, matrices, peers
 
 SHARD_MULTIPLE = 8  # elements: shards begin at multiples of 16 bytes, in bf16 too
@@ -38,7 +38,7 @@ class BucketKey(NamedTuple):
     """What parameters of one bucket have in common."""
 
     cut: Cut
-    owning_stages: tuple[int, ...]
+    owning_pp_ranks: tuple[int, ...]
     decay: bool
     moments: str
     delayed: bool = False  # its weight gradient may be delayed: zero-bubble schedules write it in another action
@@ -79,7 +79,7 @@ class Bucket:
     size: int  # in elements, with padding
     reduce_ranks: tuple[int, ...]
     decay: bool
-    across_stages: bool  # has several owning stages; reduced after the last backward, as stages differ in order
+    across_stages: bool  # several pipeline ranks hold it; reduced after the last backward, as they differ in order
     shard_ranks: tuple[int, ...]
     replicate_ranks: tuple[int, ...]
     unit: int = NONE
@@ -142,8 +142,8 @@ class BucketPlan:
 
     def at(self, stage: int) -> BucketPlan:
         """The plan of the same parameters on another pipeline rank; unchanged if several stages share them."""
-        several = len(self.key.owning_stages) > 1
-        return self if several else replace(self, key=self.key._replace(owning_stages=(stage,)))
+        several = len(self.key.owning_pp_ranks) > 1
+        return self if several else replace(self, key=self.key._replace(owning_pp_ranks=(stage,)))
 
 
 def _shapes(key: BucketKey, params: Iterable[Param]) -> tuple[object, ...]:
@@ -155,7 +155,7 @@ def bucket_plans(rules: BucketRules, units: Sequence[FsdpUnit]) -> Iterator[Buck
     finishes them.
 
     From ZeRO 2 on, a sharded bucket belongs to one unit. Under ZeRO 3 a unit is not split, however large. Parameters
-    with several owning stages come last, in the order of their names: all their stages must plan them alike and reduce
+    on several pipeline ranks come last, in the order of their names: all their stages must plan them alike and reduce
     them in the same order, whatever else they hold.
     """
     whole, packed = list[Param](), dict[FsdpUnit, tuple[list[BucketPlan], list[Param]]]()
@@ -224,7 +224,7 @@ class Filling:
 class BucketRules:
     """Which parameters of a rank may share a plan, and how many fill it."""
 
-    owning_stages: OwningStages
+    owning_pp_ranks: OwningPpRanks
     mesh: Mesh
     policy: Policy
     optimizer_kinds: OptimizerKinds
@@ -256,14 +256,14 @@ class BucketRules:
 
     def sort_key(self, p: Param) -> str:
         """The order of parameters that are not packed by unit; equal keys stay in backward order."""
-        return p.name if len(self.owning_stages[p.name]) > 1 else ""
+        return p.name if len(self.owning_pp_ranks[p.name]) > 1 else ""
 
     def kind(self, p: Param, unit: FsdpUnit = _NO_UNIT) -> tuple[BucketKey, int]:
         """-> the key of the buckets that it may be in, and its elements on a rank"""
         same = id(p), p.name in unit.delayed, p.name in unit.quantised_weights
         if same not in self.cache:
             key = BucketKey(
-                p.cut(self.mesh), self.owning_stages[p.name], p.decay, self.policy.moments_of(p.name),
+                p.cut(self.mesh), self.owning_pp_ranks[p.name], p.decay, self.policy.moments_of(p.name),
                 p.name in unit.delayed,
                 self.optimizer_kinds.of(matrix=p.matrix), "fp8" if p.name in unit.quantised_weights else "parameter",
             )  # fmt: skip
@@ -272,7 +272,7 @@ class BucketRules:
 
     def _cut(self, p: Param, unit: FsdpUnit) -> bool:
         """Whether it is sharded with its unit."""
-        return self.mesh.layout.cuts_units and p.name not in unit.shared and len(self.owning_stages[p.name]) == 1
+        return self.mesh.layout.cuts_units and p.name not in unit.shared and len(self.owning_pp_ranks[p.name]) == 1
 
 
 def shard_groups(members: tuple[int, ...], layout: Layout, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -295,7 +295,7 @@ def shard_groups(members: tuple[int, ...], layout: Layout, rank: int) -> tuple[t
 
 def bucket_of(plan: BucketPlan, mesh: Mesh, rank: int) -> Bucket:
     """The flat buffer of a plan on one rank."""
-    lay, where = mesh.layout, plan.key.owning_stages
+    lay, where = mesh.layout, plan.key.owning_pp_ranks
     members = reduce_ranks(plan.key.cut, where, mesh, rank)
     shard_ranks, replicate_ranks = shard_groups(members, lay, rank)
     shards = len(shard_ranks)
@@ -319,7 +319,7 @@ def bucket_of(plan: BucketPlan, mesh: Mesh, rank: int) -> Bucket:
 
 def buckets(
     units: Sequence[FsdpUnit],
-    owning_stages: OwningStages,
+    owning_pp_ranks: OwningPpRanks,
     mesh: Mesh,
     rank: int,
     policy: Policy,
@@ -329,5 +329,5 @@ def buckets(
     """The flat buckets of a rank, in the order in which they fill."""
     return tuple(
         bucket_of(plan, mesh, rank)
-        for plan in bucket_plans(BucketRules(owning_stages, mesh, policy, optimizer_kinds), units)
+        for plan in bucket_plans(BucketRules(owning_pp_ranks, mesh, policy, optimizer_kinds), units)
     )

@@ -16,14 +16,14 @@ class Placement:
     """The global stage of each model chunk of each pipeline rank. Compared by identity: make one for each (pp, vpp).
 
     stages         by rank and chunk; ascending on a rank, as a forward pass takes its chunks in this order
-    owning_stages  (rank, chunk) of each stage: the inverse
+    locations      (rank, chunk) of each stage: the inverse
     reached        ranks in the order in which the first micro-batch reaches them
 
     Raises Bug("SCHEDULE") unless every stage from 0 on is on exactly one rank, and all ranks have equally many.
     """
 
     stages: tuple[tuple[int, ...], ...]
-    owning_stages: tuple[tuple[int, int], ...] = field(init=False)
+    locations: tuple[tuple[int, int], ...] = field(init=False)
     reached: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -32,7 +32,7 @@ class Placement:
         ascending = all(tuple(sorted(own)) == own and len(own) == self.vpp for own in self.stages)
         if not ascending or sorted(found) != list(range(self.pp * self.vpp)):
             raise Bug("SCHEDULE", "not a placement of stages", found=str(self.stages))
-        object.__setattr__(self, "owning_stages", tuple(found[s] for s in sorted(found)))
+        object.__setattr__(self, "locations", tuple(found[s] for s in sorted(found)))
         object.__setattr__(self, "reached", tuple(sorted(range(self.pp), key=self.stages.__getitem__)))
 
     @property

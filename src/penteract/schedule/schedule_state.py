@@ -78,7 +78,7 @@ class ScheduleState:
         stage, names = self.placement.stages[self.rank][chunk], list[str]()
         if stage > 0:
             names += ["Recv value", "Send gradient"]
-        if stage < len(self.placement.owning_stages) - 1:
+        if stage < len(self.placement.locations) - 1:
             names += ["Send value", "Recv gradient"]
         return names
 
@@ -97,12 +97,12 @@ class ScheduleState:
                 self._fault(f"{part} comes before {need}")
 
     def _require_peer(self, transfer: Transfer) -> None:
-        message, owning_stages = message_of(transfer, self.rank, self.placement), self.placement.owning_stages
+        message, locations = message_of(transfer, self.rank, self.placement), self.placement.locations
         other = message.target if transfer.kind == "Send" else message.source
-        if not 0 <= other < len(owning_stages):
+        if not 0 <= other < len(locations):
             self._fault(f"{transfer} leaves the pipeline")
-        if transfer.peer != owning_stages[other][0]:
-            self._fault(f"{transfer} names the wrong rank, stage {other} is on rank {owning_stages[other][0]}")
+        if transfer.peer != locations[other][0]:
+            self._fault(f"{transfer} names the wrong rank, stage {other} is on rank {locations[other][0]}")
 
     def _require_copies(self, own: list[Transfer]) -> None:
         """Check that the send and the receive of a message within this rank are adjacent."""

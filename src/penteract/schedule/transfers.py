@@ -46,7 +46,7 @@ def with_transfers(lists: Sequence[ComputeList], placement: Placement) -> list[A
     Raises Bug("SCHEDULE") if the lists wait for each other.
     """
     steps = [[_step(action, rank, placement) for action in actions] for rank, actions in enumerate(lists)]
-    play = _Play(steps, placement.owning_stages)
+    play = _Play(steps, placement.locations)
     now: int | None = 0
     while now is not None:
         play.deliver(now)
@@ -60,7 +60,7 @@ def with_transfers(lists: Sequence[ComputeList], placement: Placement) -> list[A
 
 def _step(action: Compute | Overlapped, rank: int, placement: Placement) -> _Step:
     """The action with its messages. A weight gradient has none; the first and last stage have none outwards."""
-    units, needs, gives, stages = 0, list[_Message](), list[_Message](), len(placement.owning_stages)
+    units, needs, gives, stages = 0, list[_Message](), list[_Message](), len(placement.locations)
     for kind, micro, chunk in computes(action):
         stage, units = placement.stages[rank][chunk], units + UNITS[kind]
         if kind == "Wgt":

@@ -14,7 +14,7 @@ from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision.fp8 import check_gather
 from penteract.config.precision.policy import Policy, policy
 from penteract.errors import BadInput
-from penteract.model.decoder import owning_stages, record, shared
+from penteract.model.decoder import owning_pp_ranks, record, shared
 from penteract.model.moe import over_sequence
 from penteract.model.precision_patterns import check_modules
 from penteract.ops.declarations import OPS
@@ -23,7 +23,7 @@ from penteract.ops.do import Do, Redistribution
 from penteract.ops.fuse import STANDS_FOR
 from penteract.ops.lower import ONCE, Chunk, Instruction, lower
 from penteract.ops.offload import LAYER_INPUTS
-from penteract.ops.params import OwningStages, Param
+from penteract.ops.params import OwningPpRanks, Param
 from penteract.ops.spec import Widths
 from penteract.ops.tape import OpCall, Site
 from penteract.parallel import context, expert, tensor
@@ -65,7 +65,7 @@ class Program:
     chunks: tuple[Chunk, ...]
     params: tuple[Param, ...]  # of this rank
     everything: tuple[Param, ...]  # of all stages
-    owning_stages: OwningStages
+    owning_pp_ranks: OwningPpRanks
     buckets: tuple[Bucket, ...]
     actions: tuple[Compute | Overlapped | P2PBatch, ...]
     events: Events
@@ -162,15 +162,15 @@ def compile_step(  # noqa: PLR0913 (a step depends on many choices)
     # Forward-only passes run on the state of training, so they have its buckets, including those they do not use.
     every, stages = precision.linear_layers(whole.layers, whole.mtp_layers), range(layout.stages)
     trained = recorded if whole is model else [record(whole, mesh, s, sequence_length, every) for s in stages]
-    where = {n: home for (home, _), do in zip(layout.placement.owning_stages, trained, strict=True) for n in do.params}
-    all_owning_stages = owning_stages(whole, layout, where)
+    where = {n: home for (home, _), do in zip(layout.placement.locations, trained, strict=True) for n in do.params}
+    all_owning_pp_ranks = owning_pp_ranks(whole, layout, where)
     units = units_of([trained[s] for s in own], whole)
     mine = tuple(p for unit in units for p in unit.params)[::-1]
-    made = buckets(units, all_owning_stages, mesh, rank, precision, optimizer_kinds=optimizer_kinds)
+    made = buckets(units, all_owning_pp_ranks, mesh, rank, precision, optimizer_kinds=optimizer_kinds)
     actions = tuple(_actions(layout, name, training)[pp_rank])
     everything = tuple({n: q for do in trained for n, q in do.params.items()}.values())
     program = Program(
-        model, mesh, rank, sequence_length, precision, chunks, mine, everything, all_owning_stages, made, actions, {}
+        model, mesh, rank, sequence_length, precision, chunks, mine, everything, all_owning_pp_ranks, made, actions, {}
     )
     if training:
         check_sizes((op.site for c in chunks for op in c.tape.ops), chunks_per_sequence=2 if layout.cp > 1 else 1)

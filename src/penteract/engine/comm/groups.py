@@ -88,10 +88,10 @@ def needed(p: Program) -> list[Round]:
     if lay.pp > 1:
         pipelines = _groups(lay.world, lambda r: mesh.group("pp", r))
         rounds += [Round(pipelines, what) for what in CHANNELS]
-    # Reduce groups depend only on how a parameter is sharded and on its owning stages, so one parameter of each kind is
-    # enough. Parameters with one owning stage have the same groups on every stage.
+    # Reduce groups depend only on how a parameter is sharded and on the pipeline ranks that hold it, so one of each kind is
+    # enough. Parameters of one pipeline rank have the same groups on every one.
     kinds = {
-        (q.cut(mesh), q.matrix, p.owning_stages[q.name] if len(p.owning_stages[q.name]) > 1 else ()): q
+        (q.cut(mesh), q.matrix, p.owning_pp_ranks[q.name] if len(p.owning_pp_ranks[q.name]) > 1 else ()): q
         for q in p.everything
     }
     for (_, matrix, several), q in kinds.items():
@@ -108,12 +108,12 @@ def needed(p: Program) -> list[Round]:
 
 def _parameter_groups(p: Program, q: Param, several: tuple[int, ...], rank: int) -> tuple[Ranks, Ranks]:
     """(shard group, replicate group) of a rank for parameters of this kind; itself alone if it has none. `several`: the
-    owning stages, if there are more than one."""
+    pipeline ranks that hold it, if there are more than one."""
     here = p.mesh.coordinates(rank)["pp"]
-    owning_stages = several or (here,)
+    owning_pp_ranks = several or (here,)
     return (
-        shard_groups(reduce_ranks(q.cut(p.mesh), owning_stages, p.mesh, rank), p.layout, rank)
-        if here in owning_stages
+        shard_groups(reduce_ranks(q.cut(p.mesh), owning_pp_ranks, p.mesh, rank), p.layout, rank)
+        if here in owning_pp_ranks
         else ((rank,), (rank,))
     )
 

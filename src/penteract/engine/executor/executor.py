@@ -343,8 +343,8 @@ class Executor:
 
 
 def _largest(comm: Comm, p: Program, axis: str, x: torch.Tensor) -> None:
-    """The max all-reduce that kernels call. Not a method of Executor: Env would then refer to the executor that holds it,
-    and the cycle would be freed late."""
+    """The max all-reduce that kernels call. Not a method of Executor: Env would then refer to the executor that holds
+    it, and the cycle would be freed late."""
     comm.finish(comm.largest(p.mesh.group(axis, p.rank), x))
 
 

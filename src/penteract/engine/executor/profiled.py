@@ -19,8 +19,8 @@ from penteract.step.program import BufferKey
 
 
 class ProfiledExecutor:
-    """Wraps each event of an Executor in `torch.profiler.record_function`, under the names of `plan --trace`. Events not
-    listed here do no device work and are forwarded."""
+    """Wraps each event of an Executor in `torch.profiler.record_function`, under the names of `plan --trace`. Events
+    not listed here do no device work and are forwarded."""
 
     def __init__(self, run: Executor) -> None:
         self.run = run

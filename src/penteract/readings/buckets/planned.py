@@ -15,7 +15,7 @@ from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision.policy import Policy
-from penteract.model.decoder import owning_stages, shared
+from penteract.model.decoder import owning_pp_ranks, shared
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket, BucketPlan, BucketRules, FsdpUnit, bucket_of, bucket_plans
 from penteract.readings.buckets.counted import Counted, count_bucket_plans
@@ -181,7 +181,7 @@ class BucketPlanner:
         rules = self._rules(layout, [run.unit for run in runs.units], stage)
         own = {unit: self._unit_plans(layout, unit, stage) for unit in dict.fromkeys(run.unit for run in runs.units)}
         found = count_bucket_plans(rules, [(run.unit, own[run.unit], run.number) for run in runs.units])
-        return tuple([(self.interned.setdefault((*plan.kind, plan.key.owning_stages), plan), n) for plan, n in found])
+        return tuple([(self.interned.setdefault((*plan.kind, plan.key.owning_pp_ranks), plan), n) for plan, n in found])
 
     @tracked
     def _unit_plans(self, layout: Layout, unit: FsdpUnit, stage: int) -> list[BucketPlan]:
@@ -245,7 +245,7 @@ class BucketPlanner:
         return bool(shared(self.model)) and any(run.kind in EMBEDDING_AND_HEAD for run in runs.units)
 
     def _rules(self, layout: Layout, units: Sequence[FsdpUnit], stage: int) -> BucketRules:
-        where = owning_stages(self.model, layout, {p.name: stage for unit in units for p in unit.params})
+        where = owning_pp_ranks(self.model, layout, {p.name: stage for unit in units for p in unit.params})
         return BucketRules(where, Mesh(layout), self.policy, self.optimizer_kinds)
 
 

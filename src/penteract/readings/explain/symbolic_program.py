@@ -15,12 +15,12 @@ from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.policy import Policy
-from penteract.model.decoder import owning_stages, part, shared
+from penteract.model.decoder import owning_pp_ranks, part, shared
 from penteract.model.precision_patterns import anonymous, first_like
 from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes, reads_quantised_weight
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
-from penteract.ops.params import OwningStages, Param, reduce_ranks
+from penteract.ops.params import OwningPpRanks, Param, reduce_ranks
 from penteract.ops.symbols import Size, symbolic
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket, FsdpUnit, buckets, shard_groups
@@ -136,7 +136,7 @@ def symbolic_program(
         for do, layers in zip(recorders, stages, strict=True)
     )
     owned = tuple(_owned(recorders, chunks, alike))
-    where = owning_stages(m, layout, {o.param.name: at for o in owned})
+    where = owning_pp_ranks(m, layout, {o.param.name: at for o in owned})
     quantised_weights = {
         op.site.params[0] for chunk in chunks for op in chunk.tape.ops if reads_quantised_weight(op.site)
     }
@@ -158,7 +158,7 @@ def symbolic_program(
     ]
     whole = [unit for some in units for unit in some]
     real = buckets(
-        _once(whole), owning_stages(m, layout, {q.name: at for u in whole for q in u.params}), mesh, rank, precision,
+        _once(whole), owning_pp_ranks(m, layout, {q.name: at for u in whole for q in u.params}), mesh, rank, precision,
         optimizer_kinds=optimizer_kinds,
     )  # fmt: skip
     reads = _reads(chunks, units, real)
@@ -201,7 +201,13 @@ def _owned(recorders: list[Do], chunks: tuple[Chunk, ...], alike: tuple[Mapping[
 
 
 def _bucket(
-    q: Param, where: OwningStages, mesh: Mesh, cut: Mesh, rank: int, both: frozenset[str], optimizer_kind: OptimizerKind
+    q: Param,
+    where: OwningPpRanks,
+    mesh: Mesh,
+    cut: Mesh,
+    rank: int,
+    both: frozenset[str],
+    optimizer_kind: OptimizerKind,
 ) -> Bucket:
     """A bucket of one parameter, reduced last. The number of ranks that hold it is symbolic, too."""
     members, size = reduce_ranks(q.cut(mesh), where[q.name], mesh, rank), q.numel(cut)

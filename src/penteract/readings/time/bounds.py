@@ -329,7 +329,7 @@ class Bounds:
             return []
         amount = steps.message_bytes(layout)
         seconds = [steps.rates.collective("send", GroupSpan(2, 1 + across), amount) for across in (False, True)]
-        pairs = [(placement.owning_stages[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
+        pairs = [(placement.locations[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
         return [seconds[steps.crosses_nodes(layout, a, b)] for a, b in pairs]
 
 
