@@ -149,7 +149,7 @@ def replace_recipe(rank: int, case: Case):
 def names(model: ModelSpec) -> dict[str, list[float]]:
     """Largest values of some past, of each linear: other than those of now, but near them."""
     p = compile_step(model, Layout(), 64, precision=replace(RECIPES["fp64"], fp8=RECIPE["delayed"]))
-    return {s.params[0]: [3.0 + i % 3, 0.3, 1e-3 * (1 + i % 5)] for i, s in enumerate(p.delayed)}
+    return {s.params[0]: [3.0 + i % 3, 0.3, 1e-3 * (1 + i % 5)] for i, s in enumerate(p.delayed_scaling)}
 
 
 @pytest.mark.parametrize(

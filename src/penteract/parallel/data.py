@@ -41,7 +41,7 @@ class BucketKey(NamedTuple):
     owning_pp_ranks: tuple[int, ...]
     decay: bool
     moments: str
-    delayed: bool = False  # its weight gradient may be delayed: zero-bubble schedules write it in another action
+    delayed_weight_gradient: bool = False  # zero-bubble schedules may write its gradient in another, later action
     optimizer_kind: OptimizerKind = ADAMW
     gathered_as: Role = "parameter"
 
@@ -50,12 +50,12 @@ class BucketKey(NamedTuple):
 class FsdpUnit:
     """An FSDP unit: parameters that are used together, in order of first use (the embedding, a layer, the head).
 
-    `delayed`: those with delayed weight gradients. `shared`: those that other units use too, so they are not sharded by
-    unit. `quantised_weights`: those that are gathered in FP8.
+    `delayed_weight_gradients`: those whose gradients zero-bubble schedules may write in a later action. `shared`: those
+    that other units use too, so they are not sharded by unit. `quantised_weights`: those that are gathered in FP8.
     """
 
     params: tuple[Param, ...]
-    delayed: frozenset[str] = frozenset()
+    delayed_weight_gradients: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
     quantised_weights: frozenset[str] = frozenset()
 
@@ -84,7 +84,7 @@ class Bucket:
     replicate_ranks: tuple[int, ...]
     unit: int = NONE
     shards: int = 1
-    delayed: bool = False  # its weight gradients may be delayed
+    delayed_weight_gradients: bool = False  # zero-bubble schedules may write its gradients in a later action
     cut_gradients: bool = False  # between actions only this rank's shard of them is kept
     cut_parameters: bool = False
     optimizer_kind: OptimizerKind = ADAMW
@@ -260,11 +260,11 @@ class BucketRules:
 
     def kind(self, p: Param, unit: FsdpUnit = _NO_UNIT) -> tuple[BucketKey, int]:
         """-> the key of the buckets that it may be in, and its elements on a rank"""
-        same = id(p), p.name in unit.delayed, p.name in unit.quantised_weights
+        same = id(p), p.name in unit.delayed_weight_gradients, p.name in unit.quantised_weights
         if same not in self.cache:
             key = BucketKey(
                 p.cut(self.mesh), self.owning_pp_ranks[p.name], p.decay, self.policy.moments_of(p.name),
-                p.name in unit.delayed,
+                p.name in unit.delayed_weight_gradients,
                 self.optimizer_kinds.of(matrix=p.matrix), "fp8" if p.name in unit.quantised_weights else "parameter",
             )  # fmt: skip
             self.cache[same] = key, p.numel(self.mesh)
@@ -308,7 +308,7 @@ def bucket_of(plan: BucketPlan, mesh: Mesh, rank: int) -> Bucket:
     return Bucket(
         plan.params, plan.offsets, size, members, plan.key.decay, len(where) > 1, shard_ranks, replicate_ranks,
         plan.unit,
-        shards, plan.key.delayed, cut_gradients=cut and not lay.reduce_scatter_once,
+        shards, plan.key.delayed_weight_gradient, cut_gradients=cut and not lay.reduce_scatter_once,
         cut_parameters=cut and lay.zero == 3,
         optimizer_kind=optimizer_kind, matrices=tuple(matrices(plan.params, plan.offsets, mesh)) if whole else (),
         peers=peers(plan.params, mesh, rank) if whole else (),

@@ -79,7 +79,7 @@ class OutsideTape(Protocol):
         ...
 
     @property
-    def delayed(self) -> Sequence[Site]:
+    def delayed_scaling(self) -> Sequence[Site]:
         """Linear layers of the rank whose FP8 scales come from past steps (delayed scaling)."""
         ...
 
@@ -108,7 +108,7 @@ def after_backward(p: OutsideTape) -> tuple[Agreement, ...]:
     experts = p.model.moe.experts if p.model.moe is not None else 0
     return _some(
         Agreement("routed counts", "sum", "stage", len(p.balanced) * experts, p.widths["index"]),
-        Agreement("largest values", "max", "stage", len(p.delayed) * OF_LINEAR, FLOAT),
+        Agreement("largest values", "max", "stage", len(p.delayed_scaling) * OF_LINEAR, FLOAT),
     )
 
 

@@ -103,7 +103,7 @@ class Program:
         return tuple(op.site for c in self.chunks for op in c.tape.ops if fp8_state_bytes(op.site))
 
     @property
-    def delayed(self) -> tuple[Site, ...]:
+    def delayed_scaling(self) -> tuple[Site, ...]:
         """Linear layers of this rank whose scales come from past steps (delayed scaling)."""
         return tuple(site for site in self.fp8_sites if not reads_quantised_weight(site))
 

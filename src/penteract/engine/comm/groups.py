@@ -88,8 +88,8 @@ def needed(p: Program) -> list[Round]:
     if lay.pp > 1:
         pipelines = _groups(lay.world, lambda r: mesh.group("pp", r))
         rounds += [Round(pipelines, what) for what in CHANNELS]
-    # Reduce groups depend only on how a parameter is sharded and on the pipeline ranks that hold it, so one of each kind is
-    # enough. Parameters of one pipeline rank have the same groups on every one.
+    # Reduce groups depend only on how a parameter is sharded and on the pipeline ranks that hold it, so one of each
+    # kind is enough. Parameters of one pipeline rank have the same groups on every one.
     kinds = {
         (q.cut(mesh), q.matrix, p.owning_pp_ranks[q.name] if len(p.owning_pp_ranks[q.name]) > 1 else ()): q
         for q in p.everything

@@ -224,7 +224,7 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
         state.staging.append(_optimizer(staging.elements, staging.p, device, scaled=staging.scaled))
     if p.precision.loss_scale:
         state.scaling = LossScale(p.precision.loss_scale, p.precision.growth_every, device)
-    if sites := p.delayed:
+    if sites := p.delayed_scaling:
         state.history = AmaxHistory([s.params[0] for s in sites], sites[0].attrs["fp8"].history, device)
     if sites := p.quantised_weights:
         names = [s.params[0] for s in sites]

@@ -169,7 +169,9 @@ class BucketPlanner:
             params = tuple([p for p in used.params if p.name not in again])
             both = shared(self.model)
             self.interned[key] = (
-                FsdpUnit(params, used.delayed, both, used.quantised_weights) if cut else FsdpUnit(params, shared=both)
+                FsdpUnit(params, used.delayed_weight_gradients, both, used.quantised_weights)
+                if cut
+                else FsdpUnit(params, shared=both)
             )
         return self.interned[key]
 

@@ -273,7 +273,8 @@ def _as_layer(unit: FsdpUnit, layer: int) -> FsdpUnit:
 
     return replace(
         unit, params=tuple(replace(q, name=name(q.name)) for q in unit.params),
-        delayed=frozenset(map(name, unit.delayed)), quantised_weights=frozenset(map(name, unit.quantised_weights)),
+        delayed_weight_gradients=frozenset(map(name, unit.delayed_weight_gradients)),
+        quantised_weights=frozenset(map(name, unit.quantised_weights)),
     )  # fmt: skip
 
 

@@ -103,7 +103,7 @@ class Uses:
     gathered quantised. Equal ones are one object."""
 
     params: tuple[Param, ...]
-    delayed: frozenset[str]
+    delayed_weight_gradients: frozenset[str]
     quantised_weights: frozenset[str]
 
 
@@ -194,7 +194,7 @@ class Recorder:
         """The parameters of a layer. They do not depend on the number of tokens, so a short tape is recorded."""
         few = changed(layout, micro_batch_size=1, loss_chunk=self.sequence_length)
         found = self._tape_of(few, kind.name).uses
-        return self.used.setdefault((found.params, found.delayed, found.quantised_weights), found)
+        return self.used.setdefault((found.params, found.delayed_weight_gradients, found.quantised_weights), found)
 
     @tracked
     def growth(self, layout: Layout, kind: LayerType) -> Growth:
@@ -289,12 +289,16 @@ def _recorded(do: Do) -> _Recorded:
     op_names = {op.name for op in do.tape.ops}
     if any(op.site.layer >= 0 for op in do.tape.ops):  # without a layer, "*" (a whole layer) recomputes nothing
         op_names.add("*")
-    delayed = frozenset(
+    delayed_weight_gradients = frozenset(
         n for site in sites if site.params and OPS[site.op_name].declaration.deferrable for n in site.params
     )
     quantised_weights = frozenset(site.params[0] for site in sites if reads_quantised_weight(site))
     return _Recorded(
-        do.tape, Uses(tuple(do.params.values()), delayed, quantised_weights), signature(do.tape), op_names, sites
+        do.tape,
+        Uses(tuple(do.params.values()), delayed_weight_gradients, quantised_weights),
+        signature(do.tape),
+        op_names,
+        sites,
     )
 
 

@@ -52,7 +52,7 @@ class OutsideTapeInputs(NamedTuple):
     widths: Widths
     buckets: Sequence[Bucket]
     quantised_weights: Sequence[Site]
-    delayed: Sequence[Site]
+    delayed_scaling: Sequence[Site]
     balanced: Sequence[str]
 
 
@@ -214,13 +214,13 @@ class StepClock:
         needed = self.composer.policy.fp8 is not None or self.composer.model.moe is not None
         sites = [site for kind in layer_types for site in layers[kind][0].sites] if needed else []
         scaled = [site for site in sites if fp8_state_bytes(site)]
-        quantised_weights, delayed = (
+        quantised_weights, delayed_scaling = (
             [s for s in scaled if reads_quantised_weight(s)],
             [s for s in scaled if not reads_quantised_weight(s)],
         )
         balanced = [str(s.attrs["name"]) for s in sites if s.op_name == "tokens_per_expert"]
         model, widths = self.composer.model, self.composer.widths
-        return OutsideTapeInputs(model, rank, widths, buckets, quantised_weights, delayed, balanced)
+        return OutsideTapeInputs(model, rank, widths, buckets, quantised_weights, delayed_scaling, balanced)
 
     @tracked
     def layer_ops(self, layout: Layout, layer: LayerProgram, axes: Axes) -> Mapping[str, ActionOps]:
