@@ -320,7 +320,7 @@ def _in_waves(pp: int, vpp: int, micro_batches: int) -> list[ComputeList]:
     return [list(one) for _ in range(pp)]
 
 
-WAVES = Schedule(name="waves", compute=_in_waves, needs_multiple_of_pp=True, turn=lambda pp, vpp: pp)
+WAVES = Schedule(name="waves", compute=_in_waves, needs_multiple_of_pp=True, period=lambda pp, vpp: pp)
 
 
 @contextmanager

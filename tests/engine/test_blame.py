@@ -192,7 +192,7 @@ def test_blaming_reads_each_rank_a_few_times(missing: int) -> None:
     )  # fmt: skip
     store.rows = {f"beat/{r}": encode(record).encode() for r, record in list(records.items())[missing:]}
     start = time.process_time()
-    found = [v for r in range(world) if (v := Finder(store, r, world, 30).turn(records[r], 0.5)) is not None]  # type: ignore[arg-type]
+    found = [v for r in range(world) if (v := Finder(store, r, world, 30).tick(records[r], 0.5)) is not None]  # type: ignore[arg-type]
     assert time.process_time() - start < 10
     assert len(found) == 1
     assert found[0].ranks == (culprit,)
@@ -208,18 +208,18 @@ def test_the_finder_waits_for_beats_and_gives_its_part_back() -> None:
     finder, other = Finder(store, 1, 4, 30), Finder(store, 3, 4, 30)  # type: ignore[arg-type]
     store.rows = {f"beat/{r}": encode(at(**{OTHER: (1, 1)}, idle=0)).encode() for r in (0, 2)}
     store.rows |= {"beat/1": encode(me).encode(), "beat/3": encode(frozen).encode()}
-    assert finder.turn(replace(me, idle=14), 0.5) is None and "finder" not in store.rows  # too early
-    assert finder.turn(replace(me, idle=16), 0.5) is None and store.rows["finder"] == b"1"
-    assert other.turn(replace(me, idle=31), 0.5) is None  # there is one
-    for turn in range(28):
+    assert finder.tick(replace(me, idle=14), 0.5) is None and "finder" not in store.rows  # too early
+    assert finder.tick(replace(me, idle=16), 0.5) is None and store.rows["finder"] == b"1"
+    assert other.tick(replace(me, idle=31), 0.5) is None  # there is one
+    for tick in range(28):
         for r in (0, 2):
-            store.rows[f"beat/{r}"] = encode(replace(at(**{OTHER: (1, 1)}, idle=0), turn=turn)).encode()
-        assert finder.turn(replace(me, idle=16.5 + turn / 2 - 1), 0.5) is None
-    found = finder.turn(replace(me, idle=31), 0.5)
+            store.rows[f"beat/{r}"] = encode(replace(at(**{OTHER: (1, 1)}, idle=0), tick=tick)).encode()
+        assert finder.tick(replace(me, idle=16.5 + tick / 2 - 1), 0.5) is None
+    found = finder.tick(replace(me, idle=31), 0.5)
     assert found is not None and found.ranks == (3,) and "no sign of life" in found.what
-    assert finder.turn(replace(me, idle=0), 0.5) is None
+    assert finder.tick(replace(me, idle=0), 0.5) is None
     assert store.rows["finder"] == b""
-    assert other.turn(replace(me, idle=16), 0.5) is None and store.rows["finder"] == b"3"
+    assert other.tick(replace(me, idle=16), 0.5) is None and store.rows["finder"] == b"3"
 
 
 # ---- what a rank notes ---------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_progress_ends_idleness() -> None:
     progress = RankProgress(Limits(step=5, save=7))
     own = Own(progress, "a")
     progress.begin_step(3)
-    assert [own.next(turn, 0.5).idle for turn in range(3)] == [0, 0.5, 1.0]
+    assert [own.next(tick, 0.5).idle for tick in range(3)] == [0, 0.5, 1.0]
     progress.did("F0")
     assert own.next(3, 0.5).idle == 0
     log = progress.journal.group("g", "dp", (0, 1))

@@ -147,26 +147,26 @@ def late(idle: float) -> Record:
 
 def test_who_waits_in_a_collective_is_judged_by_others() -> None:
     watch = OwnWatch(progress(0.1), 3, alone=False)
-    assert watch.turn(replace(late(1e4), waits=("dp {0,1}", 7))) is None
-    assert watch.turn(replace(late(1e4), phase="done")) is None
-    assert watch.turn(late(59)) is None
-    found = watch.turn(late(61))
+    assert watch.tick(replace(late(1e4), waits=("dp {0,1}", 7))) is None
+    assert watch.tick(replace(late(1e4), phase="done")) is None
+    assert watch.tick(late(59)) is None
+    found = watch.tick(late(61))
     assert found is not None and found.ranks == (3,) and "for 61 s, and a step takes 0.1 s" in found.what
 
 
 def test_time_under_a_debugger_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, held = OwnWatch(progress(0.1), 0, alone=True), [True]
     monkeypatch.setattr(own_watch, "held_by_debugger", lambda: held[0])
-    assert watch.turn(late(500)) is None
+    assert watch.tick(late(500)) is None
     held[0] = False
-    assert watch.turn(late(559)) is None  # since it was let go
-    assert watch.turn(late(561)) is not None
+    assert watch.tick(late(559)) is None  # since it was let go
+    assert watch.tick(late(561)) is not None
     watch = OwnWatch(progress(0.1), 0, alone=True)
     held[0] = True
-    assert watch.turn(late(100)) is None
+    assert watch.tick(late(100)) is None
     held[0] = False
-    assert watch.turn(late(0)) is None  # progress: the next wait is counted from its beginning
-    assert watch.turn(late(61)) is not None
+    assert watch.tick(late(0)) is None  # progress: the next wait is counted from its beginning
+    assert watch.tick(late(61)) is not None
 
 
 def test_debuggers_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,8 +59,8 @@ def test_long_schedules_gather_as_short_ones_foretell(
     assume(rank < pp and (pp > 1 or name != "interleaved"))
     vpp = vpp if name == "interleaved" else 1
     schedule = schedule_of(name)
-    turn = schedule.turn(pp, vpp)
-    micro_batches = (2 * schedule.steady_after(pp, vpp) // turn + 5 + more) * turn
+    period = schedule.period(pp, vpp)
+    micro_batches = (2 * schedule.steady_after(pp, vpp) // period + 5 + more) * period
     read = frozenset({"Fwd", "Inp" if schedule.split_backward else "Bwd"})
     of = RankOf(name, pp, vpp, rank, (((0, units),),) * vpp, (read,), keeps=False)
     assert gathered(of, micro_batches) == count_gathers(of, micro_batches)

@@ -58,7 +58,7 @@ def _steady_after(pp: int, vpp: int) -> int:
     return pp if vpp == 1 else 2 * pp
 
 
-def _turn(pp: int, vpp: int) -> int:
+def _period(pp: int, vpp: int) -> int:
     """With several chunks, each takes a round of pp micro-batches in turn."""
     return pp if vpp > 1 else 1
 
@@ -77,8 +77,8 @@ class Schedule:
                     such schedules, so layouts cannot use them
     alternates      whether backwards begin as soon as possible, so that from `steady_after` on no more micro-batches
                     are in flight; else all forwards come first, and each further micro-batch keeps as much as the last
-    steady_after    (pp, vpp) -> micro-batches after which one turn more only repeats a turn in each list
-    turn            (pp, vpp) -> the period of a list, in micro-batches
+    steady_after    (pp, vpp) -> micro-batches after which one period more only repeats one in each list
+    period          (pp, vpp) -> the period of a list, in micro-batches
     """
 
     name: str
@@ -93,7 +93,7 @@ class Schedule:
     overlapped: bool = False
     alternates: bool = True
     steady_after: Callable[[int, int], int] = _steady_after
-    turn: Callable[[int, int], int] = _turn
+    period: Callable[[int, int], int] = _period
 
     def round(self, pp: int) -> int:
         """The number of micro-batches must be a multiple of this."""

@@ -36,11 +36,11 @@ def events(
     needs, last = first_reads(buckets, actions), last_writes(actions)
     shared = sorted(b for b in last if buckets[b].across_stages)
     sums = {b: at for b, at in last.items() if not buckets[b].cut_gradients and not buckets[b].across_stages}
-    found = [rule.unit_turns(touched) for touched in actions.values()]
-    next_turns = upcoming([[unit for _, unit in passing.turns] for passing in found])
+    found = [rule.unit_reads(touched) for touched in actions.values()]
+    next_reads = upcoming([[unit for _, unit in passing.reads] for passing in found])
     before, after = defaultdict[At, list[Event]](list), defaultdict[At, list[Event]](list)
     left = rule.begin()
-    for (a, touched), passing, unit in zip(actions.items(), found, next_turns, strict=True):
+    for (a, touched), passing, unit in zip(actions.items(), found, next_reads, strict=True):
         due = Due([(at, b) for b, at in needs.items() if at[0] == a], [(at, b) for b, at in sums.items() if at[0] == a])
         here, there, left = rule.action(left, passing, due, unit, lambda b, a=a: last[b][0] == a)
         before |= here

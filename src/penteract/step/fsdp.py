@@ -1,7 +1,7 @@
 """Bucket events around the instructions of one action, given the state that earlier actions left.
 
 Unsharded buckets are waited for at their first use and reduced after their last write. What ZeRO 2 and 3 shard is whole
-only in ring buffers: parameters of a unit are gathered one turn before their use, and its gradients are reduced after
+only in ring buffers: parameters of a unit are gathered one unit before their use, and its gradients are reduced after
 the action that wrote them. The rule depends only on one action, the unit that is read next, and the ring buffers, so
 equal inputs give equal events. `events.py` applies it to every action of a step; the simulated clock applies it once to
 each distinct action.
@@ -35,14 +35,14 @@ class Touch(NamedTuple):
     names: tuple[str, ...] = ()
 
 
-class UnitTurns(NamedTuple):
+class UnitReads(NamedTuple):
     """What the rule needs of an action.
 
-    turns   the units whose sharded parameters are read, in order, each with its first reader
+    reads   the units whose sharded parameters are read, in order, each with its first reader
     writes  for each bucket with sharded gradients: first writer, bucket, last writer; ordered by the first
     """
 
-    turns: Sequence[tuple[At, int]]
+    reads: Sequence[tuple[At, int]]
     writes: Sequence[tuple[At, int, At]]
 
 
@@ -51,7 +51,7 @@ class FsdpState(NamedTuple):
 
     there        the unit in each entry of the parameter ring buffer, or NONE
     gathering    units whose all-gather is in flight
-    turn         the unit that was read last
+    last_read    the unit that was read last
     leaving      for each entry of the gradient ring buffer: the buckets whose reduce-scatter is in flight, and whether
                  it is their last of the step
     replicating  the bucket whose all-reduce over replicas starts before the next reduction, or NONE
@@ -59,7 +59,7 @@ class FsdpState(NamedTuple):
 
     there: tuple[int, ...]
     gathering: frozenset[int] = frozenset()
-    turn: int = NONE
+    last_read: int = NONE
     leaving: tuple[tuple[tuple[int, bool], ...], ...] = ((),) * DEPTH
     replicating: int = NONE
 
@@ -131,9 +131,9 @@ class FsdpRule:
         """The state at the start of a step: nothing is gathered, since parameters have changed."""
         return FsdpState((NONE,) * self.depth)
 
-    def unit_turns(self, touches: Iterable[Touch]) -> UnitTurns:
+    def unit_reads(self, touches: Iterable[Touch]) -> UnitReads:
         """Which units an action reads and which buckets it writes."""
-        turns, buckets = list[tuple[At, int]](), self.buckets
+        reads, buckets = list[tuple[At, int]](), self.buckets
         first, last = dict[int, At](), dict[int, At]()
         for at, own, writes, _ in touches:
             for b in own:
@@ -141,12 +141,12 @@ class FsdpRule:
                 if writes and buckets[b].cut_gradients:
                     first.setdefault(b, at)
                     last[b] = at
-                elif not writes and buckets[b].cut_parameters and (not turns or turns[-1][1] != unit):
-                    turns.append((at, unit))
-        return UnitTurns(turns, [(at, b, last[b]) for at, b in sorted((at, b) for b, at in first.items())])
+                elif not writes and buckets[b].cut_parameters and (not reads or reads[-1][1] != unit):
+                    reads.append((at, unit))
+        return UnitReads(reads, [(at, b, last[b]) for at, b in sorted((at, b) for b, at in first.items())])
 
     def action(
-        self, left: FsdpState, passing: UnitTurns, due: Due, following: int, last: Callable[[int], bool]
+        self, left: FsdpState, passing: UnitReads, due: Due, following: int, last: Callable[[int], bool]
     ) -> tuple[Table, Table, FsdpState]:
         """-> events before and after instructions, and the new state.
 
@@ -154,12 +154,12 @@ class FsdpRule:
         last       bucket -> whether its last write of the step is in this action
         """
         around = _Around()
-        there, gathering, turn = self._gathers(around, left, passing.turns, following)
+        there, gathering, last_read = self._gathers(around, left, passing.reads, following)
         for at, b in due.needs:
             around.before[at].append(("wait_all_gather", b))
         replicating = self._whole_sums(around, left.replicating, due.sums)
         leaving = self._cut_sums(around, left.leaving, passing.writes, last)
-        return around.before, around.after, FsdpState(there, gathering, turn, leaving, replicating)
+        return around.before, around.after, FsdpState(there, gathering, last_read, leaving, replicating)
 
     def end(self, left: FsdpState, shared: Sequence[int], written: Callable[[int], At]) -> list[Event]:
         """After the last action: reductions of buckets shared between stages, and waits for reductions in flight.
@@ -179,17 +179,17 @@ class FsdpRule:
     # ---- parameters ------------------------------------------------------------------------------------------
 
     def _gathers(
-        self, around: _Around, left: FsdpState, turns: Sequence[tuple[At, int]], following: int
+        self, around: _Around, left: FsdpState, reads: Sequence[tuple[At, int]], following: int
     ) -> tuple[tuple[int, ...], frozenset[int], int]:
-        """A unit is gathered one turn ahead, or at its own turn if the previous unit occupies its entry. A unit still
+        """A unit is gathered one unit ahead, or at its own reads if the previous unit occupies its entry. A unit still
         in its entry is not gathered again."""
-        if turns and turns[0][1] == left.turn:
-            turns = turns[1:]
-        if not turns:
-            return left.there, left.gathering, left.turn
+        if reads and reads[0][1] == left.last_read:
+            reads = reads[1:]
+        if not reads:
+            return left.there, left.gathering, left.last_read
         there, gathering, n = list(left.there), set(left.gathering), self.depth
-        upcoming = [*(unit for _, unit in turns[1:]), following]
-        for (at, now), after in zip(turns, upcoming, strict=True):
+        upcoming = [*(unit for _, unit in reads[1:]), following]
+        for (at, now), after in zip(reads, upcoming, strict=True):
             before = around.before[at]
             for unit in (now, after):
                 free = unit == now or (unit != NONE and unit % n != now % n)
@@ -200,7 +200,7 @@ class FsdpRule:
             if now in gathering:
                 gathering.remove(now)
                 before.extend(("wait_all_gather", b) for b in self.cut[now])
-        return tuple(there), frozenset(gathering), turns[-1][1]
+        return tuple(there), frozenset(gathering), reads[-1][1]
 
     # ---- gradients -------------------------------------------------------------------------------------------
 
@@ -257,12 +257,12 @@ class FsdpRule:
         return b.shards > 1 and len(b.replicate_ranks) > 1
 
 
-def upcoming(turns: Sequence[Sequence[int]]) -> list[int]:
-    """For each action, given its turns of units, the unit whose turn comes next after it, or NONE. Reading the same
-    unit again is no new turn."""
-    found, head, second = [NONE] * len(turns), NONE, NONE
-    for a in reversed(range(len(turns))):
-        if own := turns[a]:
+def upcoming(reads: Sequence[Sequence[int]]) -> list[int]:
+    """For each action, given its reads of units, the unit that is read next after it, or NONE. Reading the same
+    unit again is no new read."""
+    found, head, second = [NONE] * len(reads), NONE, NONE
+    for a in reversed(range(len(reads))):
+        if own := reads[a]:
             found[a] = second if head == own[-1] else head
             head, second = own[0], own[1] if len(own) > 1 else found[a]
     return found
@@ -280,20 +280,20 @@ class _Whole(NamedTuple):
 
 @cache
 def _ring_buffer(units: int, depth: int) -> tuple[FsdpRule, dict[Any, Any]]:
-    """The rule for so many sharded units; and a cache: state and turns of an action -> new state and gathered units."""
+    """The rule for so many sharded units; and a cache: state and reads of an action -> new state and gathered units."""
     return FsdpRule([_Whole(unit) for unit in range(units)], depth), {}
 
 
-def gathers(turns: Sequence[tuple[int, ...]], depth: int) -> Counter[int]:
-    """How often a step gathers each unit into a ring buffer of `depth` entries. `turns`: for each action, its units."""
+def gathers(reads: Sequence[tuple[int, ...]], depth: int) -> Counter[int]:
+    """How often a step gathers each unit into a ring buffer of `depth` entries. `reads`: for each action, its units."""
     cached: dict[tuple[FsdpState, tuple[int, ...], int], tuple[FsdpState, list[int]]]
-    rule, cached = _ring_buffer(1 + max([unit for own in {*turns} for unit in own], default=NONE), depth)
+    rule, cached = _ring_buffer(1 + max([unit for own in {*reads} for unit in own], default=NONE), depth)
     left, found = rule.begin(), Counter[int]()
     times = Counter[tuple[FsdpState, tuple[int, ...], int]]()
-    for own, following in zip(turns, upcoming(turns), strict=True):
+    for own, following in zip(reads, upcoming(reads), strict=True):
         key = left, own, following
         if key not in cached:
-            passing = UnitTurns([(k, unit) for k, unit in enumerate(own)], ())
+            passing = UnitReads([(k, unit) for k, unit in enumerate(own)], ())
             before, _, then = rule.action(left, passing, Due(), following, lambda _: False)
             gathered = (unit for events in before.values() for question, unit in events if question == "gather")
             cached[key] = then, list(gathered)

@@ -80,8 +80,8 @@ class Watcher:
         self._patient = False
         self._stopped = False  # whether a signal had asked this rank to stop when it noticed another's failure
         self.final: Callable[[int], None] = lambda code: None  # called with the exit code of the rank that failed first
-        self._turns = 0
-        self._silence = 0.0  # seconds without a heartbeat of the watched rank, counted in this thread's turns
+        self._ticks = 0
+        self._silence = 0.0  # seconds without a heartbeat of the watched rank, counted in this thread's ticks
         self._last_beat: tuple[int, bytes] = (rank, b"")  # the watched rank and its last heartbeat
         self._earlier = rundir.errors_size(run_dir)
         self._over = threading.Event()
@@ -154,14 +154,14 @@ class Watcher:
         while not self._over.is_set():
             try:
                 now = time.monotonic()
-                # Cap the time of one turn: if all processes were suspended together, no rank is lost.
+                # Cap the time of one tick: if all processes were suspended together, no rank is lost.
                 passed, last = min(now - last, 2 * self.interval), now
-                own = self._own.next(self._turns, passed)
+                own = self._own.next(self._ticks, passed)
                 self.store.set(f"beat/{self.rank}", encode(own))
                 self._watch_next(passed)
-                if (hung := self._own_watch.turn(own)) is not None:
+                if (hung := self._own_watch.tick(own)) is not None:
                     self._first(hung_row(hung, own, self.run_dir, stacks()))
-                elif (verdict := self._finder.turn(own, passed)) is not None:
+                elif (verdict := self._finder.tick(own, passed)) is not None:
                     self._tell(verdict, self._finder.records)
                 text = self.store.get(_ABORT)
                 row = json.loads(text) if text else None
@@ -171,7 +171,7 @@ class Watcher:
                 row = self._store_is_gone(str(e))
             if row is not None:
                 return self._leave(row)
-            self._turns += 1
+            self._ticks += 1
             self._over.wait(self.interval)
 
     def _saved_without_store(self) -> bool:
@@ -200,10 +200,10 @@ class Watcher:
     def _guard(self) -> None:
         """The watching thread can block for ever in a store whose host has stopped. This thread watches it without
         using the store."""
-        last_turn, silence = -1, 0.0
+        last_tick, silence = -1, 0.0
         while not self._over.wait(self.interval) and not self._patient:
-            silence = silence + self.interval if last_turn == self._turns else 0.0
-            last_turn = self._turns
+            silence = silence + self.interval if last_tick == self._ticks else 0.0
+            last_tick = self._ticks
             if silence > self.timeout:
                 return self._leave(self._store_is_gone(f"no answer for {silence:.0f} s"))
 
@@ -233,7 +233,7 @@ class Watcher:
                 return self._peer(row)
             after = read(self.store, self.world) if finder else {}
             lost = [r for r, record in after.items()
-                    if r != self.rank and record.turn == before[r].turn and record.phase != "done"]  # fmt: skip
+                    if r != self.rank and record.tick == before[r].tick and record.phase != "done"]  # fmt: skip
             if lost:
                 return self._peer(self._lost(lost, "its connections broke", after[lost[0]]))
             if (verdict := unlike(after)) is not None:

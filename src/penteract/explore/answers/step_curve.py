@@ -65,7 +65,7 @@ def step_curve(plan: Plan, timed: Timed, at: int) -> StepAnswer:
 def shortened(layout: Layout) -> Layout:
     """The layout with as few micro-batches as show all that the rank holds: a full pipeline, and one turn more."""
     schedule = schedule_of(layout.schedule)
-    enough = schedule.steady_after(layout.pp, layout.vpp) + 2 * schedule.turn(layout.pp, layout.vpp)
+    enough = schedule.steady_after(layout.pp, layout.vpp) + 2 * schedule.period(layout.pp, layout.vpp)
     multiple = schedule.round(layout.pp)
     enough = -(-max(enough, 3) // multiple) * multiple
     all_forwards_first = not schedule.alternates  # then each micro-batch more is held too

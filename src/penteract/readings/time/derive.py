@@ -211,7 +211,7 @@ class _Derivation:
         stage, places, through = self.stage, self.places, self.stage.walk(walk)
         due = Due(places.needs.get(walk, ()) if first else (), places.sums.get(walk, ()) if last else ())
         before, after, left = stage.rule.action(
-            self.shared.lefts[number], through.unit_turns, due, following,
+            self.shared.lefts[number], through.unit_reads, due, following,
             lambda b: last and places.written[b][1] == walk,
         )  # fmt: skip
         inserted = defaultdict[int, list[tuple[int, int, int]]](list)

@@ -35,12 +35,12 @@ def gathered(rank: RankOf, num_micro_batches: int) -> tuple[int, ...]:
     """How often a step gathers units of each number. A long schedule is periodic, so it is extrapolated from two
     shorter ones."""
     schedule = schedule_of(rank.schedule)
-    enough, turn = 2 * schedule.steady_after(rank.pp, rank.vpp), 2 * schedule.turn(rank.pp, rank.vpp)
-    if num_micro_batches <= enough + 2 * turn:
+    enough, period = 2 * schedule.steady_after(rank.pp, rank.vpp), 2 * schedule.period(rank.pp, rank.vpp)
+    if num_micro_batches <= enough + 2 * period:
         return count_gathers(rank, num_micro_batches)
-    first = enough + (num_micro_batches - enough) % turn
-    few, more = count_gathers(rank, first), count_gathers(rank, first + turn)
-    return tuple([a + (b - a) * ((num_micro_batches - first) // turn) for a, b in zip(few, more, strict=True)])
+    first = enough + (num_micro_batches - enough) % period
+    few, more = count_gathers(rank, first), count_gathers(rank, first + period)
+    return tuple([a + (b - a) * ((num_micro_batches - first) // period) for a, b in zip(few, more, strict=True)])
 
 
 @cache

@@ -50,7 +50,7 @@ class NumberedSchedule(NamedTuple):
     channels  the channel of each message: those of one channel (two ranks, one direction) arrive in order
     ways      how many channels there are
     links     (source, target, both) of messages that take equally long; `link`: of each message, its place there
-    turns     where each period begins, on each rank; `turn`: micro-batches in a period
+    period_starts     where each period begins, on each rank; `period`: micro-batches in a period
     """
 
     todo: tuple[tuple[int, ...], ...]
@@ -58,8 +58,8 @@ class NumberedSchedule(NamedTuple):
     computes: tuple[tuple[Compute, ...], ...]
     reads: tuple[tuple[int, ...], ...]
     messages: tuple[NumberedMessage, ...]
-    turns: tuple[tuple[Position, ...], ...]
-    turn: int
+    period_starts: tuple[tuple[Position, ...], ...]
+    period: int
     channels: tuple[int, ...]
     ways: int
     links: tuple[tuple[int, int, bool], ...]
@@ -70,7 +70,7 @@ class NumberedSchedule(NamedTuple):
 def numbered_schedule(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int) -> NumberedSchedule:
     """Number the messages of a schedule. The two ends of a message share its number."""
     lists, of = action_lists(schedule, pp, vpp, num_micro_batches), schedule_of(schedule)
-    placement, steady, turn = of.placement(pp, vpp), of.steady_after(pp, vpp), of.turn(pp, vpp)
+    placement, steady, period = of.placement(pp, vpp), of.steady_after(pp, vpp), of.period(pp, vpp)
     numbers, messages = dict[tuple[str, int, int], int](), list[NumberedMessage]()
     todo, posts, computes = list[tuple[int, ...]](), list[tuple[Post, ...]](), list[tuple[Compute, ...]]()
     for rank, actions in enumerate(lists):
@@ -93,12 +93,14 @@ def numbered_schedule(schedule: ScheduleName, pp: int, vpp: int, num_micro_batch
     channels = tuple([ways[m.where[0], m.source, m.target] for m in messages])
     links = {link: i for i, link in enumerate(dict.fromkeys((m.source, m.target, m.both) for m in messages))}
     link = tuple([links[m.source, m.target, m.both] for m in messages])
-    turns = zip(*(_turns(steady, turn, does, own) for does, own in zip(todo, computes, strict=True)), strict=False)
+    period_starts = zip(
+        *(_periods(steady, period, does, own) for does, own in zip(todo, computes, strict=True)), strict=False
+    )
     reads = tuple(
         [tuple([_read(a, placement.stages[r][a.chunk], numbers) for a in own]) for r, own in enumerate(computes)]
     )
     return NumberedSchedule(
-        tuple(todo), tuple(posts), tuple(computes), reads, tuple(messages), tuple(turns), turn, channels, len(ways),
+        tuple(todo), tuple(posts), tuple(computes), reads, tuple(messages), tuple(period_starts), period, channels, len(ways),
         tuple(links), link,
     )  # fmt: skip
 
@@ -134,17 +136,17 @@ def period_begins(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: 
     """The computations of a rank before which periods of its schedule begin."""
     own, of = compute_lists(schedule, pp, vpp, num_micro_batches)[rank], schedule_of(schedule)
     computes = [a for a in own if isinstance(a, Compute)]
-    found = _turns(of.steady_after(pp, vpp), of.turn(pp, vpp), range(len(own)), computes)
+    found = _periods(of.steady_after(pp, vpp), of.period(pp, vpp), range(len(own)), computes)
     return tuple([place.compute for place in found])
 
 
-def _turns(steady: int, turn: int, does: Sequence[int], own: Sequence[Compute]) -> list[Position]:
+def _periods(steady: int, period: int, does: Sequence[int], own: Sequence[Compute]) -> list[Position]:
     """Where each period begins on a rank: right after the computation that precedes its first forward."""
     found, before = list[Position](), 0
     for place, item in enumerate(does):
         if item >= 0:
             kind, micro, chunk = own[item]
-            if kind == "Fwd" and not chunk and micro >= steady and (micro - steady) % turn == 0:
+            if kind == "Fwd" and not chunk and micro >= steady and (micro - steady) % period == 0:
                 found.append(Position(before, item))
             before = place + 1
     return found

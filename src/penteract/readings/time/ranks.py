@@ -1,5 +1,5 @@
 """A step of all pipeline ranks. Each simulates its actions until it needs a message; a message moves once both ends
-have posted it. Long schedules are periodic (a period is a `turn` of micro-batches): once the relative states of all
+have posted it. Long schedules are periodic (a period is `period` micro-batches): once the relative states of all
 ranks repeat, the remaining periods are skipped.
 """
 
@@ -109,7 +109,7 @@ class Ranks:
         for m, stage, derived in zip(self.rank_clocks, self.stages, self.derived, strict=True):
             m.doing = NONE
             stage.clock.take(m, derived.opening)
-        if self.skip_repeats and self._turns():
+        if self.skip_repeats and self._play_periods():
             self._note_end(self.carried[-1])
             return
         self._until([len(todo) for todo in self.schedule.todo])
@@ -151,13 +151,13 @@ class Ranks:
         self.held_at_end = tuple([m.held for m in self.rank_clocks])
         self.spent_at_end.append(tuple([len(m.spent) for m in self.rank_clocks]))
 
-    # ---- turns -----------------------------------------------------------------------------------------------
+    # ---- periods ---------------------------------------------------------------------------------------------
 
-    def _turns(self) -> bool:
+    def _play_periods(self) -> bool:
         """Simulate period after period, and skip the others once the states of all ranks repeat. Returns whether the
         rest of the step equals that of the step before; it is copied then."""
         marks, seen, left = self.marks[-1], dict[tuple[Any, ...], int](), self.skipped
-        for k, places in enumerate(self.schedule.turns):
+        for k, places in enumerate(self.schedule.period_starts):
             self._until([place.item for place in places])
             mark = self._mark(k, places, left)
             marks.append(mark)
@@ -179,7 +179,7 @@ class Ranks:
 
     def _mark(self, k: int, places: Sequence[Position], left: int) -> Mark:
         at, ms = self.rank_clocks[0].now, self.rank_clocks
-        micro = k * self.schedule.turn
+        micro = k * self.schedule.period
         own = [
             (
                 m.now - at,

@@ -17,7 +17,7 @@ from penteract.readings.time.clock import WAIT, Op
 from penteract.readings.time.ops import ActionOps, BucketOps
 from penteract.readings.time.rank_clock import Clock
 from penteract.step.agreements import OutsideTape
-from penteract.step.fsdp import FsdpRule, UnitTurns
+from penteract.step.fsdp import FsdpRule, UnitReads
 
 PassKey = tuple[str, int]  # kind of an action, chunk
 At = tuple[int, int]  # index of a unit in its action, position of an instruction
@@ -50,7 +50,7 @@ class Pass(NamedTuple):
     """One kind of action of a chunk.
 
     units       in the order in which it computes them
-    unit_turns  the input of `FsdpRule`; `turns`: the units whose sharded parameters are read
+    unit_reads  the input of `FsdpRule`; `turns`: the units whose sharded parameters are read
     reads       where buckets that are gathered after the update are first read; `writes`: where each is last written
     lent        copies of other units that run during a unit, by its index; `whole`: units that wait for their own
                 copies, too
@@ -58,7 +58,7 @@ class Pass(NamedTuple):
     """
 
     units: Sequence[int]
-    unit_turns: UnitTurns
+    unit_reads: UnitReads
     turns: tuple[int, ...]
     reads: Mapping[int, At]
     writes: Mapping[int, At]
@@ -159,8 +159,8 @@ class Stage:
             if turn != NEVER:
                 turns.append(((k, turn), unit))
         cut = sorted((at, b) for b, at in first.items() if buckets[b].cut_gradients)
-        unit_turns = UnitTurns(turns, [(at, b, last[b]) for at, b in cut])
-        return Pass(units, unit_turns, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action),
+        unit_reads = UnitReads(turns, [(at, b, last[b]) for at, b in cut])
+        return Pass(units, unit_reads, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action),
                     self._arrives(action, self.layer_types[units[0]]))  # fmt: skip
 
     def _touches_of(self, kind: LayerType, action: str) -> Sequence[Touched]:

@@ -95,13 +95,13 @@ class StepClock:
     def ranks(self, layout: Layout) -> Ranks:
         """Simulate steps of all pipeline ranks until one ends in the state in which it began (nearly always two), or
         until all later ones provably take as long, to the reported digits. Raises Bug if neither happens."""
-        ranks, turns = self.after_first_step.pop(layout, None) or self._begin(layout, _PERIODS), _PERIODS
+        ranks, periods = self.after_first_step.pop(layout, None) or self._begin(layout, _PERIODS), _PERIODS
         while len(ranks.ends) < _MAX_STEPS:
             try:
                 ranks.step()
             except Unsettled:
-                turns *= 2
-                ranks = self._begin(layout, turns)
+                periods *= 2
+                ranks = self._begin(layout, periods)
                 continue
             if ranks.steady or (len(ranks.ends) > _SETTLED_AFTER and largest_change(ranks) * _DIGITS <= ranks.last):
                 return ranks
@@ -115,14 +115,14 @@ class StepClock:
             self.after_first_step[layout] = self._begin(layout, _PERIODS)
         return self.after_first_step[layout].met[0] / PS
 
-    def _begin(self, layout: Layout, turns: int) -> Ranks:
+    def _begin(self, layout: Layout, periods: int) -> Ranks:
         """The ranks after one simulated step."""
         while True:
-            ranks = self.build(layout, turns if self.skip_repeats else 0)
+            ranks = self.build(layout, periods if self.skip_repeats else 0)
             try:
                 ranks.step()
             except Unsettled:
-                turns *= 2
+                periods *= 2
             else:
                 return ranks
 
@@ -138,16 +138,16 @@ class StepClock:
         stage = self.stage(
             layout, runs.runs[group], runs.ranks[group][0] if self.stages_aligned_to_nodes(layout) else r
         )
-        turns = period_begins(layout.schedule, layout.pp, layout.vpp, num_micro_batches, r)
+        starts = period_begins(layout.schedule, layout.pp, layout.vpp, num_micro_batches, r)
         last = 0 if layout.split_backward else ps(back)  # with a split backward, the gradient is sent before the end
-        return alone(stage, self._derived(layout, num_micro_batches, stage, r), turns, skipped, ps(arrives), last) / PS
+        return alone(stage, self._derived(layout, num_micro_batches, stage, r), starts, skipped, ps(arrives), last) / PS
 
     # ---- the program ---------------------------------------------------------------------------------------
 
-    def build(self, layout: Layout, turns: int) -> Ranks:
-        """The ranks of a layout before their first step. `turns`: how many periods of the schedule are kept when
+    def build(self, layout: Layout, periods: int) -> Ranks:
+        """The ranks of a layout before their first step. `periods`: how many periods of the schedule are kept when
         others are left out; 0: none is left out."""
-        num_micro_batches, skipped = _shortened(layout, turns)
+        num_micro_batches, skipped = _shortened(layout, periods)
         line = numbered_schedule(layout.schedule, layout.pp, layout.vpp, num_micro_batches)
         stages = self.stages(layout)
         derived = [self._derived(layout, num_micro_batches, stage, r) for r, stage in enumerate(stages)]
@@ -310,13 +310,13 @@ def _open_streams(ops: BucketOps, b: Bucket) -> None:
             ops.streams.of(ranks, DATA)
 
 
-def _shortened(layout: Layout, turns: int) -> tuple[int, int]:
+def _shortened(layout: Layout, periods: int) -> tuple[int, int]:
     """How many micro-batches are simulated, and how many periods of the schedule are skipped: a multiple of four, as
     ring buffers and uneven ranks may repeat only after a few periods. None is skipped in a schedule that runs all
     forwards before the first backward, where a period is of one half only."""
     m, schedule = layout.gradient_accumulation_steps, schedule_of(layout.schedule)
-    turn = schedule.turn(layout.pp, layout.vpp)
-    spare = (m - schedule.steady_after(layout.pp, layout.vpp) - layout.pp) // turn - turns
-    if not turns or not schedule.alternates or spare < 4:
+    period = schedule.period(layout.pp, layout.vpp)
+    spare = (m - schedule.steady_after(layout.pp, layout.vpp) - layout.pp) // period - periods
+    if not periods or not schedule.alternates or spare < 4:
         return m, 0
-    return m - spare // 4 * 4 * turn, spare // 4 * 4
+    return m - spare // 4 * 4 * period, spare // 4 * 4

@@ -48,13 +48,13 @@ class AloneWatch:
         self._over.set()
 
     def _look(self) -> None:
-        turn, last = 0, time.monotonic()
+        tick, last = 0, time.monotonic()
         while not self._over.wait(self.interval):
             now = time.monotonic()
-            # Cap the time of one turn: if the process was suspended, it does not hang.
+            # Cap the time of one tick: if the process was suspended, it does not hang.
             passed, last = min(now - last, 2 * self.interval), now
-            turn += 1
-            if (verdict := self._watch.turn(own := self._own.next(turn, passed))) is not None:
+            tick += 1
+            if (verdict := self._watch.tick(own := self._own.next(tick, passed))) is not None:
                 return self._end(hung_row(verdict, own, self.run_dir, stacks()))
         return None
 

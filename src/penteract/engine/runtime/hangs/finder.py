@@ -30,7 +30,7 @@ class Finder:
         self._quiet: dict[int, float] = {}  # seconds without a new beat
         self._since = 0.0  # seconds since the records were read
 
-    def turn(self, own: Record, passed: float) -> Verdict | None:
+    def tick(self, own: Record, passed: float) -> Verdict | None:
         """What to end the run with. Called at each beat, `passed` seconds after the last."""
         silence = max(_SHORTEST_S, min(self.silence, own.limit / 2))
         if own.phase == "done" or own.idle <= 0 or own.idle < own.limit - silence:
@@ -61,7 +61,7 @@ class Finder:
     def _read(self) -> None:
         found = read(self.store, self.world)
         for r, record in found.items():
-            same = r in self.records and self.records[r].turn == record.turn and record.phase != "done"
+            same = r in self.records and self.records[r].tick == record.tick and record.phase != "done"
             self._quiet[r] = self._quiet.get(r, 0.0) + self._since if same and r in self._quiet else 0.0
         self.records, self._since = found, 0.0
 

@@ -33,8 +33,8 @@ class OwnWatch:
         self.progress, self.rank, self.alone = progress, rank, alone
         self._excused = 0.0  # seconds without progress that do not count: a debugger held the rank, or its terminal
 
-    def turn(self, own: Record) -> Verdict | None:
-        """What to end the run with; `own`: this rank's record of the same turn."""
+    def tick(self, own: Record) -> Verdict | None:
+        """What to end the run with; `own`: this rank's record of the same tick."""
         if own.idle <= 0:
             self._excused = 0.0
         bound = self.progress.bound(alone=self.alone)

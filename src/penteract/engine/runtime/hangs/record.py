@@ -29,11 +29,11 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One rank's beat. `turn`: differs between beats. `idle`: seconds without progress, of `limit`, which is that of
+    """One rank's beat. `tick`: differs between beats. `idle`: seconds without progress, of `limit`, which is that of
     phase `limited_by`. `waits`: (group, number) of the operation that it waits in. `at`: the line of its main thread.
     `finished`: the last action that its device has finished; "" on a CPU."""
 
-    turn: int = -1
+    tick: int = -1
     host: str = ""
     phase: str = "join"
     step: int = 0
@@ -66,7 +66,7 @@ class Record:
 
 
 class Own:
-    """This rank's records. `idle` counts the seconds that the caller's turns took, not those of the clock: while all
+    """This rank's records. `idle` counts the seconds that the caller's ticks took, not those of the clock: while all
     processes are suspended together, none is late. `asks_device`: whether what a GPU has passed is progress too; its
     events are recorded from then on."""
 
@@ -75,8 +75,8 @@ class Own:
         self.idle = 0.0
         self._count = -1
 
-    def next(self, turn: int, passed: float) -> Record:
-        """The record of a turn, `passed` seconds after the last one."""
+    def next(self, tick: int, passed: float) -> Record:
+        """The record of a tick, `passed` seconds after the last one."""
         p, journal = self.progress, self.progress.journal
         waiting, count, finished = journal.state() if self.asks_device else (journal.waiting, journal.count, "")
         count += p.ticks
@@ -86,7 +86,7 @@ class Own:
             log.name: Collectives(log.entered, log.left, tuple(log.kinds)) for log in list(journal.logs.values())
         }  # fmt: skip
         return Record(
-            turn, self.host, p.phase, p.step, p.action, self.idle, p.limit, p.limited_by,
+            tick, self.host, p.phase, p.step, p.action, self.idle, p.limit, p.limited_by,
             (waiting.log.name, waiting.number) if waiting is not None else None,
             main_thread_at() if self.idle >= _TELL_S else "", finished, groups,
         )  # fmt: skip
@@ -96,7 +96,7 @@ def encode(record: Record) -> str:
     """A record as JSON. Kinds are told only by a rank without progress: beats of a run that goes on stay short."""
     still = record.idle >= _TELL_S
     groups = {name: [g.entered, g.left, *([g.kinds] if still else [])] for name, g in record.groups.items()}
-    row = [record.turn, record.host, record.phase, record.step, record.action, round(record.idle, 2), record.limit,
+    row = [record.tick, record.host, record.phase, record.step, record.action, round(record.idle, 2), record.limit,
            record.limited_by, record.waits, record.at, record.finished, groups]  # fmt: skip
     return json.dumps(row, separators=(",", ":"))
 
@@ -104,10 +104,10 @@ def encode(record: Record) -> str:
 def decode(text: bytes | str) -> Record:
     """The record of `encode`; an empty one for anything else."""
     try:
-        turn, host, phase, step, action, idle, limit, limited_by, waits, at, finished, groups = json.loads(text)
+        tick, host, phase, step, action, idle, limit, limited_by, waits, at, finished, groups = json.loads(text)
         collectives = {name: _collectives(*row) for name, row in groups.items()}
         where = (waits[0], waits[1]) if waits else None
-        return Record(turn, host, phase, step, action, idle, limit, limited_by, where, at, finished, collectives)
+        return Record(tick, host, phase, step, action, idle, limit, limited_by, where, at, finished, collectives)
     except (ValueError, TypeError, AttributeError, IndexError):
         return Record()
 
