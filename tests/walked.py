@@ -21,7 +21,7 @@ from penteract.parallel.data import Bucket
 from penteract.readings.layers.expert_load import Load, Recorded
 from penteract.schedule.actions import Transfer
 from penteract.step import muon
-from penteract.step.agreements import Agreement
+from penteract.step.all_reduces import StepAllReduce
 from penteract.step.program import BufferKey, Program
 from penteract.step.update import staging_buffers
 from penteract.step.walk import Silent, walk
@@ -64,8 +64,8 @@ class Walked(Silent):
 
     # ---- calls ---------------------------------------------------------------------------------------------------
 
-    def agree(self, agreement: Agreement) -> None:
-        self.at_once("all_reduce", self.p.mesh.group(agreement.axis, self.p.rank), agreement.size)
+    def all_reduce(self, reduction: StepAllReduce) -> None:
+        self.at_once("all_reduce", self.p.mesh.group(reduction.axis, self.p.rank), reduction.size)
 
     def call(self, buffer: BufferKey, call: Call) -> None:
         site = call.site
@@ -76,7 +76,7 @@ class Walked(Silent):
         else:
             self.add("kernel", site.op_name, phase=call.phase, line=site.line)
             ins = [tuple(self._size(d, buffer) for d in s.shape) for s in site.ins]
-            axis, n = declaration_of(site, self.p.layout).agreed(call.phase, ins, site.weights, site.attrs)
+            axis, n = declaration_of(site, self.p.layout).all_reduced_max(call.phase, ins, site.weights, site.attrs)
             if n:
                 self.at_once("all_reduce", self.p.mesh.group(axis, self.p.rank), n * FLOAT)
 

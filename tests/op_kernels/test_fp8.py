@@ -275,11 +275,11 @@ def test_ranks_are_asked_for_what_is_declared(kind: str, cut: int | None) -> Non
     trial = Trial(ALL[kind])
     trial.site = replace(trial.site, attrs={**trial.site.attrs, "cut": cut})
     kernel, asked = declaration_of(trial.site, Layout()), list[tuple[str, int]]()
-    trial.env.agree = lambda axis, x: asked.append((axis, x.numel()))
+    trial.env.all_reduce_max = lambda axis, x: asked.append((axis, x.numel()))
     for phase, call in trial.phases().items():
         asked.clear()
         call()
-        axis, n = kernel.agreed(phase, [(*T, D)], trial.site.weights, trial.site.attrs)
+        axis, n = kernel.all_reduced_max(phase, [(*T, D)], trial.site.weights, trial.site.attrs)
         assert asked == ([(axis, n)] if axis else [])
 
 

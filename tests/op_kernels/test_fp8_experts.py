@@ -136,7 +136,7 @@ def test_a_token_has_the_same_whomever_it_meets(name: str, own: tuple[int, ...])
 def test_no_rows_at_all_ask_for_nothing() -> None:
     trial = Trial(RECIPE["rowwise"], (0, 0)).run()
     trial.site = replace(trial.site, attrs={**trial.site.attrs, "cut": 1})
-    trial.env.agree = lambda axis, x: pytest.fail("asked")
+    trial.env.all_reduce_max = lambda axis, x: pytest.fail("asked")
     trial.run()
     assert not trial.dw.any()
 
@@ -200,12 +200,12 @@ def test_ranks_are_asked_for_what_is_declared(kind: str, cut: int | None, rows: 
     trial, asked = Trial(RECIPE[kind], rows), list[tuple[str, int]]()
     trial.site = replace(trial.site, attrs={**trial.site.attrs, "cut": cut})
     kernel = declaration_of(trial.site, Layout())
-    trial.env.agree = lambda axis, x: asked.append((axis, x.numel()))
+    trial.env.all_reduce_max = lambda axis, x: asked.append((axis, x.numel()))
     found = set[str]()
     for phase, call in trial.phases().items():
         asked.clear()
         call()
-        axis, n = kernel.agreed(phase, trial.ins, trial.site.weights, trial.site.attrs)
+        axis, n = kernel.all_reduced_max(phase, trial.ins, trial.site.weights, trial.site.attrs)
         assert asked == ([(axis, n)] if axis else [])
         found |= {phase} if axis else set()
     assert found == ({{1: "forward", 0: "input_gradient"}[cut]} if kind == "rowwise" and cut is not None else set())

@@ -26,7 +26,7 @@ from penteract.engine.executor.executor import Executor
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.session.saved import after_load, load_state, state_slices
 from penteract.readings.price import price, resident
-from penteract.step.agreements import Agreement
+from penteract.step.all_reduces import StepAllReduce
 from penteract.step.walk import walk
 from pool import Pool
 from precisions import differ, kept
@@ -89,13 +89,13 @@ def test_a_run_is_the_same_to_the_bit(pool: Pool, model: ModelSpec, layout: Layo
 
 def deaf(rank: int, groups: ProcessGroups, cases: tuple[Case, Case], steps: int) -> tuple[bool, list[int]]:
     """`alike`, where every rank makes scales of its own shards."""
-    agree = Executor.agree
+    all_reduce = Executor.all_reduce
 
-    def of_others(self: Executor, agreement: Agreement) -> None:
-        if agreement.name != "scales of weights":
-            agree(self, agreement)
+    def of_others(self: Executor, reduction: StepAllReduce) -> None:
+        if reduction.name != "scales of weights":
+            all_reduce(self, reduction)
 
-    with patch.object(Executor, "agree", of_others):
+    with patch.object(Executor, "all_reduce", of_others):
         return alike(rank, groups, cases, steps)
 
 

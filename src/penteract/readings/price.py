@@ -20,7 +20,7 @@ from penteract.parallel.data import Bucket
 from penteract.readings.layers.expert_load import Balanced, Load
 from penteract.schedule.actions import Compute, Overlapped, P2PBatch, Transfer
 from penteract.step import muon, update
-from penteract.step.agreements import Agreement
+from penteract.step.all_reduces import StepAllReduce
 from penteract.step.arena import plan_arena
 from penteract.step.program import BufferKey, Program
 from penteract.step.ring_buffer import gradient_ring_buffer, parameter_ring_buffer
@@ -92,8 +92,8 @@ class Pricing(Silent):
 
     # ---- the walk --------------------------------------------------------------------------------------------
 
-    def agree(self, agreement: Agreement) -> None:
-        self._reduce_over(agreement.axis, agreement.size)
+    def all_reduce(self, reduction: StepAllReduce) -> None:
+        self._reduce_over(reduction.axis, reduction.size)
 
     def call(self, buffer: BufferKey, call: Call) -> None:
         site, specs = call.site, self.p.chunks[buffer[0]].specs
@@ -113,7 +113,7 @@ class Pricing(Silent):
         ins = [tuple(self._size(d, buffer) for d in s.shape) for s in site.ins]
         declaration = declaration_of(site, self.p.layout)
         self.price.flops[call.phase] += declaration.flops(call.phase, ins, site.weights, site.attrs)
-        axis, n = declaration.agreed(call.phase, ins, site.weights, site.attrs)
+        axis, n = declaration.all_reduced_max(call.phase, ins, site.weights, site.attrs)
         if n and self.p.mesh.size(axis) > 1:
             self.price.redistributions["all_reduce", self.p.mesh.group(axis, self.p.rank)] += n * FLOAT
             self._reduce_over(axis, n * FLOAT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
 from penteract.schedule.actions import Transfer
-from penteract.step.agreements import Agreement
+from penteract.step.all_reduces import StepAllReduce
 
 GATHER = "all_gather parameters"
 REPLICATE = "all_reduce shards"
@@ -32,9 +32,9 @@ def of_sum(b: Bucket) -> str:
     return "reduce_scatter gradients" if b.shards > 1 else "all_reduce gradients"
 
 
-def of_agreement(agreement: Agreement) -> str:
-    """The name of an agreement between ranks."""
-    return f"all_reduce {agreement.name}"
+def of_all_reduce(reduction: StepAllReduce) -> str:
+    """The name of an all-reduce of a step."""
+    return f"all_reduce {reduction.name}"
 
 
 def of_matrices(kind: str) -> str:

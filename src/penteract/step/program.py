@@ -32,7 +32,7 @@ from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Overlapped, P2PBatch
 from penteract.schedule.registry import ScheduleName, generate, schedule_of
 from penteract.schedule.transfers import with_transfers
-from penteract.step.agreements import losses, means
+from penteract.step.all_reduces import losses, means
 from penteract.step.events import At, Events, events
 
 # Those with a result, which can be recomputed.

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Overlapped, P2PBatch, Transfer
-from penteract.step.agreements import Agreement, OutsideTape, after_backward, at_begin, totals
+from penteract.step.all_reduces import OutsideTape, StepAllReduce, after_backward, at_begin, totals
 from penteract.step.events import Around
 from penteract.step.fsdp import Event
 from penteract.step.program import BufferKey, Program
@@ -21,11 +21,11 @@ class Reading(Protocol):
     def begin(self) -> None:
         """The step begins; its data is in place."""
 
-    def agree(self, agreement: Agreement) -> None:
-        """All-reduce the numbers of an agreement, and wait for the result."""
+    def all_reduce(self, reduction: StepAllReduce) -> None:
+        """All-reduce these numbers, and wait for the result."""
 
     def scales(self) -> None:
-        """Set the scales of loss terms and of weights gathered in FP8 from the agreements before the first action."""
+        """Set the scales of loss terms and of weights gathered in FP8 from the all-reduces before the first action."""
 
     def call(self, buffer: BufferKey, call: Call) -> None:
         """Run one call (a phase of an op, or start or finish of a collective) on registers of a buffer."""
@@ -88,7 +88,7 @@ class Silent:
     __slots__ = ()
 
     def begin(self) -> None: ...
-    def agree(self, agreement: Agreement) -> None: ...
+    def all_reduce(self, reduction: StepAllReduce) -> None: ...
     def scales(self) -> None: ...
     def call(self, buffer: BufferKey, call: Call) -> None: ...
     def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None: ...
@@ -119,7 +119,7 @@ def walk(p: Program, reading: Reading, *, targets_counted: bool = True) -> None:
 def opening(p: OutsideTape, *, targets_counted: bool = True) -> Iterator[tuple[Any, ...]]:
     """What happens before the first action, in order: a method of `Reading`, and its arguments."""
     yield ("begin",)
-    yield from (("agree", agreement) for agreement in at_begin(p, targets_counted=targets_counted))
+    yield from (("all_reduce", reduction) for reduction in at_begin(p, targets_counted=targets_counted))
     yield ("scales",)
 
 
@@ -127,11 +127,11 @@ def closing(p: OutsideTape, summing: Iterable[int]) -> Iterator[tuple[Any, ...]]
     """What happens after the last action. `summing`: buckets whose reduction is still in flight, in the order of their
     start."""
     yield from (("widen", b) for b in summing)
-    yield from (("agree", agreement) for agreement in after_backward(p))
+    yield from (("all_reduce", reduction) for reduction in after_backward(p))
     for b, bucket in enumerate(p.buckets):
         if bucket.replicate_ranks[0] == p.rank:  # one rank counts each element
             yield "measure", b
-    yield "agree", totals(p)
+    yield "all_reduce", totals(p)
     yield ("factors",)
     for b, bucket in reversed(list(enumerate(p.buckets))):  # the next step uses the last ones first
         yield "update", b
@@ -143,7 +143,7 @@ def closing(p: OutsideTape, summing: Iterable[int]) -> Iterator[tuple[Any, ...]]
 def walk_forward(p: Program, reading: Reading) -> None:
     """The forward passes of a program compiled with `training=False`, and their losses."""
     _actions(p, reading, targets_counted=False)
-    reading.agree(totals(p))
+    reading.all_reduce(totals(p))
 
 
 def _actions(p: Program, reading: Reading, *, targets_counted: bool) -> list[int]:

@@ -26,7 +26,7 @@ from penteract.engine.state.state import TrainingState
 from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Overlapped, P2PBatch, Transfer
-from penteract.step.agreements import Agreement, Name
+from penteract.step.all_reduces import Name, StepAllReduce
 from penteract.step.arena import plan_arena
 from penteract.step.program import BufferKey, Program
 
@@ -57,7 +57,7 @@ class Executor:
     totals: torch.Tensor = field(init=False)  # squared gradient norm, the loss terms, ranks that were asked to stop
     summed: Totals = field(init=False)  # the whole vector that is all-reduced: `totals`, and the next step's targets
     stop: torch.Tensor = field(init=False)  # nonzero: this rank was asked to stop
-    agreed: dict[Name, torch.Tensor] = field(init=False)  # tensors that ranks all-reduce in place
+    step_all_reduces: dict[Name, torch.Tensor] = field(init=False)  # tensors that ranks all-reduce in place
     host: Arena | None = None  # for offloaded activations
     common: Factors | None = None  # of this step's updates, the same for all buckets
     streamed: StreamedState | None = None  # moves optimizer state to the device and back, where it is on the host
@@ -73,7 +73,7 @@ class Executor:
             self.squares = one_pass_squares(self.p)
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases,
         tokens_per_expert=self.state.tokens_per_expert,
-                       agree=partial(_largest, self.comm, self.p))  # fmt: skip
+                       all_reduce_max=partial(_largest, self.comm, self.p))  # fmt: skip
         if self.state.scaling is not None:
             self.env.loss_scale = self.state.scaling.used
         if (history := self.state.history) is not None:
@@ -86,12 +86,12 @@ class Executor:
         self.check = StateCheck(self.p, self.state, self.comm)
         self.done = torch.zeros((), dtype=torch.float64, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
-        self.agreed = {"target tokens": self.counts, "routed counts": self.state.routed}
-        self.agreed["gradient norm and losses"] = self.summed.vector
+        self.step_all_reduces = {"target tokens": self.counts, "routed counts": self.state.routed}
+        self.step_all_reduces["gradient norm and losses"] = self.summed.vector
         if history is not None:
-            self.agreed["largest values"] = history.amax
+            self.step_all_reduces["largest values"] = history.amax
         if self.state.quantised_weights is not None:
-            self.agreed["scales of weights"] = self.state.quantised_weights.table
+            self.step_all_reduces["scales of weights"] = self.state.quantised_weights.table
         if self.state.staging:
             self.streamed = StreamedState(self.state.flats[::-1], self.state.staging, self.device, self.comm)
         if any(c.copies for c in self.p.chunks):
@@ -118,15 +118,15 @@ class Executor:
         self.added.clear()
         self.state.routed.zero_()
 
-    def agree(self, agreement: Agreement) -> None:
-        x = self.agreed[agreement.name]
-        if agreement.name == "gradient norm and losses":
+    def all_reduce(self, reduction: StepAllReduce) -> None:
+        x = self.step_all_reduces[reduction.name]
+        if reduction.name == "gradient norm and losses":
             self.registers.complete()
             if self.squares is not None:
                 self.squares.total(self.totals[0])
             self.summed.add_next_targets()
             self.totals[0].add_(self.check.compare())  # so every rank learns of it
-        ranks, largest = self._ranks(agreement.axis), agreement.kind == "max"
+        ranks, largest = self._ranks(reduction.axis), reduction.kind == "max"
         self.comm.finish(self.comm.largest(ranks, x) if largest else self.comm.sum(ranks, x))
 
     def scales(self) -> None:

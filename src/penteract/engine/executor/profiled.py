@@ -14,7 +14,7 @@ from penteract.engine.executor.executor import Executor
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Transfer
 from penteract.step import names
-from penteract.step.agreements import Agreement
+from penteract.step.all_reduces import StepAllReduce
 from penteract.step.program import BufferKey
 
 
@@ -32,9 +32,9 @@ class ProfiledExecutor:
         with record_function(names.of_call(call.phase, call.site)):
             self.run.call(buffer, call)
 
-    def agree(self, agreement: Agreement) -> None:
-        with record_function(names.of_agreement(agreement)):
-            self.run.agree(agreement)
+    def all_reduce(self, reduction: StepAllReduce) -> None:
+        with record_function(names.of_all_reduce(reduction)):
+            self.run.all_reduce(reduction)
 
     def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         with record_function(" · ".join(names.of_transfer(t) for t, _, _ in transfers)):

@@ -9,7 +9,7 @@ import torch
 
 from penteract.engine.device.device import device_of
 from penteract.engine.dtypes import dtype_of
-from penteract.step.agreements import BITS, DIGITS, digits, reports_targets, totals
+from penteract.step.all_reduces import BITS, DIGITS, digits, reports_targets, totals
 from penteract.step.program import Program
 
 

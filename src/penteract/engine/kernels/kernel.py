@@ -22,7 +22,7 @@ def _no_peers(axis: str, x: torch.Tensor) -> None:
 class Env:
     """The rank of a kernel, and the step's values on the device: everything that changes between steps is a tensor.
 
-    `agree(axis, x)`: element-wise maximum of x over an axis's ranks, in place.
+    `all_reduce_max(axis, x)`: element-wise maximum of x over an axis's ranks, in place.
     """
 
     mesh: Mesh
@@ -35,7 +35,7 @@ class Env:
     tokens_per_expert: dict[str, torch.Tensor] = field(
         default_factory=dict[str, torch.Tensor]
     )  # choices of this step, [X]
-    agree: Callable[[str, torch.Tensor], None] = _no_peers
+    all_reduce_max: Callable[[str, torch.Tensor], None] = _no_peers
     past_amax: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of FP8 linear layers, [3]: of
     amax: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # x, w and g; past steps, this step
     scales: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of weights gathered in FP8, [1]

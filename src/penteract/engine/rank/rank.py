@@ -108,7 +108,7 @@ class Rank:
         if self.world > 1:
             dist.destroy_process_group()
 
-    def agree(self, text: str) -> str:
+    def broadcast(self, text: str) -> str:
         """Rank 0's text, on every rank."""
         box = [text]
         if self.world > 1:

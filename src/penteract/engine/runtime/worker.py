@@ -65,12 +65,12 @@ def joined(
             folder, lease, spec = take()
             path = json.dumps([lease.epoch, spec.data.revision, str(folder)])
     except PenteractError as e:
-        rank.agree(f"!{e}")
+        rank.broadcast(f"!{e}")
         raise
-    agreed = rank.agree(path)
-    if agreed.startswith("!"):
-        raise PeerLost("PEER", "rank 0 could not make the run's folder", found=agreed[1:])
-    epoch, revision, name = json.loads(agreed)
+    path_of_rank_0 = rank.broadcast(path)
+    if path_of_rank_0.startswith("!"):
+        raise PeerLost("PEER", "rank 0 could not make the run's folder", found=path_of_rank_0[1:])
+    epoch, revision, name = json.loads(path_of_rank_0)
     spec = replace(spec, data=replace(spec.data, revision=revision))
     options = _options([name, f"--epoch={epoch}", *words])[0]
 

@@ -140,7 +140,7 @@ class Checkpoints:
                 error = e
         if (error := self.rank.one_of(error)) is not None:
             raise error
-        return [self.folder / name for name in self.rank.agree(names).split("\n")]
+        return [self.folder / name for name in self.rank.broadcast(names).split("\n")]
 
     def _go_on_from(self, at: Path) -> None:
         """Rank 0 sets newer checkpoints aside, before anything is trained."""

@@ -121,7 +121,9 @@ class OpDeclaration:
 
     # ---- of an implementation ----------------------------------------------------------------------------------------
 
-    def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
+    def all_reduced_max(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs
+    ) -> tuple[str, int]:
         """(axis, n): before it computes, the ranks of `axis` all-reduce the maximum of n fp32 numbers. ("", 0):
         none."""
         return "", 0

@@ -28,7 +28,7 @@ from penteract.readings.layers.expert_load import Balanced, Load
 from penteract.readings.price import Pricing, bucket_bytes, host_optimizer_bytes, input_bytes
 from penteract.schedule.actions import Compute, Overlapped, P2PBatch, Transfer
 from penteract.schedule.registry import ScheduleName
-from penteract.step.agreements import Agreement
+from penteract.step.all_reduces import StepAllReduce
 from penteract.step.program import BufferKey, Program
 from penteract.step.ring_buffer import gradient_ring_buffer, parameter_ring_buffer
 from penteract.step.update import staging_buffers
@@ -36,7 +36,7 @@ from penteract.step.walk import Silent, walk, walk_forward
 from penteract.units import Bytes
 
 _PAST = ("largest values", "x, w and g of past steps")
-_AGREED = "step/agreements.py"
+_ALL_REDUCES = "step/all_reduces.py"
 _RING_BUFFER = "step/ring_buffer.py"
 _MUON = "step/muon.py"
 _UPDATE = "step/update.py"
@@ -134,11 +134,11 @@ class _Rows(Silent):
                 c.site: name for name, program in programs for c in (*program.forward, *program.backward)
             }
 
-    def agree(self, agreement: Agreement) -> None:
+    def all_reduce(self, reduction: StepAllReduce) -> None:
         pricing = self.pricing()
-        pricing.agree(agreement)
+        pricing.all_reduce(reduction)
         for (kind, ranks), amount in pricing.price.wires.items():
-            self.add(_Derived("wires", kind, agreement.name, _AGREED, ranks), amount)
+            self.add(_Derived("wires", kind, reduction.name, _ALL_REDUCES, ranks), amount)
 
     def call(self, buffer: BufferKey, call: Call) -> None:
         if call.phase == "finish":

@@ -278,7 +278,7 @@ class Recorder:
                 declaration = declaration_of(site, layout)
                 about = (phase, shapes(site, load), site.weights, site.attrs)
                 flops[phase] += declaration.flops(*about)
-                axis, n = declaration.agreed(*about)
+                axis, n = declaration.all_reduced_max(*about)
                 if n and mesh.size(axis) > 1:
                     wires["all_reduce", axis] += n * FLOAT
         return +flops, +wires

@@ -91,7 +91,7 @@ class DeviceCosts:
             CallShapes(phase, shapes(site, self.load), site.weights, site.attrs),
             declaration_of(site, layout),
         )
-        axis, n = declaration.agreed(phase, call.ins, site.weights, site.attrs)
+        axis, n = declaration.all_reduced_max(phase, call.ins, site.weights, site.attrs)
         part, seconds = declaration.cost(
             self.rates, call, self.widths, lambda: [self.bytes_of(specs[r]) for r in registers]
         )

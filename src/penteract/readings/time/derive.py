@@ -304,7 +304,7 @@ class _Derivation:
             question = event[0]
             own = self._bucket_ops(question, event[1]) if question in _OF_BUCKETS else self._outside_ops(event)
             (update if summed else after).extend(own)
-            summed = summed or (question == "agree" and event[1].axis == "world")
+            summed = summed or (question == "all_reduce" and event[1].axis == "world")
         return clock.action(repeats(self._once(before))), clock.action(repeats(self._once(after))), self._once(update)
 
     def _once(self, ops: Sequence[Op]) -> Sequence[Step]:
@@ -316,8 +316,8 @@ class _Derivation:
         match event:
             case ("begin",):
                 return [self.stage.ops.largest(b) for b in self.stage.buckets if b.gathered_as == "fp8"]
-            case ("agree", agreement):
-                return self.stage.ops.agree(agreement)
+            case ("all_reduce", reduction):
+                return self.stage.ops.all_reduce(reduction)
             case ("end",):
                 return list(self.stage.ops.end())
             case _:

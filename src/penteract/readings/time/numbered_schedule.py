@@ -100,8 +100,8 @@ def numbered_schedule(schedule: ScheduleName, pp: int, vpp: int, num_micro_batch
         [tuple([_read(a, placement.stages[r][a.chunk], numbers) for a in own]) for r, own in enumerate(computes)]
     )
     return NumberedSchedule(
-        tuple(todo), tuple(posts), tuple(computes), reads, tuple(messages), tuple(period_starts), period, channels, len(ways),
-        tuple(links), link,
+        tuple(todo), tuple(posts), tuple(computes), reads, tuple(messages), tuple(period_starts), period, channels,
+        len(ways), tuple(links), link,
     )  # fmt: skip
 
 

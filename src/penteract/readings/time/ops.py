@@ -16,7 +16,7 @@ from penteract.readings.layers.layer_program import LayerProgram
 from penteract.readings.time.clock import CHAINED, FIRST, IN, OUT, PART, RUN, START, SYNC, WAIT, Key, Op, ps
 from penteract.readings.time.cost import DIMENSION, BucketCosts, DeviceCosts
 from penteract.step import names
-from penteract.step.agreements import Agreement
+from penteract.step.all_reduces import StepAllReduce
 from penteract.step.update import StagingBuffers, optimizer_buffers, staging_buffers
 
 Positions = tuple[tuple[Op, ...], ...]  # ops of each instruction of an action
@@ -228,13 +228,13 @@ class BucketOps:
             yield from self.streamed.end()
             self.streamed = None
 
-    def agree(self, a: Agreement) -> tuple[Op, ...]:
+    def all_reduce(self, a: StepAllReduce) -> tuple[Op, ...]:
         """All-reduce a few numbers, and wait for them."""
         ranks = self.streams.mesh.group(a.axis, self.streams.rank)
         if len(ranks) == 1:
             return ()
         took = self.costs.rates.collective("all_reduce", GroupSpan.of(ranks, self.costs.gpus_per_node), a.size)
-        return self._at_once(ranks, ps(took), names.of_agreement(a))
+        return self._at_once(ranks, ps(took), names.of_all_reduce(a))
 
     def _at_once(self, ranks: tuple[int, ...], took: int, name: str) -> tuple[Op, ...]:
         """A collective that is waited for at once."""

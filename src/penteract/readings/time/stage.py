@@ -16,7 +16,7 @@ from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, LayerPro
 from penteract.readings.time.clock import WAIT, Op
 from penteract.readings.time.ops import ActionOps, BucketOps
 from penteract.readings.time.rank_clock import Clock
-from penteract.step.agreements import OutsideTape
+from penteract.step.all_reduces import OutsideTape
 from penteract.step.fsdp import FsdpRule, UnitReads
 
 PassKey = tuple[str, int]  # kind of an action, chunk

@@ -34,7 +34,7 @@ from penteract.readings.time.rank_clock import Clock, Log
 from penteract.readings.time.ranks import Ranks, Unsettled
 from penteract.readings.time.stage import Stage
 from penteract.schedule.registry import schedule_of
-from penteract.step.agreements import after_backward, at_begin, totals
+from penteract.step.all_reduces import after_backward, at_begin, totals
 from penteract.step.ring_buffer import depth
 from penteract.units import Bytes, Seconds
 
@@ -45,7 +45,7 @@ _PERIODS = 4  # periods of a schedule that are simulated before others are skipp
 
 
 class OutsideTapeInputs(NamedTuple):
-    """The inputs of a rank's work outside of the tape (`OutsideTape` of `step/agreements.py`)."""
+    """The inputs of a rank's work outside of the tape (`OutsideTape` of `step/all_reduces.py`)."""
 
     model: ModelSpec
     rank: int
@@ -199,8 +199,8 @@ class StepClock:
         outside = self._outside_tape_inputs(rank, layer_types, layers, buckets)
         for b in distinct.values():
             _open_streams(ops, b)
-        for agreement in (*at_begin(outside, targets_counted=True), *after_backward(outside), totals(outside)):
-            if len(group := mesh.group(agreement.axis, rank)) > 1:
+        for reduction in (*at_begin(outside, targets_counted=True), *after_backward(outside), totals(outside)):
+            if len(group := mesh.group(reduction.axis, rank)) > 1:
                 streams.of(group, PART["update"])
         owned, places = [params for _, params in placed], depth(layout, len(layer_types))
         return Stage(self._clock(tuple(streams.parts)), ops, layer_types, chunks, layers, bucket_plans, buckets, owned,

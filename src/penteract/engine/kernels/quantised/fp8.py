@@ -80,7 +80,7 @@ class ScaledLinearKernel:
                 if len(scale):
                     quantiser.put_largest(fp8, view, scale)
             if axis := _axis(site, phase):
-                env.agree(axis, both)
+                env.all_reduce_max(axis, both)
         quantised = quantiser.quantised(fp8, a, scales[0])
         if gathered:
             return quantised, Operand(b.rows.contiguous(), env.scales[site.params[0]])
@@ -109,7 +109,7 @@ class ScaledLinearKernel:
 def _axis(site: Site, phase: str) -> str:
     """The axis whose ranks share scales, from the op's declaration; "" if none do."""
     shapes = [s.shape for s in site.ins]
-    return scaled_linear(site.attrs["fp8"]).agreed(phase, shapes, site.weights, site.attrs)[0]  # type: ignore[arg-type]
+    return scaled_linear(site.attrs["fp8"]).all_reduced_max(phase, shapes, site.weights, site.attrs)[0]  # type: ignore[arg-type]
 
 
 # ---- products ----------------------------------------------------------------------------------------------------

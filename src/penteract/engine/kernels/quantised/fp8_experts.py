@@ -66,7 +66,7 @@ class ScaledExperts:
         for e in busy:
             quantiser.put_largest(fp8, views[e], of_matrices[e])
         if fp8.kind == "rowwise" and sum_is_cut(call.phase, call.site.attrs):
-            call.env.agree("tp", scales)
+            call.env.all_reduce_max("tp", scales)
         every = quantiser.quantised(fp8, a, of_rows)
         for e, rows in busy.items():
             self._multiply_expert(call, every, rows, (views[e], of_matrices[e]), out)

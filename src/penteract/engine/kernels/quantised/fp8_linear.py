@@ -243,7 +243,7 @@ class Fp8Kernels:
             largest.copy_(own_largest)
         for part, _ in parts if own_largest is None else ():
             caster.put_largest(part, largest)
-        env.agree("sequence", largest)
+        env.all_reduce_max("sequence", largest)
         for i, (part, data) in enumerate(parts):
             caster.put_fp8(fp8, name, part, None if i else largest, scale, data)
 

@@ -72,7 +72,9 @@ class ScaledLinear(Linear):
         """Whether the second operand is a weight that was gathered in FP8, with its scale."""
         return self.fp8.gather and phase != "weight_gradient"
 
-    def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
+    def all_reduced_max(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs
+    ) -> tuple[str, int]:
         """tp cuts rows of a weight's second dim, or rows of the gradient if it cuts the first. Tokens are cut over cp,
         and over tp too if the weight is not."""
         both = sum(self.scales(phase, ins, weights))

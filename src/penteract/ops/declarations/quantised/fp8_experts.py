@@ -46,7 +46,9 @@ class ScaledExpertLinear(ExpertLinear):
         blocks = k // self.fp8.block
         return aligned(rows * blocks), n // self.fp8.block * blocks
 
-    def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
+    def all_reduced_max(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs
+    ) -> tuple[str, int]:
         """tp ranks that shard an expert's matrix have the same rows, and a part of each if the sum is sharded. All
         experts count, also those without rows, whose number is data-dependent."""
         rows, experts, *_ = sizes(phase, ins, weights)

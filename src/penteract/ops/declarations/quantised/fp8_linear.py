@@ -69,7 +69,9 @@ class Quantise(OpDeclaration):
     def gradients(self, attrs: Attrs) -> tuple[int, ...]:
         return ()
 
-    def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
+    def all_reduced_max(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs
+    ) -> tuple[str, int]:
         return "sequence", 1
 
     def workspace(
@@ -114,7 +116,9 @@ class Fp8Linear(Linear):
     def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
         return linear_products(phase, prod(ins[0][:-1]), ins[0][-1], attrs["features"])
 
-    def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
+    def all_reduced_max(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs
+    ) -> tuple[str, int]:
         """Of the weights, then of the gradient."""
         return ("", 0) if phase == "weight_gradient" else ("sequence", 1)
 

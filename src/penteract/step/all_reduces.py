@@ -24,7 +24,7 @@ DIGITS, BITS = 4, 10  # of a count sent as floats: sums of so many bits stay exa
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class StepAllReduce:
     """An all-reduce of `elements` numbers of `width` bytes over the ranks of `axis`; over one rank it does nothing."""
 
     name: Name
@@ -89,7 +89,7 @@ class OutsideTape(Protocol):
         ...
 
 
-def at_begin(p: OutsideTape, *, targets_counted: bool) -> tuple[Agreement, ...]:
+def at_begin(p: OutsideTape, *, targets_counted: bool) -> tuple[StepAllReduce, ...]:
     """Before the first action: values that its calls read.
 
     A weight gathered in FP8 has one scale, from the largest value of all its shards. Loss terms are sums over the whole
@@ -98,24 +98,24 @@ def at_begin(p: OutsideTape, *, targets_counted: bool) -> tuple[Agreement, ...]:
     """
     scales = sum(map(fp8_state_bytes, p.quantised_weights)) // FLOAT
     return _some(
-        Agreement("scales of weights", "max", "stage", scales, FLOAT),
-        Agreement("target tokens", "sum", "dp", 0 if targets_counted else len(means(p.model)), p.widths["index"]),
+        StepAllReduce("scales of weights", "max", "stage", scales, FLOAT),
+        StepAllReduce("target tokens", "sum", "dp", 0 if targets_counted else len(means(p.model)), p.widths["index"]),
     )
 
 
-def after_backward(p: OutsideTape) -> tuple[Agreement, ...]:
+def after_backward(p: OutsideTape) -> tuple[StepAllReduce, ...]:
     """After the last action, before the norm: counts and largest values of a stage's micro-batches."""
     experts = p.model.moe.experts if p.model.moe is not None else 0
     return _some(
-        Agreement("routed counts", "sum", "stage", len(p.balanced) * experts, p.widths["index"]),
-        Agreement("largest values", "max", "stage", len(p.delayed_scaling) * OF_LINEAR, FLOAT),
+        StepAllReduce("routed counts", "sum", "stage", len(p.balanced) * experts, p.widths["index"]),
+        StepAllReduce("largest values", "max", "stage", len(p.delayed_scaling) * OF_LINEAR, FLOAT),
     )
 
 
-def totals(p: OutsideTape) -> Agreement:
+def totals(p: OutsideTape) -> StepAllReduce:
     """One vector: the squared gradient norm, the loss terms, how many ranks got a request to stop, and the digits of
     the next step's number of targets."""
-    return Agreement(
+    return StepAllReduce(
         "gradient norm and losses",
         "sum",
         "world",
@@ -135,5 +135,5 @@ def reports_targets(mesh: Mesh, rank: int) -> bool:
     return at["pp"] == at["cp"] == at["tp"] == 0
 
 
-def _some(*every: Agreement) -> tuple[Agreement, ...]:
+def _some(*every: StepAllReduce) -> tuple[StepAllReduce, ...]:
     return tuple(a for a in every if a.elements)

@@ -20,10 +20,10 @@ from penteract.engine.executor.executor import Executor
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.state.state import allocate
 from penteract.ops.tape import Call
-from penteract.step.agreements import (
+from penteract.step.all_reduces import (
     BITS,
     DIGITS,
-    Agreement,
+    StepAllReduce,
     after_backward,
     at_begin,
     digits,
@@ -46,8 +46,8 @@ class Asked(Silent):
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def agree(self, agreement: Agreement) -> None:
-        self.said.append(f"{agreement.name} over {agreement.axis}")
+    def all_reduce(self, reduction: StepAllReduce) -> None:
+        self.said.append(f"{reduction.name} over {reduction.axis}")
 
     def call(self, buffer: BufferKey, call: Call) -> None:
         if self.said[-1:] != ["calls"]:
@@ -120,9 +120,9 @@ def test_they_are_of_the_size_of_the_tensors_that_are_summed(model: ModelSpec, p
         p = compile_step(model, layout, 32, rank=rank, precision=precision)
         run = Executor(p, allocate(p, CPU), Gloo(rank), dict(REFERENCE), Fresh(p.precision, CPU))
         every = (*at_begin(p, targets_counted=False), *after_backward(p), totals(p))
-        assert {a.name for a in every} == {name for name, x in run.agreed.items() if x.numel()}
+        assert {a.name for a in every} == {name for name, x in run.step_all_reduces.items() if x.numel()}
         for a in every:
-            x = run.agreed[a.name]
+            x = run.step_all_reduces[a.name]
             assert (a.elements, a.width, a.size) == (x.numel(), x.element_size(), x.nbytes), a
 
 
