@@ -24,8 +24,8 @@ RETIRED = {
     "kernel, or an op's declaration": "body bodies TorchBody body_of",
     "work": "Flight",
     "moments, master weights": "averages masters",
-    "shard_ranks, replicate_ranks, reduce_ranks, owning_stages": "sharers",
     "BucketPlan, BucketKey, BucketPlanner": "Packer Alike",
+    "shard_ranks, replicate_ranks, reduce_ranks": "sharers",
     "StageAssignment, SymbolicProgram, LivenessAnalysis": "Miniature Fate Fates",
     "tokens_per_expert, sort_chunks, expert_permutation": "tally tallies regroup sort_by_expert",
     "mtp_layers, layer_inputs": "predict_ahead anchors",
@@ -46,6 +46,12 @@ RETIRED_NAMES = {
     "linear_ops, rotary_columns": "linears _linears turned",
     "optimizer_state_bytes, optimizer_buffers, Interconnect": "kept_apart Wires",
     "other_stream, other_streams": "beside",
+    "owning_pp_ranks of a parameter, locations of a placement": "owning_stages OwningStages",
+    "delayed_scaling of FP8, delayed_weight_gradients of a schedule": "delayed",
+    "StepAllReduce, all_reduce_max, broadcast": "agree agreed Agreement agreements",
+    "FsdpUnit; SHARD_MULTIPLE, PRODUCT_MULTIPLE": "Unit UNIT FP8_UNIT",
+    "period of a schedule, tick of a watch, last_read of FSDP": "last_turn unit_turns UnitTurns",
+    "failure_row, one_line, print_grace, refuse_used_folder": "_told _say_grace refuse_taken",
     "P2PBatch, post_p2p, wait_recv, wait_sends": "Exchange exchange exchanges _exchange",
 }
 RETIRED_STRINGS = {"tp_all_gather, tp_reduce_scatter": "enter leave", "rotary_columns": "turned"}

@@ -154,7 +154,7 @@ def test_what_is_no_folder_of_its_own_is_refused(tmp_path: Path, scratch: Path, 
         (scratch / "at").mkdir()
         (scratch / "at" / CLAIM).write_text("{")
     with pytest.raises(BadInput, match=r"checkpoint\.folder") as failed:
-        checkpoint_folder.refuse_taken(checkpoint_folder.absolute(chosen), str(at / "runs"))
+        checkpoint_folder.refuse_used_folder(checkpoint_folder.absolute(chosen), str(at / "runs"))
     assert failed.value.exit_code == 2 and "\n" not in str(failed.value) and "\0" not in str(failed.value)
 
 

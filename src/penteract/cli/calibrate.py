@@ -43,7 +43,7 @@ def calibrate(
     if not out.is_file() or not out.with_suffix(".rows.jsonl").is_file():
         check_file(out, "--out")
     measuring = torch_module("measure.calibrate.measuring", "measuring needs")
-    with _Line() as line:
+    with _ProgressLine() as line:
         made: Any = measuring.calibrate(out, budget, line)
     try:
         out.write_text(made.text, encoding="utf-8")
@@ -55,10 +55,10 @@ def calibrate(
     return 0
 
 
-class _Line:
+class _ProgressLine:
     """The workload in progress and the time left: live on a terminal, else a line every tenth workload on stderr."""
 
-    def __enter__(self) -> _Line:
+    def __enter__(self) -> _ProgressLine:
         from rich.console import Console
         from rich.live import Live
 

@@ -10,7 +10,8 @@ from penteract.errors import BadInput
 
 
 def torch_module(module: str, what: str) -> ModuleType:
-    """`penteract.MODULE`. Raises BadInput where torch is not installed: `what` needs it."""
+    """Import `penteract.MODULE`. Raises BadInput where torch is not installed; its line begins with `what`, as in
+    "measuring needs"."""
     if find_spec("torch") is None:
         raise BadInput("TORCH", f"{what} torch", found="none", fix="pip install 'penteract[train]'")
     return import_module(f"penteract.{module}")

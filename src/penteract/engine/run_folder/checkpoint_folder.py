@@ -36,7 +36,7 @@ def absolute(chosen: str) -> str:
                        fix="check the path") from e  # fmt: skip
 
 
-def refuse_taken(chosen: str, out: str) -> None:
+def refuse_used_folder(chosen: str, out: str) -> None:
     """Raise BadInput unless `chosen` can become a new run's folder of checkpoints. Changes
     nothing. `out`: the folder of runs."""
     if chosen == INSIDE:

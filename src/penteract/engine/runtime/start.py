@@ -119,7 +119,7 @@ def _lease_run(resolved: Resolved, resume: Path | None, init: Path | None) -> Le
         at = checkpoint_folder.of_resumed(resume, run.checkpoint.folder)
         import_module("penteract.engine.session.resume").check_resume(resume, run, at)
     else:
-        checkpoint_folder.refuse_taken(run.checkpoint.folder, run.out)
+        checkpoint_folder.refuse_used_folder(run.checkpoint.folder, run.out)
     data.check_data(run.data, run.tokenizer, run.sequence_length, run.model.vocab_size)
     run = replace(run, data=replace(run.data, revision=data.pin(run.data.source, run.data.revision, _notify)))
     folder = resume or rundir.create(run.out, run.model.name, checkpoints=run.checkpoint.folder)

@@ -229,7 +229,7 @@ class Watcher:
         try:
             finder = self.store.compare_set(_BLAMES, "", str(self.rank)) == str(self.rank).encode()
             before = read(self.store, self.world) if finder else {}
-            if (row := self._told(BLAME_S if finder else BLAME_S + 2 * GRACE_S)) is not None:
+            if (row := self._failure_row(BLAME_S if finder else BLAME_S + 2 * GRACE_S)) is not None:
                 return self._peer(row)
             after = read(self.store, self.world) if finder else {}
             lost = [r for r, record in after.items()
@@ -247,7 +247,7 @@ class Watcher:
             rundir.append_error(self.run_dir, row)
         return error
 
-    def _told(self, seconds: float) -> dict[str, Any] | None:
+    def _failure_row(self, seconds: float) -> dict[str, Any] | None:
         """Wait for the abort key."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:

@@ -206,7 +206,7 @@ class Session:
             table.step(row)
         if last or _every(self.spec.checkpoint.every, number):
             self._save()
-        self._say_grace()
+        self._print_grace()
         if outcome.stop and number < self.spec.train.steps:
             self.checkpoints.close()
             self._check_prefetch(number)
@@ -307,7 +307,7 @@ class Session:
             self.checkpoints.save(step, state_slices(trainer.program, trainer.state), extra, prune=prune)
         self.grace.saved = time.perf_counter() - at
 
-    def _say_grace(self) -> None:
+    def _print_grace(self) -> None:
         """Say once if a stop may take too long. The first two steps of a run are slower than the others."""
         if self.rank.number == 0 and self.times[2:] and (line := self.grace.line(median(self.times[-20:]))):
             log.warning("%s", line)

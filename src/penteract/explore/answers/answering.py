@@ -191,7 +191,9 @@ def _broken(asked: Asked, error: BadInput) -> list[BrokenRule]:
     )
     if not found:
         at = error.where.rpartition(" ")[2]
-        return [{"control": _control(at if at != "--layout" else "tp"), "text": _told(error), "allowed": error.allowed}]
+        return [
+            {"control": _control(at if at != "--layout" else "tp"), "text": _one_line(error), "allowed": error.allowed}
+        ]
     return [{"control": _control(p.axis), "text": p.what, "allowed": ", ".join(map(str, p.allowed))} for p in found]
 
 
@@ -214,7 +216,7 @@ def _repair(asked: Asked, changes: dict[str, Any]) -> Repair | None:
     return {"text": text, "question": other}
 
 
-def _told(error: PenteractError) -> str:
+def _one_line(error: PenteractError) -> str:
     found = f": {error.found}" if error.found else ""
     return f"{error.what}{found}"
 

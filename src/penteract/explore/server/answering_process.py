@@ -48,7 +48,7 @@ class Answering:
         self.stopped = False
         try:
             asked = json.loads(line)
-            answers = answer(asked["request"], asked["opening"], lambda row: self._told(row, write))
+            answers = answer(asked["request"], asked["opening"], lambda row: self._send_row(row, write))
             while not self.stopped:
                 self.computing = True
                 row: Any = next(answers, None)
@@ -62,7 +62,7 @@ class Answering:
         finally:
             self.computing = False
 
-    def _told(self, row: Any, write: Callable[[bytes], object]) -> None:
+    def _send_row(self, row: Any, write: Callable[[bytes], object]) -> None:
         """Write a line while the planner is at work. A signal that comes meanwhile interrupts it afterwards."""
         self.computing = False
         write(json.dumps(row, allow_nan=False).encode() + b"\n")

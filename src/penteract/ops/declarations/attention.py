@@ -37,7 +37,11 @@ class Attention(OpDeclaration):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """All scores, in the stat dtype; if compute is narrower, also in compute around each matrix product."""
+        """All scores, in the stat dtype; if compute is narrower, also in compute around each matrix product.
+
+        In bytes: `row`, one number for each query of a head; `wide` and `narrow`, all scores in the stat and in
+        compute dtype. The result is the largest sum of what is alive at once.
+        """
         compute, stat = widths["compute"], widths["stat"]
         (s, b, width), t = ins[0], ins[1][0]
         q, k, v = (prod(shape) * compute for shape in ins[:3])

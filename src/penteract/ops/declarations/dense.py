@@ -17,7 +17,14 @@ from penteract.ops.declarations.declaration import (
     narrow_product,
     widened,
 )
-from penteract.ops.declarations.steps import added, angle_kernels, cut_copies, local_ids, root_mean_square, whole
+from penteract.ops.declarations.kernel_sequences import (
+    added,
+    angle_kernels,
+    cut_copies,
+    local_ids,
+    root_mean_square,
+    whole,
+)
 from penteract.ops.declarations.traffic import Eager, Kernels
 from penteract.ops.spec import Spec, Widths
 

@@ -28,8 +28,8 @@ from penteract.ops.declarations.declaration import (
     narrow_product,
 )
 from penteract.ops.declarations.dense import Linear, RmsNorm, Rope, Swiglu
+from penteract.ops.declarations.kernel_sequences import added
 from penteract.ops.declarations.loss import ExpSum, LogitsGradient, NegativeLogLikelihood, RowMax
-from penteract.ops.declarations.steps import added
 from penteract.ops.declarations.traffic import Eager, Kernels
 from penteract.ops.declarations.wide_product import is_wide
 from penteract.ops.spec import Spec, Widths

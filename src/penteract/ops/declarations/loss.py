@@ -17,7 +17,7 @@ from penteract.ops.declarations.declaration import (
     narrow_product,
 )
 from penteract.ops.declarations.dense import Linear
-from penteract.ops.declarations.steps import local_targets
+from penteract.ops.declarations.kernel_sequences import local_targets
 from penteract.ops.declarations.traffic import Eager, Kernel, Kernels
 from penteract.ops.spec import Spec, Widths
 

@@ -43,7 +43,12 @@ _UPDATE = "step/update.py"
 
 
 class _Derived(NamedTuple):
-    """A row without its formula. Equal ones with equal formulas are one row."""
+    """A row without its formula. Equal ones with equal formulas are one row.
+
+    line    the line of the model, or the file, that causes it; "" for parameters and their state
+    ranks   the group of a collective; () for what is not sent
+    flight  how many micro-batches hold it at the same time
+    """
 
     kind: TermKind
     what: str

@@ -92,13 +92,13 @@ def hull(choices: Sequence[Choice]) -> list[Choice]:
     """The lower convex hull of the choices, by their sums over layer types: no mixture of two others is better."""
     found = list[Choice]()
     for c in sorted(choices, key=lambda c: (sum(c.kept), sum(c.cost))):
-        while len(found) > 1 and _turn(found[-2], found[-1], c) <= 0:
+        while len(found) > 1 and _orientation(found[-2], found[-1], c) <= 0:
             found.pop()
         found.append(c)
     return found
 
 
-def _turn(a: Choice, b: Choice, c: Choice) -> float:
+def _orientation(a: Choice, b: Choice, c: Choice) -> float:
     (x, u), (y, v) = ((sum(q.kept) - sum(a.kept), sum(q.cost) - sum(a.cost)) for q in (b, c))
     return x * v - y * u
 

@@ -28,7 +28,9 @@ def disk(folder: Path) -> Disk:
         pass
     speed, error = None, _in_the_way(folder.absolute())
     try:
-        speed = _written(asked, WRITTEN if free is None or free > 4 * WRITTEN else WRITE_BYTES) if not error else None
+        speed = (
+            _write_speed(asked, WRITTEN if free is None or free > 4 * WRITTEN else WRITE_BYTES) if not error else None
+        )
     except OSError as e:
         error = e.strerror or str(e)
     return Disk(folder=str(folder), asked=str(asked), free=free, total=total, files=files, kind=_kind(asked),
@@ -45,7 +47,7 @@ def _in_the_way(folder: Path) -> str:
     return "" if found.is_dir() else f"{found} is no folder"
 
 
-def _written(folder: Path, size: int) -> float | None:
+def _write_speed(folder: Path, size: int) -> float | None:
     """Bytes a second with flushing; None if too little was written to measure."""
     data = os.urandom(WRITE_BYTES)  # random, because a disk that compresses would write zeros too fast
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:

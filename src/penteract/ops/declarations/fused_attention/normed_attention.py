@@ -25,7 +25,7 @@ from penteract.ops.declarations.declaration import (
 )
 from penteract.ops.declarations.dense import RmsNorm
 from penteract.ops.declarations.fusions import PARTS, PackedAttention, rotation_cost, rotation_workspace, unpacked
-from penteract.ops.declarations.steps import added
+from penteract.ops.declarations.kernel_sequences import added
 from penteract.ops.declarations.traffic import Eager, Kernel
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site
