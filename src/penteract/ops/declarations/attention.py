@@ -39,7 +39,7 @@ class Attention(OpDeclaration):
     ) -> int:
         """All scores, in the stat dtype; if compute is narrower, also in compute around each matrix product.
 
-        In bytes: `row`, one number for each query of a head; `wide` and `narrow`, all scores in the stat and in
+        In bytes: `row`, one number for each query of a head; `wide` and `narrow`, all scores in the stat and in the
         compute dtype. The result is the largest sum of what is alive at once.
         """
         compute, stat = widths["compute"], widths["stat"]
