@@ -84,7 +84,7 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
     experts = deepseek or draw(st.booleans())
     ep = draw(st.sampled_from([n for n in DEGREES if (dp * cp) % n == 0])) if experts else 1
     layout = Layout(
-        dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, vpp=vpp,
+        dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, vpp=vpp, last_stage_less_layers=draw(less_layers(pp * vpp)),
         expert_tp=draw(st.sampled_from([1, tp])) if experts and tp > 1 else 1,
         schedule="1f1b" if schedule == "overlapped" else schedule,
         cp_method=method,
@@ -205,13 +205,20 @@ def schedules(draw: DrawFn, pp: int) -> tuple[ScheduleName, int, int]:
     return name, vpp, draw(st.integers(1, 3 if pp == 1 else min(pp + 1, 5)))
 
 
+def less_layers(stages: int) -> SearchStrategy[int]:
+    """Of the last stage. With few stages, so that models stay small."""
+    return st.sampled_from([0, 0, 1]) if 1 < stages < 4 else st.just(0)
+
+
 @st.composite
 def models(draw: DrawFn, layout: Layout, experts: bool, length: int) -> ModelSpec:
     """A tiny decoder that the layout's degrees cut evenly."""
     of_three = layout.tp * layout.cp % 3 == 0
     heads, size = (6, 48) if of_three else (8, 64)
     said: dict[str, Any] = {
-        "layers": layout.stages + draw(st.integers(0, 1 if layout.stages > 1 else 2)),
+        "layers": layout.stages * (1 + layout.last_stage_less_layers)
+        - layout.last_stage_less_layers
+        + draw(st.integers(0, 1 if layout.stages > 1 else 2)),
         "hidden_size": draw(st.sampled_from([32, 24])),
         "heads": heads,
         "kv_heads": draw(kv_heads(layout, heads)),

@@ -40,6 +40,7 @@ MODELS = st.builds(
 DEGREES = st.integers(-1, 9)
 LAYOUTS = st.builds(
     Layout, dp=DEGREES, tp=DEGREES, pp=DEGREES, cp=DEGREES, ep=DEGREES, vpp=DEGREES, expert_tp=DEGREES,
+    last_stage_less_layers=st.just(0) | st.integers(-1, 4),
     schedule=st.sampled_from(tuple(SCHEDULES)), cp_method=st.sampled_from(CP_METHODS),
     micro_batch_size=DEGREES, gradient_accumulation_steps=DEGREES,
 )  # fmt: skip
@@ -110,6 +111,8 @@ def legal(case: Case) -> bool:
         context = context and m.heads // lay.tp % lay.cp == 0 and (kv % lay.cp == 0 or lay.cp % kv == 0)
     pipeline = (
         lay.pp * lay.vpp <= m.layers
+        and (not lay.last_stage_less_layers or lay.pp * lay.vpp > 1)
+        and (m.layers + lay.last_stage_less_layers) // (lay.pp * lay.vpp) > lay.last_stage_less_layers >= 0
         and {
             "1f1b": lay.vpp == 1,
             "zb_h1": lay.vpp == 1,
@@ -166,6 +169,7 @@ def test_a_repair_repairs_and_changes_nothing_legal(case: Case, settle: Settle) 
         (Layout(dp=2, zero=1, reshard_after_step=True), "reshard_after_step", True, (False,),
         "--parallel.reshard_after_step False"),
         (Layout(vpp=2), "vpp", 2, (1,), "--parallel.vpp 1"),
+        (Layout(last_stage_less_layers=1), "last_stage_less_layers", 1, (0,), "--parallel.last_stage_less_layers 0"),
         (Layout(tp=2, expert_tp=4), "expert_tp", 4, (2, 1), "--parallel.expert_tp 2"),
         (Layout(cp=16, cp_method="ulysses"), "cp", 16, (8, 4, 2), "--parallel.cp 8"),
         (

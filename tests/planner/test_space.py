@@ -18,15 +18,19 @@ from penteract.config.layout import CP_METHODS, Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.presets import TINY, preset
 from penteract.config.rules.breaches import breaches
+from penteract.model.count import head_in_layers
+from penteract.parallel.pipeline import balanced
 from penteract.planner.ask import EDITS, Ask, parse_axes
 from penteract.planner.space.layouts import MemoryOptions, Space, divisors
 from penteract.planner.space.legality import CROSSES, reason
+from penteract.schedule.registry import SCHEDULES
+from penteract.schedule.schedule import Placement
 
 EXPERTS = st.builds(MoESpec, experts=st.sampled_from([4, 6, 8]), top_k=st.just(2), ffn_size=st.sampled_from([6, 8, 12]))
 MODELS = st.builds(
     ModelSpec, layers=st.integers(1, 9), hidden_size=st.just(24), heads=st.sampled_from([4, 6, 8, 12]),
     kv_heads=st.sampled_from([1, 2]), head_size=st.just(4), ffn_size=st.sampled_from([12, 16, 24]),
-    vocab_size=st.sampled_from([16, 23, 24]), moe=st.none() | EXPERTS,
+    vocab_size=st.sampled_from([16, 23, 24, 2880]), moe=st.none() | EXPERTS,
 )  # fmt: skip
 
 
@@ -58,14 +62,19 @@ def by_hand(ask: Ask) -> list[Layout]:
     for dp, tp, pp, cp in product(range(1, gpus + 1), repeat=4):
         if dp * tp * pp * cp != gpus:
             continue
-        pipes = [("1f1b", 1)]
+        pipes: list[tuple[str, int]] = [("1f1b", 1)]
         if pp > 1:
             longest = {-(-layers // (pp * n)): n for n in range(layers // pp, 1, -1)}
             pipes += [("gpipe", 1), ("zb_h1", 1), *(("interleaved", n) for n in set(longest.values()) or {2})]
+        staged = [
+            (name, vpp, less)
+            for name, vpp in pipes
+            for less in sorted({0, least_work(ask, SCHEDULES[name].placement(pp, vpp))})
+        ]
         share = total // dp
         sizes = [n for n in range(1, share + 1) if share % n == 0] if total % dp == 0 else [1]
         for pipe, method, ep, expert_tp, zero, recompute, size in product(
-            pipes, CP_METHODS if cp > 1 else ["all_gather"],
+            staged, CP_METHODS if cp > 1 else ["all_gather"],
             [n for n in range(1, dp * cp + 1) if dp * cp % n == 0] if moe else [1],
             {1, tp} if moe else [1], sharings(ask, dp * cp, tp), [("tp_all_gather",), ("*",)], sizes,
         ):  # fmt: skip
@@ -74,12 +83,18 @@ def by_hand(ask: Ask) -> list[Layout]:
             found.append(
                 Layout(
                     dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=expert_tp, schedule=pipe[0], vpp=pipe[1],
+                    last_stage_less_layers=pipe[2],
                     cp_method=method, zero=zero[0], shard_group=zero[1], reduce_scatter_once=zero[2],
                     reshard_after_step=zero[3], recompute=recompute, micro_batch_size=size, loss="chunked",
                     gradient_accumulation_steps=max(1, total // (dp * size)),
                 )  # type: ignore[arg-type]
             )  # fmt: skip
     return found
+
+
+def least_work(ask: Ask, placement: Placement) -> int:
+    """The `last_stage_less_layers` that lets the slowest pipeline rank have the least work."""
+    return balanced(ask.model.layers, placement, head_in_layers(ask.model, ask.sequence_length))
 
 
 @settings(max_examples=25, deadline=None)

@@ -47,7 +47,8 @@ PLAIN = Edit()
 class Layout:
     """One way to split a training step over `world` ranks.
 
-    dp·tp·pp·cp = world; `ep` divides dp·cp. `vpp` is the number of model chunks of a pipeline rank.
+    dp·tp·pp·cp = world; `ep` divides dp·cp. `vpp` is the number of model chunks of a pipeline rank. Layers are shared
+    evenly by stages, as if the last had `last_stage_less_layers` more than it has: it has the head.
     `recompute` names the ops whose results are dropped after forward and recomputed in backward: in every
     `recompute_every`-th layer of a stage, from its first on, or only in its first `recompute_first` layers (0: no
     limit). Other layers recompute the ops of `recompute_else`.
@@ -70,6 +71,7 @@ class Layout:
     expert_tp: int = 1  # 1: each tensor rank routes its own tokens to whole experts; tp: experts are sharded over tp
     schedule: ScheduleName = "1f1b"
     vpp: int = 1
+    last_stage_less_layers: int = 0
     cp_method: CpMethod = "all_gather"
     micro_batch_size: int = 1
     gradient_accumulation_steps: int = 1

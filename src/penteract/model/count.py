@@ -35,13 +35,16 @@ class ParameterCounts:
 
 def parameters(m: ModelSpec) -> ParameterCounts:
     """Count by recording one layer of each kind and multiplying, whatever the depth."""
-    alike: Counter[int] = Counter()  # the first layer of each kind -> how many there are
-    first: dict[bool, int] = {}
-    for layer in range(m.layers):
-        alike[first.setdefault(m.has_experts(layer), layer)] += 1
+    alike = _alike(m)
     do = Do(Mesh(Layout()))
     part(do, m, sorted(alike), 1, first=True, last=True)
     return count(do, m, alike)
+
+
+def _alike(m: ModelSpec) -> Counter[int]:
+    """The first layer of each kind -> how many there are."""
+    first: dict[bool, int] = {}
+    return Counter(first.setdefault(m.has_experts(layer), layer) for layer in range(m.layers))
 
 
 def count(do: Do, m: ModelSpec, alike: Counter[int]) -> ParameterCounts:
@@ -67,8 +70,25 @@ def count(do: Do, m: ModelSpec, alike: Counter[int]) -> ParameterCounts:
     )
 
 
+def head_in_layers(m: ModelSpec, sequence_length: int) -> float:
+    """The FLOPs of the head, with MTP layers, as a multiple of those of a layer: the mean of all layers, forward."""
+    alike = _alike(m)
+    do = Do(Mesh(Layout()))
+    part(do, m, sorted(alike), sequence_length, first=False, last=True)
+    layers = head = 0
+    for site in (op.site for op in do.tape.ops if op.site.op_name in OPS):
+        flops = _flops(site, sequence_length * (m.moe.top_k if m.moe else 1))
+        layers += flops * alike[site.layer]
+        head += flops * (site.layer not in alike)
+    return head * m.layers / layers
+
+
 def _multiply_adds(site: Site, m: ModelSpec) -> int:
     """Multiply-adds of one token in an op's forward. In expert ops a token is as many copies as it visits experts."""
-    copies = m.moe.top_k if m.moe else 1
+    return _flops(site, m.moe.top_k if m.moe else 1) // 2
+
+
+def _flops(site: Site, copies: int) -> int:
+    """FLOPs of an op's forward. `copies`: of tokens, that experts receive."""
     ins = [tuple(size(dim, lambda _: copies) for dim in spec.shape) for spec in site.ins]
-    return OPS[site.op_name].declaration.flops("forward", ins, site.weights, site.attrs) // 2
+    return OPS[site.op_name].declaration.flops("forward", ins, site.weights, site.attrs)

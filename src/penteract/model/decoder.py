@@ -20,7 +20,7 @@ from penteract.parallel.pipeline import stage_layers
 
 def stage(do: Do, m: ModelSpec, number: int, sequence_length: int) -> None:
     """Record stage `number` of the network.   Between stages: [S@cp·tp, B, D]"""
-    layers = stage_layers(m.layers, do.layout.stages)[number]
+    layers = stage_layers(m.layers, do.layout)[number]
     part(do, m, layers, sequence_length, first=number == 0, last=number == do.layout.stages - 1)
 
 

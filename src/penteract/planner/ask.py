@@ -59,7 +59,7 @@ EDITS = (
     "recompute", "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every",
 )  # fmt: skip
 # Left out of a layout's text and JSON if they have their default.
-_QUIET = ("shard_group", *_CHOICES, "loss_chunk", "fuse", "experts", "bucket_bytes")
+_QUIET = ("last_stage_less_layers", "shard_group", *_CHOICES, "loss_chunk", "fuse", "experts", "bucket_bytes")
 
 Values = tuple[Any, ...]
 

@@ -106,7 +106,7 @@ class Composer:
             (((EMBEDDING, 1),) if s == 0 else ())
             + self.recorder.kinds(layers, layout)
             + (((HEAD, 1),) if s == stages - 1 else ())
-            for s, layers in enumerate(stage_layers(self.model.layers, stages))
+            for s, layers in enumerate(stage_layers(self.model.layers, layout))
         )
 
     def rank(self, layout: Layout, pp_rank: int) -> RankPrice:

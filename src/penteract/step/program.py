@@ -153,7 +153,7 @@ def compile_step(  # noqa: PLR0913 (a step depends on many choices)
     linear_layers = precision.linear_layers(model.layers, model.mtp_layers)
     recorded = [record(model, mesh, s, sequence_length, linear_layers) for s in range(layout.stages)]
     check_op_names(layout)
-    cut = stage_layers(model.layers, layout.stages)
+    cut = stage_layers(model.layers, layout)
     own, split = layout.placement.stages[pp_rank], schedule_of(name).split_backward
     chunks = tuple(
         lower(recorded[s].tape, layout.edit(-1), layer_edits(layout, cut[s]), split=split, training=training)

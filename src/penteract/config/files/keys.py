@@ -110,6 +110,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "parallel.cp": ("context: ranks that share every sequence", 1, _RANKS),
     "parallel.ep": ("expert: ranks that share the experts; divides dp·cp", 1, _RANKS),
     "parallel.vpp": ("model chunks of a pipeline rank", 1, _LAYERS),
+    "parallel.last_stage_less_layers": ("layers that the last stage has fewer, for its head", 0, _LAYERS),
     "parallel.expert_tp": ("1: experts stay whole; tp: each is split over tp", 1, _RANKS),
     "parallel.schedule": ("order of the pipeline's forwards and backwards", 0, 0),
     "parallel.cp_method": ("how attention gets other ranks' keys and values", 0, 0),

@@ -22,6 +22,7 @@ class Parallel:
     cp: int = 1
     ep: int = 1
     vpp: int = 1
+    last_stage_less_layers: int = 0
     expert_tp: int = 1
     schedule: ScheduleName = "1f1b"
     cp_method: CpMethod = "all_gather"

@@ -26,7 +26,7 @@ Breach = tuple[str, str]  # (axis, what is wrong)
 
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "micro_batch_size", "gradient_accumulation_steps",
            "sequence_length", "recompute_every", "offload_every")  # fmt: skip
-_FROM_0 = ("recompute_first", "bucket_bytes", "shard_group", "loss_chunk")
+_FROM_0 = ("last_stage_less_layers", "recompute_first", "bucket_bytes", "shard_group", "loss_chunk")
 # axis -> its values, and what one is
 CHOICES: Mapping[str, tuple[Collection[object], str]] = {
     "zero": (ZERO_STAGES, "stage of ZeRO here"),
@@ -168,6 +168,13 @@ def _pipeline(case: Case) -> Iterator[Breach]:
         fewest = schedule_of(lay.schedule).min_vpp
         axis = "pp" if lay.vpp <= fewest or lay.pp * fewest > layers else "vpp"
         yield axis, f"pp·vpp = {lay.pp}·{lay.vpp} stages for {layers} layers"
+    elif (less := lay.last_stage_less_layers) and lay.stages == 1:
+        yield "last_stage_less_layers", "one stage has all layers"
+    elif (layers + less) // lay.stages <= less:
+        yield (
+            "last_stage_less_layers",
+            f"{less} fewer leave no layer to the last of {lay.stages} stages",
+        )
     wrong = breach(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
     if wrong is not None:
         axis, what = wrong

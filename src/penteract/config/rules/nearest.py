@@ -20,8 +20,8 @@ _SIZES = ("vocab_size", "loss_chunk", "high_frequency_factor", "fast_rotations",
           "global_batch_size")  # fmt: skip
 _FURTHER = 16  # values tried after the first suitable one, to avoid a second change
 _ROUNDS = 24
-_PLAIN = {"ep": 1, "expert_tp": 1, "vpp": 1, "schedule": Layout().schedule, "cp": 1, "pp": 1, "tp": 1,
-          "micro_batch_size": 1, "zero": 0, "shard_group": 0, "reduce_scatter_once": False,
+_PLAIN = {"ep": 1, "expert_tp": 1, "last_stage_less_layers": 0, "vpp": 1, "schedule": Layout().schedule, "cp": 1,
+          "pp": 1, "tp": 1,          "micro_batch_size": 1, "zero": 0, "shard_group": 0, "reduce_scatter_once": False,
           "reshard_after_step": False}  # fmt: skip
 
 
@@ -104,6 +104,8 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
         return _of_sizes(case, axis, settle)
     if axis == "zero":
         return iter(sorted(ZERO_STAGES, key=lambda stage: abs(stage - found)))
+    if axis == "last_stage_less_layers":
+        return reversed(range(max(0, min(found, case.model.layers))))
     if axis == "shard_group":
         return (n for n in (*_divisors(lay.dp * lay.cp, found), 0) if n != found)
     if axis in ("loss", "elementwise", "experts"):

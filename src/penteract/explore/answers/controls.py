@@ -30,7 +30,7 @@ _GROUPS: Mapping[str, tuple[bool, tuple[str, ...]]] = {
     "GPU": (True, ("gpu", "headroom", "tp_across_nodes")),
     "Pipeline, context, experts": (
         False,
-        ("layout.schedule", "layout.vpp", "layout.cp_method", "layout.expert_tp"),
+        ("layout.schedule", "layout.vpp", "layout.last_stage_less_layers", "layout.cp_method", "layout.expert_tp"),
     ),
     "More of ZeRO": (
         False,
@@ -52,6 +52,7 @@ _LABELS: Mapping[str, str] = {
     "headroom": "Kept free", "tp_across_nodes": "Tensor ranks across nodes", "recompute": "Recompute",
     "offload": "Offload activations", "offload_optimizer": "Offload optimizer", "precision": "Recipe", "loss": "Loss",
     "schedule": "Schedule", "vpp": "Chunks a rank", "cp_method": "Context method", "expert_tp": "Expert tensor",
+    "last_stage_less_layers": "Fewer layers in the last stage",
     "shard_group": "Shard group (HSDP)", "reshard_after_step": "Keep gathered", "reduce_scatter_once": "Reduce once",
     "bucket_bytes": "Gradient bucket, bytes", "recompute_every": "Every n-th layer", "recompute_first": "First layers",
     "recompute_else": "Other layers", "offload_every": "Offload every n-th", "master": "Master weights",

@@ -89,6 +89,7 @@ class Settings:
             "cp": _POWERS[:7],
             "ep": divisors(m.moe.experts) if m.moe else (1,),
             "expert_tp": tuple(sorted({1, lay.tp})),
+            "last_stage_less_layers": tuple(range(min(9, m.layers))),
             "vpp": tuple(range(1, min(_MOST_CHUNKS, max(1, m.layers // max(1, lay.pp))) + 1)),
         }
         if axis == "micro_batch_size":
@@ -132,6 +133,8 @@ class Settings:
             case "ep" | "expert_tp" | "experts" if m.moe is None:
                 return "this model has no experts"
             case "schedule" if lay.pp == 1:
+                return "there is no pipeline"
+            case "last_stage_less_layers" if lay.stages == 1:
                 return "there is no pipeline"
             case "vpp" if schedule_of(lay.schedule).max_vpp == 1:
                 return f"{lay.schedule} runs one chunk a rank"

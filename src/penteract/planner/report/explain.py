@@ -18,6 +18,7 @@ from penteract.units import Seconds, show_bytes, show_step
 
 _SIMPLER = 3  # simpler layouts that do not fit: how many are shown
 _LESS = 0.8  # a leaner layout needs at most this fraction of the chosen one's memory
+_DEGREES = ("dp", "tp", "pp", "cp", "ep", "expert_tp")
 _SHARDING = ("zero", "shard_group", "reduce_scatter_once", "reshard_after_step")
 _NEGLIGIBLE = 0.005  # of a step: smaller differences are not shown
 
@@ -136,9 +137,10 @@ def _moves(plan: Plan, simplest: Timed, chosen: Timed) -> Iterator[Move]:
 def _steps(plan: Plan, now: Layout, goal: Layout) -> Iterator[tuple[str, Layout]]:
     """Single changes of `now` towards `goal`; the accumulation steps follow the batch."""
     changes = {
-        "mesh": {k: getattr(goal, k) for k in ("dp", "tp", "pp", "cp", "ep", "expert_tp")},
+        "mesh": {k: getattr(goal, k) for k in _DEGREES},
         "schedule": {"schedule": goal.schedule, "vpp": goal.vpp},
-        "pipeline": {k: getattr(goal, k) for k in ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp")},
+        "stages": {"last_stage_less_layers": goal.last_stage_less_layers},
+        "pipeline": {k: getattr(goal, k) for k in (*_DEGREES, "schedule", "vpp", "last_stage_less_layers")},
         "cp_method": {"cp_method": goal.cp_method},
         "micro": {"micro_batch_size": goal.micro_batch_size},
         "zero": {k: getattr(goal, k) for k in _SHARDING},

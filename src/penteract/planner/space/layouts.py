@@ -21,6 +21,8 @@ from penteract.config.layout import (
     LossKernel,
 )
 from penteract.errors import BadInput
+from penteract.model.count import head_in_layers
+from penteract.parallel.pipeline import balanced
 from penteract.planner.ask import EDITS, LOSS, RECOMPUTE, Ask, Values, budget_of, edits_of
 from penteract.planner.options import errors_for
 from penteract.planner.space.legality import CROSSES, Legality, crosses_node
@@ -46,6 +48,14 @@ class MemoryOptions(NamedTuple):
     experts: ExpertKernel
     bucket_bytes: int
     offload_optimizer: bool
+
+
+class Pipeline(NamedTuple):
+    """Fields of `Layout` that say what each pipeline rank computes, and in which order."""
+
+    schedule: ScheduleName
+    vpp: int
+    last_stage_less_layers: int
 
 
 @cache
@@ -79,7 +89,7 @@ class _Checked(NamedTuple):
 
 
 # The legal micro-batch sizes and the reasons of the others, by the arguments of `Space._sizes`.
-_SizeCache = dict[tuple[int, int, ScheduleName, int, str, bool], tuple[Sizes, Counter[str]]]
+_SizeCache = dict[tuple[int, int, Pipeline, str, bool], tuple[Sizes, Counter[str]]]
 
 
 def divisors(n: int) -> tuple[int, ...]:
@@ -96,6 +106,7 @@ class Space:
     schedule, vpp          one schedule without a pipeline; else all. Schedules of one chunk a rank have one; the others
                            have, for each possible length of the longest chunk, the fewest chunks that reach it: more
                            chunks of that length only wait more
+    last_stage_less_layers 0, and what leaves the slowest pipeline rank the least work (`balanced`)
     ep, expert_tp          for a model with experts: divisors of dp·cp; whole experts, or split over tp
     cp_method              all, if cp > 1
     zero                   0 to 3; only 0 if no two ranks share parameters (dp·cp = 1)
@@ -137,8 +148,25 @@ class Space:
             for dp, tp, pp, cp in self.meshes
         )
 
-    def pipelines(self, pp: int) -> list[tuple[ScheduleName, int]]:
-        """(schedule, vpp), the simplest first"""
+    def pipelines(self, pp: int) -> list[Pipeline]:
+        """The pipelines of `pp` ranks, the simplest first."""
+        return [
+            Pipeline(schedule, vpp, less)
+            for schedule, vpp in self._schedules(pp)
+            for less in self._values("last_stage_less_layers", self._less_layers(schedule, pp, vpp))
+        ]
+
+    def _less_layers(self, schedule: ScheduleName, pp: int, vpp: int) -> tuple[int, ...]:
+        placement = SCHEDULES[schedule].placement(pp, vpp)
+        return tuple(dict.fromkeys((0, balanced(self.ask.model.layers, placement, self._head))))
+
+    @cached_property
+    def _head(self) -> float:
+        """The work of the head, in layers."""
+        return head_in_layers(self.ask.model, self.ask.sequence_length)
+
+    def _schedules(self, pp: int) -> list[tuple[ScheduleName, int]]:
+        """(schedule, vpp)"""
         plain = Layout().schedule
         found = [(plain, 1)]
         if pp > 1:
@@ -230,9 +258,9 @@ class Space:
                 options = {
                     (ep, cut): self._checked(legality, (dp, cp, method, ep, cut), memories[cut]) for ep, cut in experts
                 }
-                for (schedule, vpp), (ep, expert_tp) in product(pipelines, experts):
-                    fixed = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "cp_method": method, "schedule": schedule,
-                             "vpp": vpp, "ep": ep, "expert_tp": expert_tp, **self._edits}  # fmt: skip
+                for pipeline, (ep, expert_tp) in product(pipelines, experts):
+                    fixed = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "cp_method": method, **pipeline._asdict(),
+                             "ep": ep, "expert_tp": expert_tp, **self._edits}  # fmt: skip
                     members = tuple(self._members(legality, fixed, options[ep, expert_tp], refused, sizes))
                     if members:
                         yield LayoutFamily(fixed, members)
@@ -252,11 +280,11 @@ class Space:
         self, legality: Legality, fixed: Mapping[str, Any], options: _Checked, refused: Counter[str], cache: _SizeCache
     ) -> Iterator[tuple[MemoryOptions, Sizes]]:
         """The legal ones of the layouts that share `fixed`."""
-        dp, pp, schedule, vpp = fixed["dp"], fixed["pp"], fixed["schedule"], fixed["vpp"]
+        dp, pp, pipeline = fixed["dp"], fixed["pp"], Pipeline(*(fixed[name] for name in Pipeline._fields))
         experts = legality.experts(fixed["tp"], dp * fixed["cp"], fixed["ep"], fixed["expert_tp"])
         sizes = dict[tuple[str, bool], Sizes]()
         for (shards, one_step_too), n in options.keys.items():
-            key = (dp, pp, schedule, vpp, experts or shards, one_step_too)
+            key = (dp, pp, pipeline, experts or shards, one_step_too)
             if key not in cache:
                 cache[key] = self._sizes(legality, *key)
             sizes[shards, one_step_too], bad = cache[key]
@@ -287,7 +315,7 @@ class Space:
         return {name: value for name, value in edits.items() if name != "recompute"}
 
     def _sizes(
-        self, legality: Legality, dp: int, pp: int, schedule: ScheduleName, vpp: int, illegal: str, one_step_too: bool,
+        self, legality: Legality, dp: int, pp: int, pipeline: Pipeline, illegal: str, one_step_too: bool
     ) -> tuple[Sizes, Counter[str]]:  # fmt: skip
         """The legal micro-batch sizes, and the reasons of the others. `illegal`: why no size is legal, or "";
         `one_step_too`: whether sizes with one accumulation step are tried."""
@@ -296,7 +324,7 @@ class Space:
             steps = self._steps(dp, size)
             if steps == 1 and not one_step_too:
                 continue
-            if why := legality.pipeline(schedule, pp, vpp, steps) or illegal or legality.batch(dp, size, steps):
+            if why := legality.pipeline(pp, *pipeline, steps) or illegal or legality.batch(dp, size, steps):
                 bad[why] += 1
             else:
                 found.append((size, steps))
@@ -321,6 +349,7 @@ NOT_TRIED: Mapping[str, str] = {
     "loss_chunk": "loss chunk sizes",
     "bucket_bytes": "bucket sizes",
     "vpp": "larger vpp with the same longest chunk",
+    "last_stage_less_layers": "other last_stage_less_layers",
 }
 _MESH = ("dp", "tp", "pp", "cp")
 # The values of `reduce_scatter_once` and `reshard_after_step` for each ZeRO stage, the faster first.

@@ -44,9 +44,11 @@ class Legality:
         """Why heads, widths or tokens cannot be split."""
         return self._first(tp=tp, cp=cp, cp_method=method)
 
-    def pipeline(self, schedule: Any, pp: int, vpp: int, num_micro_batches: int) -> str:
-        """Why a pipeline of the layers, or its schedule of `num_micro_batches`, is illegal."""
-        return self._first(schedule=schedule, pp=pp, vpp=vpp, gradient_accumulation_steps=num_micro_batches)
+    def pipeline(self, pp: int, schedule: Any, vpp: int, less: int, num_micro_batches: int) -> str:
+        """Why a pipeline of the layers, or its schedule of `num_micro_batches`, is illegal.
+        `less`: last_stage_less_layers."""
+        axes: dict[str, Any] = {"schedule": schedule, "pp": pp, "vpp": vpp, "last_stage_less_layers": less}
+        return self._first(**axes, gradient_accumulation_steps=num_micro_batches)
 
     def experts(self, tp: int, rows: int, ep: int, expert_tp: int) -> str:
         """Why experts cannot be split over `rows` = dp·cp times `tp` ranks."""

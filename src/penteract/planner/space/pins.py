@@ -46,7 +46,8 @@ def _near(ask: Ask, axis: str, held: Values) -> list[Any]:
     gpus, batch = divisors(ask.cluster.gpus), divisors(ask.global_batch_size)
     possible: dict[str, Iterable[Any]] = {
         **dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "expert_tp", "shard_group"), gpus),
-        "vpp": range(1, ask.model.layers + 1), "micro_batch_size": batch, "zero": ZERO_STAGES, "schedule": SCHEDULES,
+        "vpp": range(1, ask.model.layers + 1), "last_stage_less_layers": range(ask.model.layers),
+        "micro_batch_size": batch, "zero": ZERO_STAGES, "schedule": SCHEDULES,
         "cp_method": CP_METHODS, "reduce_scatter_once": (False, True), "reshard_after_step": (False, True),
     }  # fmt: skip
 

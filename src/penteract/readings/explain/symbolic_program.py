@@ -121,7 +121,7 @@ def symbolic_program(
     name, mesh = schedule or layout.schedule, Mesh(layout)
     at = mesh.coordinates(rank)["pp"]
     model, cut, length = symbolic(m, layout, sequence_length)
-    cut_at, split = stage_layers(m.layers, layout.stages), schedule_of(name).split_backward
+    cut_at, split = stage_layers(m.layers, layout), schedule_of(name).split_backward
     stages = [cut_at[s] for s in layout.placement.stages[at]]
     linear_layers, like = precision.linear_layers(m.layers, m.mtp_layers), first_like(m, precision)
     alike = tuple(_alike(layout, layers, like) for layers in stages)

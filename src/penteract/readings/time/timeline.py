@@ -172,7 +172,7 @@ def _named(stage: Stage, mesh: Mesh) -> list[str]:
 
 def _units(layout: Layout, layers: int, r: int, stage: Stage) -> list[str]:
     """The name of each unit of a rank."""
-    cut, out = stage_layers(layers, layout.stages), list[str]()
+    cut, out = stage_layers(layers, layout), list[str]()
     for s, units in zip(layout.placement.stages[r], stage.chunks, strict=True):
         own = iter(cut[s])
         kinds = [stage.layer_types[unit] for unit in units]
