@@ -1,0 +1,159 @@
+"""What one rank sends in a step: for each of its groups the calls, the bytes and the seconds of each collective.
+
+Bytes are those of the price, event by event; seconds are those that the simulated clock gives the same calls, each on its
+own: how long a group's links are busy, hidden behind compute or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penteract.ops.tape import Call
+from penteract.readings.costs.rates import GroupSpan
+from penteract.readings.layers.expert_load import Balanced
+from penteract.readings.price import Pricing
+from penteract.readings.time.clock import ps
+from penteract.readings.time.cost import BucketCosts, DeviceCosts
+from penteract.readings.time.numbered_schedule import numbered_schedule
+from penteract.readings.time.step import StepClock
+from penteract.schedule.actions import Transfer
+from penteract.schedule.schedule_state import source_of
+from penteract.step import muon, names
+from penteract.step.agreements import Agreement
+from penteract.step.program import BufferKey, Program
+from penteract.step.walk import walk
+from penteract.units import Bytes
+
+ACTIVATIONS = "activations"  # what the collectives of the tape carry, with their gradients
+SCALES = "largest values"
+
+
+class Channel(NamedTuple):
+    """One kind of call of a rank.
+
+    collective  all_gather, …; of a message, send or recv: its ranks are the sender and the receiver, the rank first
+    ranks       the group
+    axis        the axis of the mesh that it goes over; "dp" for buckets and "pp" for messages between stages
+    what        what it carries: `ACTIVATIONS`, `SCALES`, or a name of `step/names.py`
+    """
+
+    collective: str
+    ranks: tuple[int, ...]
+    axis: str
+    what: str
+
+
+@dataclass(slots=True)
+class Sent:
+    """The calls of a channel in a step: how many, their bytes by the price, and the picoseconds that they take."""
+
+    calls: int = 0
+    size: Bytes = 0
+    picoseconds: int = 0
+
+    def add(self, size: Bytes, picoseconds: int) -> None:
+        """One more call."""
+        self.calls += 1
+        self.size += size
+        self.picoseconds += picoseconds
+
+
+@dataclass(slots=True)
+class TrafficReading(Pricing):
+    """The price of a step, whose bytes on wires are taken event by event.
+
+    messages  picoseconds of each message between stages, by what it is and its micro-batch
+    """
+
+    device: DeviceCosts = field(kw_only=True)
+    bucket_costs: BucketCosts = field(kw_only=True)
+    messages: Mapping[tuple[tuple[str, int], int], int] = field(kw_only=True)
+    found: dict[Channel, Sent] = field(default_factory=dict[Channel, Sent])
+    _took: dict[int, int] = field(default_factory=dict[int, int])  # by the identity of a call's site
+
+    def agree(self, agreement: Agreement) -> None:
+        Pricing.agree(self, agreement)
+        ranks = self.p.mesh.group(agreement.axis, self.p.rank)
+        span = GroupSpan.of(ranks, self.device.gpus_per_node)
+        took = self.device.rates.collective("all_reduce", span, agreement.size)
+        self._take(agreement.axis, names.of_agreement(agreement), ps(took))
+
+    def call(self, buffer: BufferKey, call: Call) -> None:
+        Pricing.call(self, buffer, call)
+        if not self.price.wires:
+            return
+        site, key = call.site, id(call.site)
+        if call.phase == "start":
+            if key not in self._took:
+                self._took[key] = ps(self.device.collective(site))
+            self._take(str(site.attrs["axis"]), ACTIVATIONS, self._took[key])
+            return
+        scale = self.device.call(site, call.phase, self.p.chunks[buffer[0]].specs, (*call.ins, *call.outs))[2]
+        assert scale is not None
+        self._take(scale[0], SCALES, ps(scale[1]))
+
+    def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+        at, placement = self.p.mesh.place(self.p.rank)[0], self.p.layout.placement
+        for transfer in transfers:
+            Pricing.post_p2p(self, (transfer,))
+            t = transfer[0]
+            took = self.messages.get(((t.what, source_of(t, at, placement)), t.micro), 0)
+            self._take("pp", names.of_transfer(t), took)
+
+    def reduce(self, bucket: int) -> None:
+        Pricing.reduce(self, bucket)
+        b = self.p.buckets[bucket]
+        kind = "reduce_scatter" if b.shards > 1 else "all_reduce"
+        self._take("dp", names.of_sum(b), self._of_bucket(kind, bucket))
+
+    def replicate(self, bucket: int) -> None:
+        Pricing.replicate(self, bucket)
+        if self.p.buckets[bucket].shards > 1:  # else it is the reduction itself, taken there
+            self._take("dp", names.REPLICATE, self._of_bucket("all_reduce", bucket))
+
+    def gather(self, bucket: int) -> None:
+        Pricing.gather(self, bucket)
+        self._take("dp", names.GATHER, self._of_bucket("all_gather", bucket))
+
+    def update(self, bucket: int) -> None:
+        Pricing.update(self, bucket)
+        b = self.p.buckets[bucket]
+        if not b.optimizer_kind.by_matrix:
+            return
+        wires = muon.wires(b, muon.own(b, self.p.rank), self.p.precision)
+        for wire, (_, _, seconds) in zip(wires, self.bucket_costs.matrices(b, self.p.rank)[0], strict=True):
+            axis = "tp" if wire.group == b.peers else "dp"
+            channel = Channel(wire.kind, wire.group, axis, names.of_matrices(wire.kind))
+            self.found.setdefault(channel, Sent()).add(wire.amount, ps(seconds))
+        self.price.wires.clear()
+
+    def _of_bucket(self, kind: str, bucket: int) -> int:
+        return ps(self.bucket_costs.on_wire(kind, self.p.buckets[bucket])) if self.price.wires else 0
+
+    def _take(self, axis: str, what: str, picoseconds: int) -> None:
+        """Take what an event has put on wires. A shift is a send and a receive at the same time: the send has its
+        seconds."""
+        shift = axis != "pp" and len(self.price.wires) == 2
+        for (kind, ranks), size in self.price.wires.items():
+            late = shift and kind == "recv"
+            self.found.setdefault(Channel(kind, ranks, axis, what), Sent()).add(size, 0 if late else picoseconds)
+        self.price.wires.clear()
+
+
+def traffic(p: Program, steps: StepClock) -> Mapping[Channel, Sent]:
+    """All that the rank of a program sends and receives in a step; calls of a group of one rank are none.
+
+    The bytes of all channels of a collective and a group add up to `Price.wires`.
+    """
+    lay = p.layout
+    line = numbered_schedule(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
+    took = {link: ps(steps.message_seconds(lay, link[0], link[1], both=link[2])) for link in line.links}
+    messages = {(m.where, m.micro): took[m.source, m.target, m.both] for m in line.messages}
+    reading = TrafficReading(
+        p, Balanced.of(p.model, lay, p.sequence_length), device=steps.device(lay), bucket_costs=steps.bucket_costs,
+        messages=messages,
+    )  # fmt: skip
+    walk(p, reading)
+    return {channel: sent for channel, sent in reading.found.items() if len(set(channel.ranks)) > 1}
