@@ -1,5 +1,5 @@
-"""A rank's traffic is the price's, channel by channel, over groups that are enumerated here; its seconds are those of the
-simulated step's streams."""
+"""A rank's traffic is the price's, channel by channel, over groups that are enumerated here; its seconds are those of
+the simulated step's streams."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ OWN = ("compute", "host", "waits beside compute", "copies")
 def asked(draw: st.DrawFn) -> tuple[Estimator, Layout, Case]:
     case = draw(cases())
     assume(not case.schedule)
+    times = draw(st.sampled_from([1, 1, 4, 9]))  # as long as a step that is extrapolated
+    lay = case.layout.put(gradient_accumulation_steps=case.layout.gradient_accumulation_steps * times)
+    case = replace(case, layout=lay)
     kinds = draw(st.sampled_from([PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 2))]))
     precision = draw(st.sampled_from([RECIPES["bf16"], replace(RECIPES["bf16"], reduce="bf16")]))
     node = cluster(draw(st.sampled_from(["8xH100", "4x2xH100"])))
@@ -48,7 +51,7 @@ def test_the_bytes_are_those_of_the_price_over_the_groups_of_the_mesh(
     prices, lay, case = question
     p = case.compile(data.draw(st.integers(0, lay.world - 1)))
     found = Counter[tuple[str, tuple[int, ...]]]()
-    for (kind, ranks, axis, _), sent in traffic(p, prices.steps).items():
+    for (kind, ranks, axis, _), sent in traffic(prices.steps, lay, p.rank).found.items():
         found[kind, ranks] += sent.size
         assert sent.calls > 0 and len(ranks) > 1 and p.rank in ranks
         if axis != "dp" and kind not in ("send", "recv"):
@@ -74,7 +77,7 @@ def test_the_seconds_are_those_of_the_simulated_streams(question: tuple[Estimato
             busy += e.end - e.start
             if not e.action and (late := e.end - told.picoseconds) > begin:  # drawn again, as the step before leaves it
                 busy -= late - max(begin, e.start - told.picoseconds)
-        own = traffic(program(prices.steps, lay, stage), prices.steps)
+        own = traffic(prices.steps, lay, stage * lay.world // lay.pp).found
         assert sum(sent.picoseconds for c, sent in own.items() if c.axis != "pp") == busy
         assert sum(sent.picoseconds for c, sent in own.items() if c.axis == "pp") == messages
 
@@ -83,9 +86,9 @@ def test_a_known_layout() -> None:
     """Two replicas of two tensor ranks: by hand, a bf16 gather of all parameters, and their fp32 gradients."""
     lay = Layout(dp=2, tp=2, zero=1, loss="chunked", attention="flash", bucket_bytes=2**30)
     prices = Estimator(TINY, cluster("4xH100"), 32)
-    found = traffic(program(prices.steps, lay, 0), prices.steps)
+    found = traffic(prices.steps, lay, 0).found
     whole = sum(n for c, n in ((c, s.size) for c, s in found.items()) if c.what == "all_gather parameters")
-    held = [p for p in program(prices.steps, lay, 0).params]
+    held = program(prices.steps, lay, 0).params
     split, alike = (sum(numbers(p.shape) for p in held if bool(p.shards) is cut) for cut in (True, False))
     assert whole == 2 * (split // 2 + alike)
     grads = {c: s.size for c, s in found.items() if c.what == "reduce_scatter gradients"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict
 
 from penteract.explore.page_values import Amount, ChartAxis, DeviceMemory, Fact, Question, Tick, Value
+from penteract.explore.ranks_schema import RanksAnswer
 from penteract.explore.schedule_schema import ScheduleAnswer, ScheduleChoice
 from penteract.explore.search_schema import (
     CompareAnswer,
@@ -24,14 +25,17 @@ from penteract.explore.search_schema import (
 VERSION = 1
 MOST_BYTES = 2**20  # of a request
 
-Kind = Literal["opening", "memory", "step", "fits", "schedule", "schedules", "search", "what_if", "compare", "run_file"]
+Kind = Literal["opening", "memory", "step", "fits", "schedule", "schedules", "search", "what_if", "compare", "ranks",
+               "run_file"]  # fmt: skip
 
 
 class PageRequest(TypedDict, total=False):
     """One question of the page.
 
-    stage   the pipeline rank to look into; null: the fullest
-    search  of the Layouts view: which layouts are searched, and what else is asked of them
+    stage      the pipeline rank to look into; null: the fullest
+    search     of the Layouts view: which layouts are searched, and what else is asked of them
+    rank       of the Ranks view: the rank that is looked at; null: the first
+    parameter  of the Ranks view: the parameter whose parts are shown; empty: the first of a layer
     """
 
     version: int
@@ -39,6 +43,8 @@ class PageRequest(TypedDict, total=False):
     question: Question
     stage: int | None
     search: SearchOptions
+    rank: int | None
+    parameter: str
 
 
 class ControlChoice(TypedDict):
@@ -307,10 +313,10 @@ class ErrorAnswer(TypedDict):
 
 Answer = (
     Opening | MemoryAnswer | StepAnswer | FitAnswer | FitsEnd | ScheduleAnswer | ScheduleChoice | SearchProgress
-    | SearchAnswer | FrontStep | SearchEnd | WhatIfAnswer | CompareAnswer | RunFile | ErrorAnswer
+    | SearchAnswer | FrontStep | SearchEnd | WhatIfAnswer | CompareAnswer | RanksAnswer | RunFile | ErrorAnswer
 )  # fmt: skip
 MESSAGES: tuple[type, ...] = (
     PageRequest, Opening, MemoryAnswer, StepAnswer, FitAnswer, FitsEnd, ScheduleAnswer, ScheduleChoice, SearchProgress,
-    SearchAnswer, FrontStep, SearchEnd, WhatIfAnswer, CompareAnswer, RunFile,
-    ErrorAnswer,
+    SearchAnswer, FrontStep, SearchEnd, WhatIfAnswer, CompareAnswer, RanksAnswer,
+    RunFile, ErrorAnswer,
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """What one rank sends in a step: for each of its groups the calls, the bytes and the seconds of each collective.
 
-Bytes are those of the price, event by event; seconds are those that the simulated clock gives the same calls, each on its
-own: how long a group's links are busy, hidden behind compute or not.
+Bytes are those of the price, event by event. Seconds are those that the simulated clock gives the same calls, each on
+its own: how long a group's links are busy, hidden behind compute or not.
 """
 
 from __future__ import annotations
@@ -10,15 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penteract.config.layout import Layout
+from penteract.ops.declarations import declaration_of
 from penteract.ops.tape import Call
 from penteract.readings.costs.rates import GroupSpan
 from penteract.readings.layers.expert_load import Balanced
+from penteract.readings.layers.layer_program import shapes
 from penteract.readings.price import Pricing
 from penteract.readings.time.clock import ps
 from penteract.readings.time.cost import BucketCosts, DeviceCosts
 from penteract.readings.time.numbered_schedule import numbered_schedule
 from penteract.readings.time.step import StepClock
+from penteract.readings.time.trace import rank_program
 from penteract.schedule.actions import Transfer
+from penteract.schedule.registry import schedule_of
 from penteract.schedule.schedule_state import source_of
 from penteract.step import muon, names
 from penteract.step.agreements import Agreement
@@ -90,9 +95,10 @@ class TrafficReading(Pricing):
                 self._took[key] = ps(self.device.collective(site))
             self._take(str(site.attrs["axis"]), ACTIVATIONS, self._took[key])
             return
-        scale = self.device.call(site, call.phase, self.p.chunks[buffer[0]].specs, (*call.ins, *call.outs))[2]
-        assert scale is not None
-        self._take(scale[0], SCALES, ps(scale[1]))
+        given = shapes(site, self.load)
+        axis = declaration_of(site, self.p.layout).agreed(call.phase, given, site.weights, site.attrs)[0]
+        size = sum(self.price.wires.values())
+        self._take(axis, SCALES, ps(self.device.rates.collective("all_reduce", self.device.span(axis), size)))
 
     def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         at, placement = self.p.mesh.place(self.p.rank)[0], self.p.layout.placement
@@ -142,12 +148,37 @@ class TrafficReading(Pricing):
         self.price.wires.clear()
 
 
-def traffic(p: Program, steps: StepClock) -> Mapping[Channel, Sent]:
-    """All that the rank of a program sends and receives in a step; calls of a group of one rank are none.
+class RankTraffic(NamedTuple):
+    """What a rank sends and receives in a step, and a program of it, of as few micro-batches as show that."""
 
-    The bytes of all channels of a collective and a group add up to `Price.wires`.
+    found: Mapping[Channel, Sent]
+    program: Program
+
+
+def traffic(steps: StepClock, layout: Layout, rank: int) -> RankTraffic:
+    """All that a rank sends and receives in a step; calls of a group of one rank are none.
+
+    The bytes of all channels of a collective and a group add up to `Price.wires`. A long schedule is periodic, so its
+    step is extrapolated from two shorter ones, as the number of gathers is (`gather_counts.py`).
     """
-    lay = p.layout
+    schedule, m = schedule_of(layout.schedule), layout.gradient_accumulation_steps
+    enough, turn = 2 * schedule.steady_after(layout.pp, layout.vpp), 2 * schedule.turn(layout.pp, layout.vpp)
+    if m <= enough + 2 * turn:
+        return _counted(steps, layout, rank)
+    first = enough + (m - enough) % turn
+    few, more = (_counted(steps, layout.put(gradient_accumulation_steps=n), rank) for n in (first, first + turn))
+    times = (m - first) // turn
+    return more._replace(found={c: _grown(few.found.get(c, Sent()), sent, times) for c, sent in more.found.items()})
+
+
+def _grown(few: Sent, more: Sent, times: int) -> Sent:
+    return Sent(*(a + (b - a) * times for a, b in ((few.calls, more.calls), (few.size, more.size),
+                                                   (few.picoseconds, more.picoseconds))))  # fmt: skip
+
+
+def _counted(steps: StepClock, lay: Layout, rank: int) -> RankTraffic:
+    """The same, counted event by event."""
+    p = rank_program(steps, lay, rank)
     line = numbered_schedule(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
     took = {link: ps(steps.message_seconds(lay, link[0], link[1], both=link[2])) for link in line.links}
     messages = {(m.where, m.micro): took[m.source, m.target, m.both] for m in line.messages}
@@ -156,4 +187,4 @@ def traffic(p: Program, steps: StepClock) -> Mapping[Channel, Sent]:
         messages=messages,
     )  # fmt: skip
     walk(p, reading)
-    return {channel: sent for channel, sent in reading.found.items() if len(set(channel.ranks)) > 1}
+    return RankTraffic({c: sent for c, sent in reading.found.items() if len(set(c.ranks)) > 1}, p)

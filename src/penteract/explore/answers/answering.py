@@ -70,9 +70,10 @@ def _checked(request: object) -> dict[str, Any]:
     if tree.get("version") != VERSION:
         raise BadInput("VERSION", "another version of the page", found=str(tree.get("version"))[:20], allowed=VERSION,
                        fix="reload the page")  # fmt: skip
-    stage = tree.get("stage")
-    if stage is not None and (not isinstance(stage, int) or isinstance(stage, bool)):
-        raise BadInput("QUESTION", "no pipeline rank", where="stage", found=str(stage)[:20], allowed="a number")
+    for name, what in (("stage", "no pipeline rank"), ("rank", "no rank")):
+        at = tree.get(name)
+        if at is not None and (not isinstance(at, int) or isinstance(at, bool)):
+            raise BadInput("QUESTION", what, where=name, found=str(at)[:20], allowed="a number")
     return tree
 
 
@@ -109,6 +110,10 @@ def _answers(request: dict[str, Any], opening: Question, tell: Tell | None) -> I
         from penteract.explore.answers.other_schedules import other_schedules
 
         yield from other_schedules(asked.page, timed)
+    elif kind == "ranks":
+        from penteract.explore.answers.ranks.rank_answer import ranks_answer
+
+        yield ranks_answer(asked, plan, timed, request.get("rank") or 0, str(request.get("parameter") or ""))
     else:
         name = "run.toml"
         yield _run_file(name, run_file(asked.ask, timed.layout, name))

@@ -39,5 +39,11 @@ TERMS: Mapping[str, str] = {
     "simulated": "The step was simulated: its time is the planner's.",
     "bound": "Priced, not simulated: a lower bound of its time is above the best, so it is slower than drawn.",
     "front": "The fastest simulated layout with so much memory, or less.",
+    "mesh": "Ranks are numbered along the mesh: tensor ranks are neighbours, then context, data, and pipeline ranks. A "
+    "node has consecutive ranks, so what is close in the mesh has the fast links.",
+    "traffic": "Bytes by the price: the output of a gather, the input of other collectives, a message. Seconds: each "
+    "call on its own, by the rates of the simulated clock, whether compute hides it or not.",
+    "holders": "A parameter is cut along axes of the mesh. Ranks that no cut tells apart hold the same part, and sum "
+    "their gradients of it; ZeRO shares out its optimizer states among them.",
     "fullest rank": "The pipeline rank that allocates most: if it fits, all do.",
 }

@@ -123,8 +123,13 @@ class MemoryCounter:
 
 def program(steps: StepClock, layout: Layout, stage: int) -> Program:
     """The program of the first rank of a stage."""
+    return rank_program(steps, layout, first_rank(Mesh(layout), stage))
+
+
+def rank_program(steps: StepClock, layout: Layout, rank: int) -> Program:
+    """The program of a rank."""
     c = steps.composer
-    return compile_step(c.model, layout, c.sequence_length, rank=first_rank(Mesh(layout), stage), precision=c.policy,
+    return compile_step(c.model, layout, c.sequence_length, rank=rank, precision=c.policy,
                         optimizer_kinds=c.optimizer_kinds)  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import { Lanes } from "./lanes.js";
 import { Best, Compare, Waterfall, WhatIf } from "./layouts.js";
 import { Memory, Ranks } from "./memory.js";
 import { Points } from "./points.js";
+import { RanksView, ranksSum, useRanks } from "./ranks.js";
 import { Schedules } from "./schedules.js";
 import { useCompare, useSearch } from "./search.js";
 import { VIEWS, fromFragment, toFragment } from "./state.js";
@@ -16,7 +17,7 @@ import { Verdict, memorySum, scheduleSum, searchSum } from "./verdict.js";
 
 const PAUSE = 250; // ms without a change before the slower answers are asked for
 const THEMES = ["auto", "light", "dark"];
-const TITLES = { memory: "Memory", schedules: "Schedules", layouts: "Layouts" };
+const TITLES = { memory: "Memory", schedules: "Schedules", layouts: "Layouts", ranks: "Ranks" };
 const SEARCH = { fix: {}, tokens: "", usd_per_gpu_hour: 0, against: null };
 
 function App({ opening, first }) {
@@ -50,6 +51,7 @@ function App({ opening, first }) {
   const lanes = useLanes(state);
   const [search, stopSearch] = useSearch(state);
   const compared = useCompare(state);
+  const ranks = useRanks(state);
   const [made, setMade] = useState("served");
   const [moment, setMoment] = useState(null); // where the lanes stand
   useEffect(() => {
@@ -67,8 +69,10 @@ function App({ opening, first }) {
   const figures = memory?.figures;
   const steps = state.view === "schedules";
   const all = state.view === "layouts";
-  const sum = steps ? scheduleSum(lanes, opening.terms) : all ? searchSum(search.answer, opening.terms) : memorySum(figures, opening.terms);
-  const late = stale || (lanes && JSON.stringify(lanes.question) !== JSON.stringify(state.question) ? "stale" : "");
+  const sums = { memory: () => memorySum(figures, opening.terms), schedules: () => scheduleSum(lanes, opening.terms),
+    layouts: () => searchSum(search.answer, opening.terms), ranks: () => ranksSum(ranks, opening.terms) };
+  const sum = sums[state.view]();
+  const lateOf = (answer) => stale || (answer && JSON.stringify(answer.question) !== JSON.stringify(state.question) ? "stale" : "");
   const curve = html`<${Step} moment=${steps ? moment : null} answer=${slow.step} terms=${opening.terms} waiting=${slow.waiting} copies=${copies} stale=${stale} />`;
   return html`<a class="skip" href="#results" onClick=${(event) => {
       event.preventDefault();
@@ -89,11 +93,12 @@ function App({ opening, first }) {
       <main id="results" tabindex="-1" aria-busy=${busy} data-answers=${answers}>
         <${Verdict} latest=${latest} sum=${sum} error=${error} take=${change} terms=${opening.terms} busy=${busy} copies=${copies} />
         ${steps && html`
-          <${Lanes} answer=${lanes} terms=${opening.terms} copies=${copies} stale=${late} look=${look} stood=${setMoment} />
+          <${Lanes} answer=${lanes} terms=${opening.terms} copies=${copies} stale=${lateOf(lanes)} look=${look} stood=${setMoment} />
           ${curve}
           <${Schedules} choices=${slow.choices} done=${!slow.waiting} missing=${lanes?.missing} more=${lanes?.more} take=${change} copies=${copies} stale=${stale} />`}
         ${all && html`<${Layouts} state=${state} setState=${setState} search=${search} stop=${stopSearch} compared=${compared} terms=${opening.terms} copies=${copies} stale=${stale} change=${change} />`}
-        ${!steps && !all && figures && html`
+        ${state.view === "ranks" && html`<${RanksView} answer=${ranks} state=${state} setState=${setState} terms=${opening.terms} copies=${copies} stale=${lateOf(ranks)} take=${change} />`}
+        ${state.view === "memory" && figures && html`
           <${Memory} figures=${figures} terms=${opening.terms} copies=${copies} stale=${stale} />
           ${curve}
           <${Ranks} figures=${figures} copies=${copies} stale=${stale} look=${look} />
@@ -137,7 +142,7 @@ function useLanes({ question, stage, view }) {
 function useSlow(state, again) {
   const [slow, set] = useState({ step: null, fits: [], end: null, choices: [], waiting: true });
   useEffect(() => {
-    if (state.view === "layouts") return undefined;
+    if (!["memory", "schedules"].includes(state.view)) return undefined;
     const stop = new AbortController();
     set((old) => ({ ...old, waiting: true }));
     const timer = setTimeout(async () => {

@@ -3,7 +3,7 @@
 const PREFIX = "#q=";
 
 /** The views of the page; a link without one opens the first. */
-export const VIEWS = ["memory", "schedules", "layouts"];
+export const VIEWS = ["memory", "schedules", "layouts", "ranks"];
 
 /** The value at a path such as "layout.tp"; undefined if the question leaves it to the planner. */
 export function at(question, name) {
@@ -40,7 +40,8 @@ export async function fromFragment(fragment) {
     const state = JSON.parse(new TextDecoder().decode(bytes));
     if (!state || typeof state.question !== "object") return null;
     const view = VIEWS.includes(state.view) ? state.view : VIEWS[0];
-    return { question: state.question, stage: state.stage ?? null, view, search: state.search, only: state.only };
+    const { question, stage = null, search, only, rank, parameter } = state;
+    return { question, stage, view, search, only, rank, parameter };
   } catch {
     return null;
   }
