@@ -14,6 +14,8 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests")]
 
+from palette import reduced  # noqa: E402
+
 from browsers import browser_path  # noqa: E402
 from explore.drawn_questions import question  # noqa: E402
 from explore.opened import opened  # noqa: E402
@@ -25,11 +27,22 @@ CHUNKS = question("llama-3.1-70b", "dp=2,tp=4,pp=8,vpp=2,schedule=interleaved,mb
                   global_batch_size=64)  # fmt: skip
 PIPELINE = question("llama-3.1-405b", "dp=8,tp=8,pp=8,mbs=1,zero=1,recompute=tp_all_gather+rms_norm+swiglu", gpu="H200",
                     global_batch_size=512)  # fmt: skip
+LARGE = question("llama-3.1-405b", "dp=64,tp=8,pp=8,mbs=1,zero=1", gpu="H200", global_batch_size=2048)
+EXPERTS = question("qwen3-30b-a3b", "dp=16,ep=8,tp=2,mbs=1,zero=1", gpu="H200", global_batch_size=64)
 COMPARED = {"fix": {}, "tokens": "15T", "usd_per_gpu_hour": 2.5,
             "against": {"dp": 4, "pp": 2, "schedule": "interleaved", "vpp": 8, "micro_batch_size": 2,
                         "zero": 1}}  # fmt: skip
+# Other parts of the state.
+STATES = {"layouts_dark": {"search": COMPARED}, "ranks_light": {"rank": 1000},
+          "ranks_dark": {"rank": 13, "parameter": "layers.0.moe.experts.up"}}  # fmt: skip
 SCROLLED = {"schedules_narrow": "#lanes", "layouts_dark": "#waterfall"}
-WHOLE = ("memory_light", "memory_dark", "schedules_light", "schedules_dark")  # not only what the window shows
+WHOLE = (
+    "memory_light",
+    "memory_dark",
+    "schedules_light",
+    "schedules_dark",
+    "ranks_dark",
+)  # not only what the window shows
 # name -> the question, and options of the browser; the view is the first word of the name
 PICTURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "memory_light": (question(), {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"}),
@@ -41,6 +54,8 @@ PICTURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "layouts_light": (question(), {"viewport": {"width": 1240, "height": 1060}, "color_scheme": "light"}),
     "layouts_dark": (question(), {"viewport": {"width": 1040, "height": 620}, "color_scheme": "dark"}),
     "schedules_narrow": (SPLIT, {"viewport": {"width": 380, "height": 844}, "color_scheme": "light"}),
+    "ranks_light": (LARGE, {"viewport": {"width": 1240, "height": 1060}, "color_scheme": "light"}),
+    "ranks_dark": (EXPERTS, {"viewport": {"width": 1240, "height": 900}, "color_scheme": "dark"}),
 }
 
 
@@ -50,15 +65,17 @@ def main() -> None:
     with sync_playwright() as playwright, served() as running:
         running.open()
         browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        empty = browser.new_page()
         for name in sys.argv[1:] or PICTURES:
             asked, how = PICTURES[name]
             with opened(browser, running, **how) as page:
-                page.go(asked, view=name.split("_")[0], **({"search": COMPARED} if name == "layouts_dark" else {}))
-                page.rested()
+                page.go(asked, view=name.split("_")[0], **STATES.get(name, {}))
+                page.rested() if not name.startswith("ranks") else page.page.wait_for_selector("#mesh canvas")
                 if figure := SCROLLED.get(name):
                     page.page.eval_on_selector(figure, "(figure) => figure.scrollIntoView()")
                 page.page.wait_for_timeout(1000)
-                page.page.screenshot(path=IMAGES / f"{name}.png", full_page=name in WHOLE)
+                png = page.page.screenshot(full_page=name in WHOLE)
+                (IMAGES / f"{name}.png").write_bytes(reduced(empty, png))
         browser.close()
 
 

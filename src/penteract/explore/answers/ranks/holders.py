@@ -105,12 +105,12 @@ def _box(q: Param, offset: tuple[int, ...], local: tuple[int, ...]) -> list[floa
     """Where a part lies: matrices of experts are beside each other, those of one part as one box."""
     number, rows, columns = _matrix(q.shape)
     first = offset[0] if len(q.shape) > 2 else 0
-    taken = local[0] if len(q.shape) > 2 else 1
+    experts = local[0] if len(q.shape) > 2 else 1
     each = 1 / (number + _GAP * (number - 1))
-    left, width = first * each * (1 + _GAP), each * (taken + _GAP * (taken - 1))
+    left, width = first * each * (1 + _GAP), each * (experts + _GAP * (experts - 1))
     across, wide = (offset[-1], local[-1]) if local else (0, 1)
     top, high = (offset[-2], local[-2]) if len(local) > 1 else (0, 1)
-    if taken > 1:
+    if experts > 1:
         return [left, top / rows, width, high / rows]
     return [left + across / columns * each, top / rows, wide / columns * each, high / rows]
 

@@ -12,14 +12,14 @@ from penteract.explore.answers.glossary import TERMS
 from penteract.explore.answers.questions import Asked, changed
 from penteract.explore.answers.ranks.holders import axes_of, choices, held
 from penteract.explore.answers.ranks.rank_runs import count_text, flat, ranks_text, runs_of
-from penteract.explore.answers.ranks.rank_traffic import link_text, nodes_of, rows, sums
+from penteract.explore.answers.ranks.traffic_rows import link_text, nodes_of, rows, sums
 from penteract.explore.page_schema import VERSION
 from penteract.explore.page_values import Fact, Question
 from penteract.explore.ranks_schema import LinkTraffic, MeshAxis, RanksAnswer
 from penteract.planner.plan import Plan
 from penteract.planner.report.as_text import headline
 from penteract.planner.search.best import Timed
-from penteract.readings.traffic import Channel, RankTraffic, Sent, traffic
+from penteract.readings.rank_traffic import Channel, RankTraffic, Sent, traffic
 from penteract.units import show_bytes, show_step, show_whole
 
 _PS = 10**12

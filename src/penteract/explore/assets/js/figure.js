@@ -7,7 +7,7 @@ export function useWidth() {
   const ref = useRef(null);
   const [width, set] = useState(0);
   useLayoutEffect(() => {
-    const measure = () => set(Math.floor(ref.current.getBoundingClientRect().width));
+    const measure = () => ref.current && set(Math.floor(ref.current.getBoundingClientRect().width)); // it may have gone
     const observer = new ResizeObserver(measure);
     observer.observe(ref.current);
     measure();

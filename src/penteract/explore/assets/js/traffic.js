@@ -29,14 +29,13 @@ export function Traffic({ answer, pick, picked, copies, stale, terms, take }) {
           const where = `${row.text}, ${row.link_text}`;
           const room = narrow ? inner : width - much.length * LETTER - 16;
           const choose = () => pick(picked === i ? null : i);
-          return html`<g key=${i} class=${`call rank dim-${row.dimension || "none"}${picked === i ? " chosen" : ""}`} role="button" tabindex="0" aria-pressed=${picked === i}
-            aria-label=${`${what}, ${where}: ${row.calls} calls, ${much}`} onClick=${choose}
+          return html`<g key=${i} class=${`call rank dim-${row.dimension || "none"}${picked === i ? " chosen" : ""}`} role="button" tabindex="0" aria-pressed=${picked === i} onClick=${choose}
             onKeyDown=${(event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), choose())}>
             <title>${`${what}. ${where}: ${row.calls} calls, ${row.amount.text}, links are busy for ${row.seconds}${row.rate && `, ${row.rate}`}`}</title>
             <rect class="hit" x="0" y=${y} width=${width} height=${step - 2} rx="4" />
-            <text x="4" y=${y + 11} dominant-baseline="central">${cut(narrow ? what : `${what} · ${where}`, what, room)}</text>
-            ${narrow && html`<text x="4" y=${y + 11 + LINE} dominant-baseline="central">${cut(where, where, room)}</text>`}
-            <text class="much" x=${narrow ? 4 : width - 4} y=${y + 11 + (narrow ? 2 * LINE : 0)} text-anchor=${narrow ? "start" : "end"} dominant-baseline="central">${much}</text>
+            <text aria-hidden="true" x="4" y=${y + 11} dominant-baseline="central">${cut(narrow ? what : `${what} · ${where}`, what, room)}</text>
+            ${narrow && html`<text aria-hidden="true" x="4" y=${y + 11 + LINE} dominant-baseline="central">${cut(where, where, room)}</text>`}
+            <text aria-hidden="true" class="much" x=${narrow ? 4 : width - 4} y=${y + 11 + (narrow ? 2 * LINE : 0)} text-anchor=${narrow ? "start" : "end"} dominant-baseline="central">${much}</text>
             <rect class=${`link ${row.link}`} x="4" y=${bar} width=${wide} height=${BAR} rx="2" />
           </g>`;
         })}

@@ -18,9 +18,9 @@ from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.policy import RECIPES
 from penteract.readings.estimator import Estimator
 from penteract.readings.price import price
+from penteract.readings.rank_traffic import Channel, traffic
 from penteract.readings.time.timeline import timeline
 from penteract.readings.time.trace import program
-from penteract.readings.traffic import Channel, traffic
 from strategies import cases
 
 TINY = ModelSpec(layers=2, hidden_size=64, heads=4, kv_heads=4, head_size=16, ffn_size=128, vocab_size=256)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from penteract.explore.answers.amounts import amount, share
 from penteract.explore.answers.ranks.rank_runs import flat, ranks_text, runs_of
 from penteract.explore.ranks_schema import LinkSum, LinkTraffic
-from penteract.readings.traffic import ACTIVATIONS, SCALES, Channel, Sent
+from penteract.readings.rank_traffic import ACTIVATIONS, SCALES, Channel, Sent
 from penteract.units import show_step, show_whole
 
 _PICO = 1e-12
@@ -21,6 +21,12 @@ _WHAT: Mapping[str, str] = {
     "send value": "activations to the next stage", "recv value": "activations from the stage before",
     "send gradient": "gradients to the stage before", "recv gradient": "gradients from the next stage",
 }  # fmt: skip
+_OF_AXIS: Mapping[tuple[str, str, str], str] = {
+    ("all_to_all_v", "ep", ACTIVATIONS): "tokens to their experts, and back",
+    ("all_to_all", "ep", ACTIVATIONS): "how many tokens come",
+    ("all_reduce", "tp", ACTIVATIONS): "maxima and sums of the loss",
+    ("all_reduce", "sequence", ACTIVATIONS): "statistics of the routers",
+}
 
 
 def nodes_of(ranks: Iterable[int], per_node: int) -> int:
@@ -62,8 +68,8 @@ def _rate(gb_per_second: float) -> str:
 
 
 def _what(channel: Channel) -> str:
-    if channel.axis == "ep" and channel.what == ACTIVATIONS:
-        return "tokens to their experts, and back" if channel.collective == "all_to_all_v" else "how many tokens come"
+    if (channel.collective, channel.axis, channel.what) in _OF_AXIS:
+        return _OF_AXIS[channel.collective, channel.axis, channel.what]
     if channel.what in _WHAT:
         return _WHAT[channel.what]
     collective, _, rest = channel.what.partition(" ")
