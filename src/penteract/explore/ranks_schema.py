@@ -35,7 +35,7 @@ class MeshAxis(TypedDict):
 class LinkTraffic(TypedDict):
     """One kind of call of the rank in a step.
 
-    dimension    dp, tp, pp, cp, ep, or "" for agreements of all ranks
+    dimension    dp, tp, pp, cp, ep, or "" for small all-reduces of several
     ranks, text  the group; of a message, the two ranks
     size         of the group
     amount       by the price: the output of a gather, the input of other collectives

@@ -26,7 +26,7 @@ from penteract.schedule.actions import Transfer
 from penteract.schedule.registry import schedule_of
 from penteract.schedule.schedule_state import source_of
 from penteract.step import muon, names
-from penteract.step.agreements import Agreement
+from penteract.step.all_reduces import StepAllReduce
 from penteract.step.program import BufferKey, Program
 from penteract.step.walk import walk
 from penteract.units import Bytes
@@ -78,12 +78,11 @@ class TrafficReading(Pricing):
     found: dict[Channel, Sent] = field(default_factory=dict[Channel, Sent])
     _took: dict[int, int] = field(default_factory=dict[int, int])  # by the identity of a call's site
 
-    def agree(self, agreement: Agreement) -> None:
-        Pricing.agree(self, agreement)
-        ranks = self.p.mesh.group(agreement.axis, self.p.rank)
-        span = GroupSpan.of(ranks, self.device.gpus_per_node)
-        took = self.device.rates.collective("all_reduce", span, agreement.size)
-        self._take(agreement.axis, names.of_agreement(agreement), ps(took))
+    def all_reduce(self, reduction: StepAllReduce) -> None:
+        Pricing.all_reduce(self, reduction)
+        span = GroupSpan.of(self.p.mesh.group(reduction.axis, self.p.rank), self.device.gpus_per_node)
+        took = self.device.rates.collective("all_reduce", span, reduction.size)
+        self._take(reduction.axis, names.of_all_reduce(reduction), ps(took))
 
     def call(self, buffer: BufferKey, call: Call) -> None:
         Pricing.call(self, buffer, call)
@@ -96,7 +95,7 @@ class TrafficReading(Pricing):
             self._take(str(site.attrs["axis"]), ACTIVATIONS, self._took[key])
             return
         given = shapes(site, self.load)
-        axis = declaration_of(site, self.p.layout).agreed(call.phase, given, site.weights, site.attrs)[0]
+        axis = declaration_of(site, self.p.layout).all_reduced_max(call.phase, given, site.weights, site.attrs)[0]
         size = sum(self.price.wires.values())
         self._take(axis, SCALES, ps(self.device.rates.collective("all_reduce", self.device.span(axis), size)))
 
