@@ -161,12 +161,12 @@ def traffic(steps: StepClock, layout: Layout, rank: int) -> RankTraffic:
     step is extrapolated from two shorter ones, as the number of gathers is (`gather_counts.py`).
     """
     schedule, m = schedule_of(layout.schedule), layout.gradient_accumulation_steps
-    enough, turn = 2 * schedule.steady_after(layout.pp, layout.vpp), 2 * schedule.turn(layout.pp, layout.vpp)
-    if m <= enough + 2 * turn:
+    enough, period = 2 * schedule.steady_after(layout.pp, layout.vpp), 2 * schedule.period(layout.pp, layout.vpp)
+    if m <= enough + 2 * period:
         return _counted(steps, layout, rank)
-    first = enough + (m - enough) % turn
-    few, more = (_counted(steps, layout.put(gradient_accumulation_steps=n), rank) for n in (first, first + turn))
-    times = (m - first) // turn
+    first = enough + (m - enough) % period
+    few, more = (_counted(steps, layout.put(gradient_accumulation_steps=n), rank) for n in (first, first + period))
+    times = (m - first) // period
     return more._replace(found={c: _grown(few.found.get(c, Sent()), sent, times) for c, sent in more.found.items()})
 
 

@@ -78,7 +78,7 @@ def _parts(q: Param, p: Program) -> Iterator[HeldPart]:
     """Each part, in the order of its elements. Only ranks of its owning stages hold any."""
     mesh = p.mesh
     local, mine = q.local_shape(mesh), q.offset(mesh, p.rank)
-    ranks = mesh.ranks(p.owning_stages[q.name], range(p.layout.rows), range(p.layout.tp))
+    ranks = mesh.ranks(p.owning_pp_ranks[q.name], range(p.layout.rows), range(p.layout.tp))
     at = sorted((q.offset(mesh, rank), rank) for rank in ranks)
     for number, (offset, some) in enumerate(groupby(at, key=lambda one: one[0])):
         holders = runs_of(rank for _, rank in some)
