@@ -1,5 +1,5 @@
 # The README's two commands, and what a maintainer runs.
-.PHONY: setup demo test test-random test-faults test-all lint pyodide
+.PHONY: setup demo test test-random test-faults test-slurm test-all lint pyodide
 
 PYTHON ?= python3
 RUN := .venv/bin/python
@@ -35,6 +35,11 @@ test-random: setup
 # PART="--seconds 600"` draws for so long. The last result is benchmarks/results/test_faults.json.
 test-faults: setup
 	$(RUN) tests/faults_long.py $(PART)
+
+# Runs and sweeps under a Slurm that is started here: two nodes on this machine, in a temporary folder, on free ports. It
+# needs root and Debian's slurm-wlm, munge, slurmdbd and mariadb-server.
+test-slurm: setup
+	$(RUN) -m pytest tests/slurm/of_runs.py -x --durations=5
 
 # 10,000 drawn inputs, 2,000 layouts asked in any order, every recipe of precision for 300 steps, and every layout of 2, 4
 # and 8 ranks; the last are resumable. Their last results are benchmarks/results/drawn_10000.json, asked_2000.json,

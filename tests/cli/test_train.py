@@ -30,7 +30,8 @@ def test_alone_it_trains_tiny(tell: Tell, started: Calls) -> None:
     assert call["resolved"].run == resolve().run
     assert call["predicted"]() > 2**20
     assert {k: v for k, v in call.items() if k not in ("resolved", "predicted")} == {
-        "launched": False, "compare": None, "resume": None, "init": None, "grace": 30.0, "json": False, "debug": False,
+        "launched": False, "compare": None, "resume": None, "init": None, "into": None, "grace": 30.0, "json": False,
+        "debug": False,
     }  # fmt: skip
 
 
@@ -66,7 +67,7 @@ def test_a_fault_of_ours_is_one_line_and_a_traceback_on_request(tell: Tell, monk
 
 def test_without_torch_the_fix_is_to_install_it(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "penteract.engine.runtime.start")
-    monkeypatch.setattr("penteract.cli.engine.find_spec", lambda _: None)
+    monkeypatch.setattr("penteract.cli.torch_modules.find_spec", lambda _: None)
     assert (
         tell("train").err == "error[TORCH]: training needs torch · found none · fix: pip install 'penteract[train]'\n"
     )
@@ -92,12 +93,28 @@ def test_runs_to_compare_with_and_to_resume(tell: Tell, started: Calls, tmp_path
     assert started[-1]["resolved"].run.train.seed == 5
 
 
+def test_into_a_folder_it_begins_or_goes_on(tell: Tell, started: Calls, tmp_path: Path) -> None:
+    words = ["train", "--into", "runs/mine", "--preset", "tiny", "training.steps=7"]
+    assert tell(*words).code == 0
+    assert (started[-1]["into"], started[-1]["resume"]) == (Path("runs/mine"), None)
+    run = a_run(tmp_path / "runs" / "mine", "training.seed=4")
+    (run / "checkpoints" / "latest").unlink()  # it was killed before it saved
+    assert tell(*words).code == 0
+    assert (started[-1]["into"], started[-1]["resolved"].run.train.seed) == (Path("runs/mine"), 0)
+    (run / "checkpoints" / "latest").touch()
+    assert tell(*words).code == 0
+    assert (started[-1]["into"], started[-1]["resume"]) == (None, Path("runs/mine"))
+    assert (started[-1]["resolved"].run.train.seed, started[-1]["resolved"].run.train.steps) == (4, 7)
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         (["--compare", "latest"], "error[RUN]: there is no run yet · --compare"),
         (["--resume", "latest"], "error[RUN]: there is no run yet · --resume"),
         (["--resume", "nowhere"], "error[RUN]: no such folder"),
+        (["--resume", "latest", "--into", "a"], "error[USAGE]: a resumed run has its folder"),
+        (["--dry-run"], "error[USAGE]: only a job can be printed"),
         (["--resume", "\0"], "error[RUN]: no such folder"),
         (["--compare", "."], "error[RUN]: a folder without run.toml is no run"),
         (["none.toml"], "error[FILE]: cannot be read: No such file"),

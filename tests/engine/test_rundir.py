@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penteract.engine.run_folder import rundir
-from penteract.errors import BadNumerics, DiskFailure
+from penteract.engine.run_folder import checkpoint_folder, rundir
+from penteract.errors import BadInput, BadNumerics, DiskFailure
 
 
 def made(out: Path, name: str = "tiny") -> Path:
@@ -64,3 +64,26 @@ def test_errors_are_rows_and_torn_ones_are_left_out(tmp_path: Path) -> None:
     (row,) = rundir.errors(tmp_path, start)
     assert (row["rank"], row["exit_code"]) == (2, 73)
     assert rundir.error_line(row) == str(error)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_run_that_has_saved_nothing_begins_anew_in_its_folder(tmp_path: Path, elsewhere: bool) -> None:
+    out, mine = tmp_path / "runs", tmp_path / "runs" / "mine"
+    checkpoints = str(tmp_path / "disk") if elsewhere else "inside"
+    for _ in range(3):
+        assert rundir.create(out, "tiny", ["x"], checkpoints, into=mine) == mine
+        assert checkpoint_folder.find(mine, write=True).is_dir() and (out / "latest").resolve() == mine
+        assert not elsewhere or checkpoint_folder.leads_to(mine, checkpoints)
+    outside = rundir.create(out, "tiny", ["x"], into=tmp_path / "other")
+    assert outside.is_dir() and (out / "latest").resolve() == mine  # it leads to runs beside it alone
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    rundir.refuse_foreign(tmp_path / "none")
+    rundir.refuse_foreign(tmp_path)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(BadInput, match="no run's"):
+        rundir.refuse_foreign(tmp_path)
+    with pytest.raises(BadInput, match="not a folder"):
+        rundir.refuse_foreign(tmp_path / "thesis.tex")
+    rundir.refuse_foreign(rundir.create(tmp_path / "runs", "tiny", ["x"]))

@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from penteract.cli.resolve.folders import find_run
+from penteract.cli.resolve.folders import find_run, has_checkpoint
 from penteract.cli.resolve.gpu_defaults import card_here, settle_defaults
+from penteract.cli.resolve.slurm_run import SlurmRun
 from penteract.cli.resolve.weights import check_resumable, check_weights, find_weights, words_of
 from penteract.cli.resolve.world import launched
 from penteract.cli.torch_modules import torch_module
@@ -32,6 +33,7 @@ EXAMPLES = (
     "penteract train --init path/to/hf-model --parallel.tp 2",
     "penteract train run.toml --steps 20 optimizer.learning_rate=1e-3",
     "torchrun --nproc-per-node 8 -m penteract train run.toml --parallel.tp 2",
+    "penteract train run.toml --slurm --dry-run --slurm.time 24:00:00 --usd-per-gpu-hour 2.5",
 )
 _WALKED = 256  # layers times micro-batches: a fraction of a second
 
@@ -49,6 +51,14 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     init: Annotated[
         str | None, Parameter(help="Weights to start from: a Hugging Face folder, a run folder, or latest.")
     ] = None,
+    into: Annotated[
+        Path | None, Parameter(help="The run's folder: made, or, where it has a checkpoint, gone on with.")
+    ] = None,
+    slurm: Annotated[bool, Parameter(negative="", help="Submit the run as a job of Slurm, as [slurm] says.")] = False,
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="With --slurm: print the batch file with GPU-hours and cost.")
+    ] = False,
+    usd_per_gpu_hour: Annotated[float | None, Parameter(help="Short for --slurm.usd_per_gpu_hour.")] = None,
     grace: Annotated[
         float, Parameter(help="Seconds from a scheduler's signal to its kill: said if a step and a save take longer.")
     ] = 30.0,
@@ -66,18 +76,17 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
 
     Any value of a run file can be set here: `--section.key VALUE` or `section.key=VALUE`.
     """
-    if not grace > 0:  # nan neither
-        raise BadInput("USAGE", "a time to stop is positive", where="--grace", found=grace, allowed="> 0 seconds")
+    _check_options(grace, resume=resume, init=init, into=into, only_printed=dry_run and not slurm)
     launch = launched(os.environ)
-    words = [*overrides, *_short_forms(steps, log_level)]
+    words = given = [*overrides, *_short_forms(steps, log_level, usd_per_gpu_hour)]
     resumed = find_run(resume, _out_folder(words), flag="--resume", needs="checkpoints/latest") if resume else None
     if resumed:
         check_resumable(resumed)
+    if into is not None and has_checkpoint(into):
+        resumed, run, preset, init = into, into / "run.toml", None, None
     if resumed and run is None and preset is None:
         run = resumed / "run.toml"
     weights = find_weights(init, _out_folder(words), flag="--init") if init else None
-    if weights and resumed:
-        raise BadInput("USAGE", "a resumed run has its own weights", found="--resume and --init", fix="leave one out")
     if weights:
         words = [*words_of(weights, run, preset, words), *words]
         preset = "" if run is None and preset is None else preset
@@ -87,19 +96,19 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         return resolve(file, named, [*more, *words], world)
 
     resolved = again([])
+    if slurm and resolved.run.slurm.nodes != "auto":
+        world = resolved.run.slurm.nodes * resolved.run.slurm.ranks_per_node
+        resolved = again([])
     check_op_names(resolved.run.layout)
-    if not resumed:
+    if not resumed and not slurm:
         card = card_here(resolved.run.precision.device, launched=launch is not None)
         resolved, line = settle_defaults(resolved, card, again)
         if line and not json and (launch is None or launch.rank == 0):
             print(line)
-    resolved, chosen = settle_budget(resolved)
+    resolved, chosen = (resolved, None) if slurm else settle_budget(resolved)
     if chosen and not json and (launch is None or launch.rank == 0):
         print(f"Recomputation {chosen.text()}")
-    compared = find_run(compare, resolved.run.out, flag="--compare", needs="metrics.jsonl") if compare else None
-    if compared and not (compared / "metrics.jsonl").is_file():
-        raise BadInput("RUN", "the run has no metrics.jsonl to compare with", where="--compare", found=compared,
-                       fix="name a run that has trained a step")  # fmt: skip
+    compared = _compared(compare, resolved.run.out)
     _check_paths(resolved)
     if weights:
         check_weights(weights, resolved)
@@ -107,15 +116,49 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         lay, width = resolved.run.layout, shutil.get_terminal_size().columns
         print(draw_generated(lay.schedule, lay.vpp, lay.placement, lay.gradient_accumulation_steps, width=width))
         return 0
+    start = weights.path if weights else None
+    if slurm:
+        more = _words(preset=preset, compare=compared, init=start, json=json, debug=debug)
+        job = SlurmRun(resolved=resolved, file=run, words=[*more, *given], folder=resumed or into)
+        return job.go(dry_run=dry_run, as_json=json)
     return torch_module("engine.runtime.start", "training needs").train(
         resolved, launched=launch is not None, predicted=lambda: _predicted(resolved.run),
-        compare=compared, resume=resumed, init=weights.path if weights else None, grace=grace,
+        compare=compared, resume=resumed, init=start, into=None if resumed else into, grace=grace,
         json=json, debug=debug,
     )  # fmt: skip
 
 
-def _short_forms(steps: int | None, log_level: str | None) -> list[str]:
-    short = {"training.steps": steps, "training.log_level": log_level}
+def _check_options(
+    grace: float, *, resume: str | None, init: str | None, into: Path | None, only_printed: bool
+) -> None:
+    """Raise BadInput for options that contradict each other."""
+    if not grace > 0:  # nan neither
+        raise BadInput("USAGE", "a time to stop is positive", where="--grace", found=grace, allowed="> 0 seconds")
+    if init and resume:
+        raise BadInput("USAGE", "a resumed run has its own weights", found="--resume and --init", fix="leave one out")
+    if into is not None and resume:
+        raise BadInput("USAGE", "a resumed run has its folder", found="--into and --resume", fix="leave one out")
+    if only_printed:
+        raise BadInput("USAGE", "only a job can be printed", found="--dry-run", fix="--slurm --dry-run")
+
+
+def _compared(compare: str | None, out: str) -> Path | None:
+    """The run to compare with. Raises BadInput."""
+    found = find_run(compare, out, flag="--compare", needs="metrics.jsonl") if compare else None
+    if found and not (found / "metrics.jsonl").is_file():
+        raise BadInput("RUN", "the run has no metrics.jsonl to compare with", where="--compare", found=found,
+                       fix="name a run that has trained a step")  # fmt: skip
+    return found
+
+
+def _words(**options: Path | str | bool | None) -> list[str]:
+    """Options as a command line has them; paths are absolute, because they were found from here."""
+    named = {name: str(value.resolve()) if isinstance(value, Path) else value for name, value in options.items()}
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in named.items() if value]
+
+
+def _short_forms(steps: int | None, log_level: str | None, usd: float | None) -> list[str]:
+    short = {"training.steps": steps, "training.log_level": log_level, "slurm.usd_per_gpu_hour": usd}
     return [f"{key}={value}" for key, value in short.items() if value is not None]
 
 

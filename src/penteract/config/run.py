@@ -11,6 +11,7 @@ from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds, Op
 from penteract.config.precision.fp8 import Fp8
 from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import RECIPES, Policy
+from penteract.config.slurm import Slurm
 from penteract.errors import BadInput
 
 
@@ -225,6 +226,7 @@ class RunSpec:
     precision: Precision = field(default_factory=Precision)
     limits: Limits = field(default_factory=Limits)
     out: str = "runs"  # the folder that holds run folders
+    slurm: Slurm = field(default_factory=Slurm)  # of its jobs; decides no results
 
     @property
     def tokens_per_step(self) -> int:

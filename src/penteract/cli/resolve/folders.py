@@ -31,6 +31,11 @@ def find_run(name: str, out: str, *, flag: str, needs: str) -> Path:
     )
 
 
+def has_checkpoint(run: Path) -> bool:
+    """Whether a folder is a run that can go on."""
+    return (run / _MARK).is_file() and _has(run, "checkpoints/latest")
+
+
 def _has(run: Path, needs: str) -> bool:
     """Whether a run holds `needs`. Checkpoints that lie elsewhere and are missing count: an earlier run must not be
     taken in its place."""

@@ -14,6 +14,7 @@ from penteract.config.files.values import convert
 from penteract.config.layout import MOST_TOKENS
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.run import Checkpoint, Data, LearningRate, Limits, Optimizer, Precision, Training
+from penteract.config.slurm import Slurm
 from penteract.errors import BadInput
 from penteract.units import printable
 
@@ -36,6 +37,7 @@ SECTIONS: Mapping[str, type] = {
     "precision": Precision,
     "limits": Limits,
     "output": Output,
+    "slurm": Slurm,
 }
 
 # Bounds exclude what no machine can do and what arithmetic cannot bear, not what is unwise. Nothing else states them.
@@ -221,6 +223,26 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "limits.validate": ("seconds without progress in a validation", 1, _WEEK),
     "limits.save": ("seconds in which a rank saves its part of a checkpoint", 1, _WEEK),
     "output.folder": ("the folder for run folders", 0, 0),
+    "slurm.ranks_per_node": ("ranks of a node: its GPUs", 1, 1024),
+    "slurm.nodes": ("nodes of a job; auto: as many as the layout's ranks need", 1, _RANKS),
+    "slurm.partition": ("auto: the cluster's default; so for account, qos and time", 0, 0),
+    "slurm.account": ("who pays", 0, 0),
+    "slurm.qos": ("quality of service", 0, 0),
+    "slurm.time": ("limit of a job, as 2-12:00:00 or 04:00:00", 0, 0),
+    "slurm.gpus": ("how GPUs are asked for: --gpus-per-node, --gres=gpu, or not at all", 0, 0),
+    "slurm.gpu_type": ("such as h100; auto: any", 0, 0),
+    "slurm.exclusive": ("whether a job has its nodes to itself", 0, 0),
+    "slurm.cpus_per_rank": ("cores of a rank; 0: what the node gives", 0, 4096),
+    "slurm.memory": ("of a node, as 512G; auto: the cluster's default", 0, 0),
+    "slurm.grace": ("seconds before the limit, and after a preemption, in which a run saves", 10, _WEEK),
+    "slurm.retries": ("starts after a lost peer without a checkpoint in between; preemptions do not count", 0, 1000),
+    "slurm.container": ("image in which ranks run", 0, 0),
+    "slurm.container_runtime": ("what runs it", 0, 0),
+    "slurm.container_mounts": ('["/data:/data"]; the working folder and the run\'s are there in any case', 0, 0),
+    "slurm.python": ("command that starts Python; auto: the one that submits, python3 in a container", 0, 0),
+    "slurm.setup": ('lines of shell before the ranks start: ["module load cuda"]', 0, 0),
+    "slurm.options": ('more options of sbatch: ["--constraint=ib"]', 0, 0),
+    "slurm.usd_per_gpu_hour": ("price, for --dry-run; 0: not known", 0, 1e6),
 }
 
 # Names in other trainers, with or without a section -> our keys, to suggest the right key for an unknown one.

@@ -17,6 +17,7 @@ _LARGEST_FILE = 2**20  # bytes of a run file; a real one has a few thousand
 _SPECIAL = ("preset", "model.config")  # where a model comes from, not a value of the run
 _LISTS = (  # lists of names; a single name is a list too
     "memory.recompute", "memory.recompute_else", "memory.chosen", "memory.offload", "precision.modules",
+    "slurm.setup", "slurm.options", "slurm.container_mounts",
 )  # fmt: skip
 
 _PAIR = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)+=.*", re.DOTALL)  # a.b=v

@@ -117,6 +117,7 @@ def _sections(run: RunSpec, budget: MemoryBudget | None) -> Iterator[tuple[str, 
         "precision": run.precision.changes,
         "limits": run.limits,
         "output": {"folder": run.out},
+        "slurm": run.slurm,
     }
     for section in SECTIONS:
         part = parts[section]

@@ -18,6 +18,7 @@ from penteract.config.recompute import MemoryBudget, ops_of
 from penteract.config.rules.legal import check_legal
 from penteract.config.rules.settle import Settle
 from penteract.config.run import Checkpoint, Data, LearningRate, Limits, Optimizer, Precision, RunSpec, Training
+from penteract.config.slurm import Slurm
 from penteract.errors import BadInput
 
 # The parts of a model that have their own sections.
@@ -118,6 +119,7 @@ def _build(settings: Settings, layers: list[Settings], largest: int, world: int 
         precision=Precision(**_section(settings, "precision")),
         limits=Limits(**_section(settings, "limits")),
         out=settings["output.folder"].value,
+        slurm=Slurm(**_section(settings, "slurm")),
     )  # fmt: skip
     _check_sections(run, settings)
     return Resolved(run=run, origins={k: settings[k].origin for k in settings}, budget=budget)

@@ -72,6 +72,25 @@ def make(run: Path, chosen: str) -> None:
         raise _unusable(at, e) from e
 
 
+def make_again(run: Path, chosen: str) -> None:
+    """Make the folder of a run that has saved nothing, whether or not an earlier start has made it. Raises as `make`
+    does."""
+    link = run / NAME
+    if link.is_symlink():
+        release(run)
+        with contextlib.suppress(OSError):
+            link.unlink()
+    if not link.is_dir():
+        make(run, chosen)
+
+
+def leads_to(run: Path, chosen: str) -> bool:
+    """Whether the run has `chosen` as its folder already."""
+    with contextlib.suppress(OSError, PenteractError):
+        return (run / NAME).is_symlink() and os.readlink(run / NAME) == chosen and find(run).is_dir()
+    return False
+
+
 def release(run: Path) -> None:
     """Give up the folder of a run that has saved nothing, so that another may have it. Never raises."""
     with contextlib.suppress(OSError, PenteractError):

@@ -22,7 +22,8 @@ from typing import Any
 
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.engine.run_folder.checkpoint_folder import INSIDE
-from penteract.errors import DiskFailure, PenteractError
+from penteract.errors import BadInput, DiskFailure, PenteractError
+from penteract.units import printable
 
 COMMAND, ERRORS, LATEST, LOGS, RUN, STATUS = (
     "command.txt", "errors.jsonl", "latest", "logs", "run.toml", "status.json"
@@ -30,25 +31,49 @@ COMMAND, ERRORS, LATEST, LOGS, RUN, STATUS = (
 NEXT = "run.next.toml"  # the run file of a resumed run; it replaces RUN once the checkpoint has been read
 
 
-def create(out: str | Path, name: str, command: Sequence[str] | None = None, checkpoints: str = INSIDE) -> Path:
+def free_name(out: str | Path, name: str) -> Path:
+    """A path below `out` for a new run, named by day, model and six random digits. Nothing is made."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:64] or "run"
+    while True:
+        folder = Path(out) / f"{datetime.now().astimezone():%Y-%m-%d}_{plain}_{secrets.token_hex(3)}"
+        if not os.path.lexists(folder):
+            return folder
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise BadInput if a folder holds anything, and is not a run's."""
+    try:
+        foreign = os.path.lexists(folder) and not (folder / STATUS).is_file() and any(folder.iterdir())
+    except OSError as e:
+        raise BadInput("FOLDER", "not a folder for a run", where="--into", found=e.strerror, fix="another path") from e
+    if foreign:
+        raise BadInput("FOLDER", "the folder is not empty, and no run's", where="--into", found=printable(str(folder)),
+                       fix="a path that does not exist yet, or a run's folder")  # fmt: skip
+
+
+def create(
+    out: str | Path, name: str, command: Sequence[str] | None = None, checkpoints: str = INSIDE,
+    into: Path | None = None,
+) -> Path:  # fmt: skip
     """A new run's directory below `out`, named by day, model and six random digits; `out/latest` points at it.
 
     `command`: what to write into `command.txt`; by default the arguments of this process. `checkpoints`: the
-    `checkpoint.folder`. Raises DiskFailure, and BadInput if another run has that folder.
+    `checkpoint.folder`. `into`: the directory, instead; a run that has saved nothing there begins anew. Raises
+    DiskFailure, and BadInput if another run has the folder of checkpoints.
     """
     out = Path(out)
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:64] or "run"
     try:
         out.mkdir(parents=True, exist_ok=True)
         while True:
-            folder = out / f"{datetime.now().astimezone():%Y-%m-%d}_{plain}_{secrets.token_hex(3)}"
+            folder = into or free_name(out, name)
             with contextlib.suppress(FileExistsError):
-                folder.mkdir()
+                folder.mkdir(parents=into is not None, exist_ok=into is not None)
                 break
-        checkpoint_folder.make(folder, checkpoints)
+        checkpoint_folder.make_again(folder, checkpoints) if into else checkpoint_folder.make(folder, checkpoints)
         (folder / COMMAND).write_text(shlex.join(sys.argv if command is None else command) + "\n")
         write_status(folder, "created")
-        _point(out / LATEST, folder.name)
+        if folder.resolve().parent == out.resolve():
+            _point(out / LATEST, folder.name)
     except OSError as e:
         raise DiskFailure("DISK", "could not make a run's directory", where=str(e.filename or out), found=e.strerror,
                           fix="choose another --output.folder") from e  # fmt: skip
@@ -56,7 +81,8 @@ def create(out: str | Path, name: str, command: Sequence[str] | None = None, che
 
 
 def write_status(folder: Path, state: str, **more: Any) -> None:
-    """Replace `status.json` in one operation: the state (created, running, done, stopped, failed) and when it began.
+    """Replace `status.json` in one operation: the state (queued, created, running, done, stopped, failed) and since
+    when.
 
     A resumed run that has not read its checkpoint yet keeps its old status.
     """

@@ -31,12 +31,13 @@ def train(  # noqa: PLR0913 (options of the command line)
     compare: Path | None = None,
     resume: Path | None = None,
     init: Path | None = None,
+    into: Path | None = None,
     grace: float = 30.0,
     json: bool = False,
     debug: bool = False,
 ) -> int:
     """Train; returns the exit code. `predicted()`: bytes that rank 0 will allocate; called once ranks can start.
-    `grace`: seconds that a scheduler gives the run to stop.
+    `grace`: seconds that a scheduler gives the run to stop. `into`: the folder of a new run.
 
     `launched`: this process is a rank that a launcher started. Otherwise it starts all ranks of the layout as child
     processes, even if there is one, because OpenMP settings must be in the environment before torch is loaded.
@@ -52,9 +53,9 @@ def train(  # noqa: PLR0913 (options of the command line)
     words += [f"--{name}={path}" for name, path in paths if path is not None]
     if launched:
         worker = import_module("penteract.engine.runtime.worker")
-        return worker.joined(lambda: _lease_run(resolved, resume, init), resolved.run, words, generation)
+        return worker.joined(lambda: _lease_run(resolved, resume, init, into), resolved.run, words, generation)
     _check_memory(resolved, rank_bytes)
-    folder, run_lease, _ = _lease_run(resolved, resume, init)
+    folder, run_lease, _ = _lease_run(resolved, resume, init, into)
     command = ["-m", "penteract.engine.runtime.worker", str(folder), f"--epoch={run_lease.epoch}", *words]
     try:
         return launch(resolved.run.layout.world, command, folder, os.environ)
@@ -104,7 +105,7 @@ class LeasedRun(NamedTuple):
     run: RunSpec
 
 
-def _lease_run(resolved: Resolved, resume: Path | None, init: Path | None) -> LeasedRun:
+def _lease_run(resolved: Resolved, resume: Path | None, init: Path | None, into: Path | None = None) -> LeasedRun:
     """Make a run's folder, or take the one that is resumed. If another process takes it over, this one stops as if by
     SIGTERM.
 
@@ -118,11 +119,14 @@ def _lease_run(resolved: Resolved, resume: Path | None, init: Path | None) -> Le
         lease.refuse_held(resume, notify=_notify)
         at = checkpoint_folder.of_resumed(resume, run.checkpoint.folder)
         import_module("penteract.engine.session.resume").check_resume(resume, run, at)
-    else:
+    elif into is not None and into.exists():
+        rundir.refuse_foreign(into)
+        lease.refuse_held(into, notify=_notify)
+    if resume is None and not (into is not None and checkpoint_folder.leads_to(into, run.checkpoint.folder)):
         checkpoint_folder.refuse_used_folder(run.checkpoint.folder, run.out)
     data.check_data(run.data, run.tokenizer, run.sequence_length, run.model.vocab_size)
     run = replace(run, data=replace(run.data, revision=data.pin(run.data.source, run.data.revision, _notify)))
-    folder = resume or rundir.create(run.out, run.model.name, checkpoints=run.checkpoint.folder)
+    folder = resume or rundir.create(run.out, run.model.name, checkpoints=run.checkpoint.folder, into=into)
     run_lease = lease.take(folder, notify=_notify)
     if at is not None:
         checkpoint_folder.settle(folder, at)

@@ -79,6 +79,7 @@ class Watcher:
         self._own_watch = OwnWatch(self.progress, rank, alone=False)
         self._patient = False
         self._stopped = False  # whether a signal had asked this rank to stop when it noticed another's failure
+        self.run_code = 0  # the exit code of the rank that failed first, once this one ends because of it
         self.final: Callable[[int], None] = lambda code: None  # called with the exit code of the rank that failed first
         self._ticks = 0
         self._silence = 0.0  # seconds without a heartbeat of the watched rank, counted in this thread's ticks
@@ -306,11 +307,13 @@ class Watcher:
         lost rank was killed for it: the run can go on later."""
         if row["exit_code"] != Preempted.exit_code:  # that rank leaves it, if anything was trained
             self.final(int(row["exit_code"]))
+        what = f"rank {row['rank']} failed with {row['code']}: {row['what']}"
+        stopped = row["exit_code"] == Preempted.exit_code or (row["exit_code"] == PeerLost.exit_code and self._stopped)
+        if stopped and row["code"] not in _OF_ALL:
+            return self._stopped_too(what)
+        self.run_code = int(row["exit_code"])
         if row["code"] in _OF_ALL:
             return PeerLost(row["code"], row["what"], where=row["where"], fix=row["fix"])
-        what = f"rank {row['rank']} failed with {row['code']}: {row['what']}"
-        if row["exit_code"] == Preempted.exit_code or (row["exit_code"] == PeerLost.exit_code and self._stopped):
-            return self._stopped_too(what)
         return PeerLost("PEER", what, where=f"rank {self.rank}", fix=f"see {self.run_dir / rundir.ERRORS}")
 
     def _stopped_too(self, found: str) -> Preempted:
@@ -325,7 +328,8 @@ class Watcher:
             thread.join(teardown)
         if self.rank == 0:  # it may host the store: the others must read it once more
             with suppress(OSError):
-                rundir.write_status(self.run_dir, rundir.ended(error.exit_code), exit_code=error.exit_code)
+                code = self.run_code or error.exit_code
+                rundir.write_status(self.run_dir, rundir.ended(code), exit_code=code)
             time.sleep(2 * self.interval + GRACE_S)
 
 
@@ -374,6 +378,7 @@ def watched(
         if alone is not None:
             alone.stop()
         if rank.number == 0:
+            code = watcher.run_code or code if watcher is not None else code
             with suppress(OSError):
                 rundir.write_status(run_dir, rundir.ended(code), exit_code=code)
 

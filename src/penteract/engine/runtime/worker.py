@@ -28,7 +28,7 @@ from penteract.engine.session.session import Session, SessionOptions, closing_li
 from penteract.errors import PeerLost, PenteractError, Preempted
 
 # Keys that decide no results: where files are, which are described by themselves, and how long to wait.
-_OWN = ("output.", "checkpoint.folder", "limits.", "training.log_level", "data.source", "tokenizer.source")
+_OWN = ("output.", "slurm.", "checkpoint.folder", "limits.", "training.log_level", "data.source", "tokenizer.source")
 
 
 def work(
