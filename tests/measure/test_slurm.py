@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penteract.cli import main
 from penteract.config.rules.resolve import resolve
-from penteract.config.slurm import Slurm
+from penteract.config.run import Slurm
 from penteract.errors import BadInput
 from penteract.measure.bench.launcher import CaseJob, JobState
 from penteract.measure.bench.slurm_launcher import SlurmLauncher

@@ -11,7 +11,6 @@ from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds, Op
 from penteract.config.precision.fp8 import Fp8
 from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import RECIPES, Policy
-from penteract.config.slurm import Slurm
 from penteract.errors import BadInput
 
 
@@ -208,6 +207,32 @@ class Precision:
 
 
 PARTS = tuple(f.name for f in fields(Precision) if f.name not in ("dtype", "device"))  # what changes a recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slurm:
+    """What jobs need of a Slurm cluster. "auto" leaves a choice to the cluster."""
+
+    ranks_per_node: int = 8
+    nodes: int | Literal["auto"] = "auto"
+    partition: str = "auto"
+    account: str = "auto"
+    qos: str = "auto"
+    time: str = "auto"
+    gpus: Literal["gpus_per_node", "gres", "none"] = "gpus_per_node"
+    gpu_type: str = "auto"
+    exclusive: bool = True
+    cpus_per_rank: int = 0
+    memory: str = "auto"
+    grace: int = 120  # seconds
+    retries: int = 3
+    container: str = "none"
+    container_runtime: Literal["pyxis", "apptainer"] = "pyxis"
+    container_mounts: Literal["none"] | tuple[str, ...] = "none"
+    python: str = "auto"
+    setup: Literal["none"] | tuple[str, ...] = "none"
+    options: Literal["none"] | tuple[str, ...] = "none"
+    usd_per_gpu_hour: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

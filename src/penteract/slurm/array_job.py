@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penteract.config.slurm import Slurm
+from penteract.config.run import Slurm
 from penteract.slurm.batch_file import Step, header, python_of, srun, surroundings, text
 from penteract.slurm.job_shape import JobShape
 from penteract.units import Seconds

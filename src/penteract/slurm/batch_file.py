@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penteract.config.slurm import AUTO, NONE, Slurm
+from penteract.config.run import Slurm
 from penteract.errors import BadInput
 from penteract.slurm.job_shape import JobShape, seconds_of
 from penteract.units import Seconds
 
 SETTLE_S = 60  # after one rank has ended, for the others: they end by themselves
+_AUTO, _NONE = "auto", "none"
 _NAME = re.compile(r"[A-Za-z0-9_.,@:+-]+")
 _OPTION = re.compile(r"--[a-z][\w-]*(?:[= ].*)?")
 _TERMS = ("partition", "account", "qos")
@@ -39,7 +40,7 @@ def check(slurm: Slurm) -> None:
     for name in (*_TERMS, "gpu_type", "memory"):
         _name(name, getattr(slurm, name))
     seconds_of(slurm.time)
-    for option in () if slurm.options == NONE else slurm.options:
+    for option in () if slurm.options == _NONE else slurm.options:
         if not _OPTION.fullmatch(option):
             raise BadInput("VALUE", "not an option of sbatch", where="slurm.options", found=option[:60],
                            allowed="--name=value", fix='slurm.options=["--constraint=ib"]')  # fmt: skip
@@ -51,18 +52,18 @@ def header(
     """The `#SBATCH` lines that every job has. `limit`: seconds; None: `slurm.time`. Raises BadInput."""
     check(slurm)
     options = {"job-name": name, "nodes": shape.nodes, "ntasks": shape.ranks, "ntasks-per-node": shape.on_a_node}
-    options |= {term: getattr(slurm, term) for term in _TERMS if getattr(slurm, term) != AUTO}
+    options |= {term: getattr(slurm, term) for term in _TERMS if getattr(slurm, term) != _AUTO}
     time = slurm.time if limit is None else _minutes(limit)
-    options |= {"time": time} if time != AUTO else {}
-    options |= {"mem": slurm.memory} if slurm.memory != AUTO else {}
+    options |= {"time": time} if time != _AUTO else {}
+    options |= {"mem": slurm.memory} if slurm.memory != _AUTO else {}
     options |= {"cpus-per-task": slurm.cpus_per_rank} if slurm.cpus_per_rank else {}
-    each = f"{slurm.gpu_type}:{shape.on_a_node}" if slurm.gpu_type != AUTO else str(shape.on_a_node)
+    each = f"{slurm.gpu_type}:{shape.on_a_node}" if slurm.gpu_type != _AUTO else str(shape.on_a_node)
     if slurm.gpus != "none":
         options |= {"gpus-per-node": each} if slurm.gpus == "gpus_per_node" else {"gres": f"gpu:{each}"}
     options |= {"output": _path(output), "open-mode": "append", "chdir": _path(working)}
     lines = [f"#SBATCH --{option}={value}" for option, value in options.items()]
     lines += ["#SBATCH --exclusive"] * slurm.exclusive
-    return lines + [f"#SBATCH {option}" for option in (() if slurm.options == NONE else slurm.options)]
+    return lines + [f"#SBATCH {option}" for option in (() if slurm.options == _NONE else slurm.options)]
 
 
 def surroundings(slurm: Slurm, step: Step) -> list[str]:
@@ -72,7 +73,7 @@ def surroundings(slurm: Slurm, step: Step) -> list[str]:
     """
     threads = f"${{OMP_NUM_THREADS:-$(( n = ${{SLURM_CPUS_ON_NODE:-1}} / {step.shape.on_a_node}, n > 0 ? n : 1 ))}}"
     return [
-        *(() if slurm.setup == NONE else slurm.setup),
+        *(() if slurm.setup == _NONE else slurm.setup),
         "port=$(( 10000 + SLURM_JOB_ID % 20000 ))",
         'while (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$(( port + 1 )); done',
         'export MASTER_ADDR="$(hostname)" MASTER_PORT="$port"',
@@ -90,11 +91,11 @@ def srun(slurm: Slurm, step: Step, settle: int = SETTLE_S) -> str:
     words += [f"--cpus-per-task={slurm.cpus_per_rank}"] * bool(slurm.cpus_per_rank)
     words += ["--cpu-bind=none", "--kill-on-bad-exit=0", f"--wait={settle}"]
     inner, mounts = list(step.command), [f"{at}:{at}" for at in (step.working, *step.reached)]
-    mounts += () if slurm.container_mounts == NONE else slurm.container_mounts
-    if slurm.container != NONE and slurm.container_runtime == "pyxis":
+    mounts += () if slurm.container_mounts == _NONE else slurm.container_mounts
+    if slurm.container != _NONE and slurm.container_runtime == "pyxis":
         words += [f"--container-image={slurm.container}", f"--container-mounts={','.join(mounts)}"]
         words += [f"--container-workdir={step.working}"]
-    elif slurm.container != NONE:
+    elif slurm.container != _NONE:
         gpus = ["--nv"] * (slurm.gpus != "none")
         inner = ["apptainer", "exec", *gpus, "--bind", ",".join(mounts), "--pwd", str(step.working),
                  slurm.container, *inner]  # fmt: skip
@@ -104,9 +105,9 @@ def srun(slurm: Slurm, step: Step, settle: int = SETTLE_S) -> str:
 
 def python_of(slurm: Slurm, here: str) -> list[str]:
     """The words that start Python in a job. `here`: the interpreter of this process."""
-    if slurm.python != AUTO:
+    if slurm.python != _AUTO:
         return shlex.split(slurm.python)
-    return [here] if slurm.container == NONE else ["python3"]
+    return [here] if slurm.container == _NONE else ["python3"]
 
 
 def waiting(step: str) -> Iterator[str]:

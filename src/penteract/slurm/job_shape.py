@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from penteract.config.slurm import AUTO, Slurm
+from penteract.config.run import Slurm
 from penteract.errors import BadInput
 from penteract.units import Seconds, show_seconds, show_whole
 
+_AUTO = "auto"
 _TIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,4})(?::(\d{1,2}))?(?::(\d{1,2}))?")
 
 
@@ -28,7 +29,7 @@ class JobShape:
 def job_shape(ranks: int, slurm: Slurm) -> JobShape:
     """The fewest nodes for `ranks`, all alike. Raises BadInput where whole nodes do not make them up."""
     most = slurm.ranks_per_node
-    nodes = slurm.nodes if slurm.nodes != AUTO else max(1, -(-ranks // most))
+    nodes = slurm.nodes if slurm.nodes != _AUTO else max(1, -(-ranks // most))
     if ranks % nodes or ranks // nodes > most:
         raise BadInput("NODES", f"{ranks} ranks do not fill {nodes} nodes evenly", where="slurm.ranks_per_node",
                        found=most, allowed=f"the layout's ranks on whole nodes of at most {most}",
@@ -39,7 +40,7 @@ def job_shape(ranks: int, slurm: Slurm) -> JobShape:
 def seconds_of(time: str) -> Seconds | None:
     """Slurm's `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours[:minutes[:seconds]]`; None for auto.
     Raises BadInput."""
-    if time == AUTO:
+    if time == _AUTO:
         return None
     found = _TIME.fullmatch(time)
     if not found:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from penteract.config.slurm import Slurm
+from penteract.config.run import Slurm
 from penteract.slurm.batch_file import Step, header, python_of, srun, surroundings, text, waiting
 from penteract.slurm.job_shape import JobShape
 

@@ -17,8 +17,7 @@ from penteract.config.presets import preset as find_preset
 from penteract.config.recompute import MemoryBudget, ops_of
 from penteract.config.rules.legal import check_legal
 from penteract.config.rules.settle import Settle
-from penteract.config.run import Checkpoint, Data, LearningRate, Limits, Optimizer, Precision, RunSpec, Training
-from penteract.config.slurm import Slurm
+from penteract.config.run import Checkpoint, Data, LearningRate, Limits, Optimizer, Precision, RunSpec, Slurm, Training
 from penteract.errors import BadInput
 
 # The parts of a model that have their own sections.

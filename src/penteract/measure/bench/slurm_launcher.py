@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from penteract.config.slurm import Slurm
+from penteract.config.run import Slurm
 from penteract.errors import BadInput, DiskFailure, PeerLost
 from penteract.measure.bench.launcher import CaseJob, JobState
 from penteract.slurm.answers import RUNNING, WAITING, Answer, ask
