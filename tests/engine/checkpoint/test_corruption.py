@@ -14,8 +14,8 @@ import torch
 
 from engine.checkpoint.shards import load_whole, noise, same, save_all, save_whole
 from penteract.engine.checkpoint import Slice, check, committed, latest, load, take, verify
+from penteract.engine.checkpoint.boxes import digest
 from penteract.engine.checkpoint.durable import Room, write
-from penteract.engine.checkpoint.slices import digest
 from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
 
 TENSORS = {"w": noise((7, 5), torch.float32, 1), "b": noise((9,), torch.bfloat16, 2)}

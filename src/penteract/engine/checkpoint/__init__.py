@@ -5,6 +5,9 @@ rectangles, and `manifest.json`: where every tensor's rectangles are, each with 
 pickled.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from penteract.engine.checkpoint.durable import failing, room
 from penteract.engine.checkpoint.folder import (
     Committed,
@@ -17,12 +20,27 @@ from penteract.engine.checkpoint.folder import (
     set_aside,
     take,
 )
-from penteract.engine.checkpoint.reading import extra, load, verify, verify_file
+from penteract.engine.checkpoint.rank_file import file_of
 from penteract.engine.checkpoint.rectangles import rectangles
-from penteract.engine.checkpoint.slices import Slice
-from penteract.engine.checkpoint.writing import file_of, save, save_alone
+
+if TYPE_CHECKING:
+    from penteract.engine.checkpoint.reading import extra, load, verify, verify_file
+    from penteract.engine.checkpoint.slices import Slice
+    from penteract.engine.checkpoint.writing import save, save_alone
 
 __all__ = [
     "Committed", "Slice", "check", "committed", "extra", "failing", "file_of", "intact", "latest", "load", "prove",
     "prune", "rectangles", "room", "save", "save_alone", "set_aside", "take", "verify", "verify_file",
 ]  # fmt: skip
+
+_OF_TORCH = {
+    **dict.fromkeys(("extra", "load", "verify", "verify_file"), "reading"), "Slice": "slices",
+    **dict.fromkeys(("save", "save_alone"), "writing"),
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported when it is first asked for: the process that writes in the background has none."""
+    if name not in _OF_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_OF_TORCH[name]}"), name)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from penteract.config.files.regular import read_regular
 from penteract.engine.checkpoint import durable as disk
 from penteract.engine.checkpoint import manifest
-from penteract.engine.checkpoint.slices import digest
+from penteract.engine.checkpoint.boxes import digest
 from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
 
 log = logging.getLogger("penteract")

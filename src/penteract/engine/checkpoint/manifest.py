@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penteract.config.files.regular import read_regular
-from penteract.engine.checkpoint.slices import DTYPES, Box, Dims, digest, first_overlap, inside, show, volume
+from penteract.engine.checkpoint.boxes import WIDTHS, Box, Dims, digest, first_overlap, inside, show, volume
 from penteract.errors import BadInput, Bug, CorruptData
 
 FORMAT = 1
@@ -134,7 +134,7 @@ def parse_tensors(table: Mapping[str, Any]) -> dict[str, ManifestEntry]:
     valid."""
     out: dict[str, ManifestEntry] = {}
     for name, row in table.items():
-        if row["dtype"] not in DTYPES:
+        if row["dtype"] not in WIDTHS:
             raise ValueError(f"{name}: unknown dtype")
         parts = tuple(_part(p) for p in row["parts"])
         out[name] = ManifestEntry(_dims(row["shape"]), row["dtype"], parts)

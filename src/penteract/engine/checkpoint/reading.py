@@ -11,20 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from penteract.engine.checkpoint import manifest
+from penteract.engine.checkpoint.boxes import Box, digest, first_overlap, inside, meet, volume
 from penteract.engine.checkpoint.manifest import Manifest, ManifestEntry, StoredBox
-from penteract.engine.checkpoint.slices import (
-    DTYPES,
-    NAMES,
-    Box,
-    Slice,
-    digest,
-    first_overlap,
-    inside,
-    meet,
-    raw,
-    view,
-    volume,
-)  # fmt: skip
+from penteract.engine.checkpoint.slices import DTYPES, NAMES, Slice, raw, view
 from penteract.errors import BadInput, Bug, CorruptData
 
 _SHOWN = 5  # names in a message

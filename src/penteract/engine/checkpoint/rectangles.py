@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from penteract.engine.checkpoint.slices import Box, Dims
+from penteract.engine.checkpoint.boxes import Box, Dims
 
 
 def rectangles(shape: Dims, begin: int, end: int) -> Iterator[Box]:

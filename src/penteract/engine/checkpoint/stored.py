@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from penteract.engine.checkpoint import manifest
+from penteract.engine.checkpoint.boxes import Box
 from penteract.engine.checkpoint.manifest import StoredBox
 from penteract.engine.checkpoint.reading import checked, opened, overlaps
-from penteract.engine.checkpoint.slices import Box, view
+from penteract.engine.checkpoint.slices import view
 from penteract.errors import BadInput
 
 

@@ -16,7 +16,7 @@ from penteract.config.rules.resolve import Resolved
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import Slice
 from penteract.engine.checkpoint import durable as disk
-from penteract.engine.checkpoint.slices import Dims
+from penteract.engine.checkpoint.boxes import Dims
 from penteract.engine.checkpoint.stored import StoredTensors
 from penteract.engine.data import open_tokenizer
 from penteract.engine.hf.folder import TOKENIZER, WEIGHTS_ALONE, open_folder, remembered_vocabulary, weights_alone

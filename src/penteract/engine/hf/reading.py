@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from penteract.engine.checkpoint.slices import Box, meet, view
+from penteract.engine.checkpoint.boxes import Box, meet
+from penteract.engine.checkpoint.slices import view
 from penteract.engine.hf.folder import HfFolder
 from penteract.errors import CorruptData
 from penteract.model.hf_names import HfPart

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 
 from penteract.engine import checkpoint
+from penteract.engine.checkpoint.boxes import Box
 from penteract.engine.checkpoint.manifest import MANIFEST
-from penteract.engine.checkpoint.slices import Box
 from penteract.engine.checkpoint.stored import StoredTensors
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.hf.folder import CONFIG, open_folder
