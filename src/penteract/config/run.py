@@ -86,6 +86,7 @@ class Checkpoint:
     every: int = 0  # steps; 0: only at the end
     keep: int = 2  # the newest; 0: all
     folder: str = "inside"  # of this run alone; "inside": in the run's folder
+    asynchronous: bool = False  # whether training goes on while one is written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,11 +5,11 @@ A `torch.device` names where tensors are; a `Device` has the operations that dif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
@@ -19,9 +19,26 @@ from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.comm.journal import Journal, Marks
 from penteract.engine.device.cpu_affinity import threads_of
 from penteract.engine.device.storages import Storages, bytes_of
-from penteract.errors import BadInput, Bug
+from penteract.errors import BadInput, Bug, OutOfMemory
+from penteract.units import show_bytes
 
 _T = TypeVar("_T")
+
+
+class CopyOut(Protocol):
+    """Copies from the device to the host under way."""
+
+    def wait(self) -> None:
+        """Let what is computed from now on begin after them. The host does not wait."""
+        ...
+
+    def arrived(self) -> bool:
+        """Whether the host may read them."""
+        ...
+
+    def settle(self) -> None:
+        """Block the host until it may."""
+        ...
 
 
 class Device(Protocol):
@@ -54,6 +71,16 @@ class Device(Protocol):
         until it is waited for."""
         ...
 
+    def copy_out(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> CopyOut:
+        """Start copies of each x to a y on the host, of the same shape and dtype, apart from all other copies. They are
+        ordered after everything computed so far; x and y outlive them."""
+        ...
+
+    def register(self, x: torch.Tensor) -> None:
+        """Page-lock the memory of the host tensor x, so that copies to it overlap compute. It lives as long as this
+        process."""
+        ...
+
     def pin(self, x: torch.Tensor) -> torch.Tensor:
         """The host tensor x in page-locked memory, so that a copy to the device does not block the host."""
         ...
@@ -74,6 +101,17 @@ class Device(Protocol):
         """Record the device operations of `work` without running them; returns a function that replays them. Raises Bug
         on a device without graphs."""
         ...
+
+
+class Copied:
+    """Copies that were done at once."""
+
+    def wait(self) -> None: ...
+
+    def arrived(self) -> bool:
+        return True
+
+    def settle(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -100,6 +138,13 @@ class Cpu:
     def copy(self, x: torch.Tensor, y: torch.Tensor) -> Work:
         y.copy_(x)
         return Work((), (x, y))
+
+    def copy_out(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> CopyOut:
+        for x, y in pairs:
+            y.copy_(x)
+        return Copied()
+
+    def register(self, x: torch.Tensor) -> None: ...
 
     def pin(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -128,6 +173,12 @@ class CopyEvent:
 
     def wait(self) -> None:
         torch.cuda.current_stream().wait_event(self.event)
+
+    def arrived(self) -> bool:
+        return self.event.query()
+
+    def settle(self) -> None:
+        self.event.synchronize()
 
 
 @dataclass(slots=True)
@@ -162,6 +213,23 @@ class Cuda:
             event = torch.cuda.Event()
             event.record(stream)
         return Work((CopyEvent(event),), (x, y))
+
+    def copy_out(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> CopyOut:
+        stream = self._after_compute("snapshot")
+        with torch.cuda.stream(stream):
+            for x, y in pairs:
+                y.copy_(x, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(stream)
+        return CopyEvent(event)
+
+    def register(self, x: torch.Tensor) -> None:
+        found: Any = torch.cuda.cudart()
+        error = found.cudaHostRegister(x.data_ptr(), x.nbytes, 0)
+        if int(error):
+            raise OutOfMemory("MEMORY", "host memory cannot be page-locked", found=f"CUDA error {int(error)}",
+                              allowed=show_bytes(x.nbytes),
+                              fix="a larger ulimit -l, or --checkpoint.asynchronous false")  # fmt: skip
 
     def _after_compute(self, name: str) -> torch.cuda.Stream:
         if name not in self.streams:

@@ -30,6 +30,9 @@ class CapturedStep:
         if synchronising:
             where = str(synchronising[0])
             raise Bug("CAPTURE", "a step whose host reads routed counts cannot be captured", where=where)
+        if self.run.before_update is not None:
+            raise Bug("CAPTURE", "a captured step does not wait for the copies of a snapshot",
+                      fix="save synchronously")  # fmt: skip
         self.run.settle_parameters()
         self.run.summed.next_targets = None
         self.replay = self.run.device.capture(self._walk)

@@ -42,6 +42,7 @@ class Executor:
     memory: Allocator
     optimizer: AdamW | None = None
     on_action: Callable[[str], None] | None = None
+    before_update: Callable[[int], None] | None = None  # of a bucket: its state is still being copied
     fake: Device | None = None  # used in place of the memory's device
     device: Device = field(init=False)
     env: Env = field(init=False)
@@ -279,6 +280,8 @@ class Executor:
         if self.optimizer is None:
             return
         assert self.common is not None, "an update before the step's factors"
+        if self.before_update is not None:
+            self.before_update(bucket)
         flat = self.state.flats[bucket]
         for part in (flat,) if self.streamed is None else self.streamed.slices(flat):
             self.optimizer.update(part, self.common)

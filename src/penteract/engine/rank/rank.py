@@ -116,6 +116,14 @@ class Rank:
                 dist.broadcast_object_list(box, src=0)
         return box[0]
 
+    def all_of(self, text: str) -> list[str]:
+        """The texts of all ranks in their order, on every rank."""
+        texts = [text] * self.world
+        if self.world > 1:
+            with self._inside("all_gather"):
+                dist.all_gather_object(texts, text)
+        return texts
+
     def one_of(self, error: PenteractError | None) -> PenteractError | None:
         """The error of the first rank that has one, on every rank."""
         errors = [error] * self.world

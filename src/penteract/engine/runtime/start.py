@@ -14,13 +14,14 @@ from typing import NamedTuple
 from penteract.config.files.write import to_toml
 from penteract.config.rules.resolve import Resolved
 from penteract.config.run import RunSpec
+from penteract.engine.device import host_memory
 from penteract.engine.device.cpu_affinity import usable_here
 from penteract.engine.hf.folder import remember
 from penteract.engine.run_folder import checkpoint_folder, lease, rundir
 from penteract.engine.runtime.generation import Generation
 from penteract.engine.runtime.launch import launch
 from penteract.errors import BadInput
-from penteract.units import KIB, show_bytes
+from penteract.units import show_bytes
 
 
 def train(  # noqa: PLR0913 (options of the command line)
@@ -76,7 +77,7 @@ def _check_ranks(resolved: Resolved) -> None:
 def _check_memory(resolved: Resolved, predicted: int) -> None:
     """Raise BadInput if ranks on CPUs will need more memory than is free."""
     world = resolved.run.layout.world
-    if not _gpus(resolved) and (free := _available()) and predicted * world > free:
+    if not _gpus(resolved) and (free := host_memory.available()) and predicted * world > free:
         raise BadInput("MEMORY", f"{world} ranks of {show_bytes(predicted)} do not fit this host's free memory",
                        found=show_bytes(predicted * world), allowed=show_bytes(free),
                        fix="a smaller model or micro-batch; penteract.estimate shows what a layout takes")  # fmt: skip
@@ -86,15 +87,6 @@ def _gpus(resolved: Resolved) -> bool:
     """Whether ranks will use GPUs, as far as is visible without loading torch."""
     device = resolved.run.precision.device
     return device == "cuda" or (device == "auto" and Path("/proc/driver/nvidia/version").exists())
-
-
-def _available() -> int:
-    """Bytes of memory that Linux reports as available; 0 if it does not."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * KIB for line in lines if line.startswith("MemAvailable:")), 0)
 
 
 class LeasedRun(NamedTuple):

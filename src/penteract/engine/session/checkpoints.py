@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import Slice
@@ -109,6 +109,18 @@ class Checkpoints:
                     checkpoint.prune(self.folder, self.keep, self.epoch)
             self._written = ReadBack(at, self.rank.number)
 
+    @property
+    def before(self) -> Before | None:
+        """The checkpoint that is proven when a later one is committed: finite steps have been trained since."""
+        if self._written is not None:
+            return Before(self._written.at, self._written)
+        return None if self._loaded is None else Before(self._loaded, None)
+
+    def commit_seen(self, read_back: ReadBack) -> None:
+        """A save in the background has been committed and is being read back; the one before is not waited for any
+        more."""
+        self._written, self._loaded = read_back, None
+
     def close(self) -> None:
         """Stop reading back what was saved last."""
         if self._written is not None:
@@ -153,6 +165,13 @@ class Checkpoints:
         self.rank.barrier()
 
 
+class Before(NamedTuple):
+    """A checkpoint to be proven. `read_back`: None if this rank has loaded it."""
+
+    at: Path
+    read_back: ReadBack | None
+
+
 class ReadBack:
     """Reads a rank's file of a checkpoint from the disk, and compares its digests, while training goes on."""
 
@@ -168,6 +187,11 @@ class ReadBack:
         """Wait until it is read; what is wrong with it, or None."""
         self._thread.join()
         return self._error
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether it is not read yet."""
+        return self._thread.is_alive()
 
     def stop(self) -> None:
         """Stop after the present tensor."""

@@ -13,17 +13,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import Slice, manifest, rectangles
+from penteract.engine.checkpoint.boxes import Dims
 from penteract.engine.checkpoint.manifest import ManifestEntry
 from penteract.engine.device.device import device_of
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.executor import Executor
 from penteract.engine.state.state import Flat, ParameterPart, StateKind, TrainingState
+from penteract.ops.params import Param
 from penteract.step.program import Program
 from penteract.step.update import parts
 
@@ -112,6 +114,11 @@ def _widened(p: Program, state: TrainingState) -> Widened:
 def _slices(p: Program, state: TrainingState, widened: Widened) -> Iterator[Slice]:
     for suffix, kind in KINDS.items():
         yield from slices(p, state.parameter_parts_of(widened[kind]), suffix)
+    yield from small_slices(p, state)
+
+
+def small_slices(p: Program, state: TrainingState) -> Iterator[Slice]:
+    """What is not in buckets: it may change at any point of a step."""
     first = p.mesh.group("stage", p.rank)[0] == p.rank
     if state.scaling is not None:
         values = state.scaling.values
@@ -124,20 +131,48 @@ def _slices(p: Program, state: TrainingState, widened: Widened) -> Iterator[Slic
         yield Slice(f"{name}/bias", tuple(bias.shape), (0,), bias, first)
 
 
-def slices(p: Program, held: Iterable[ParameterPart], suffix: str = "") -> Iterator[Slice]:
-    """Parts of local rectangles as rectangles of global tensors. One rank writes each element."""
-    bucket_of = {q.name: b for b in p.buckets for q in b.params}
-    number = {q.name: i for i, q in enumerate(p.everything)}
-    for part in held:
-        q, bucket = part.param, bucket_of[part.param.name]
+class HeldBox(NamedTuple):
+    """A rectangle of `param` that a rank holds: where it begins in the global tensor, its size, and where its elements
+    begin among those that were asked for. `owner`: this rank writes it."""
+
+    param: Param
+    start: Dims
+    size: Dims
+    at: int
+    owner: bool
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return prod(self.size)
+
+
+class HeldBoxes:
+    """The rectangles that a rank holds of parameters, and which of them it writes: one rank writes each element."""
+
+    def __init__(self, p: Program) -> None:
+        self._p, self._bucket_of = p, {q.name: b for b in p.buckets for q in b.params}
+        self._number = {q.name: i for i, q in enumerate(p.everything)}
+
+    def of(self, q: Param, begin: int, count: int) -> Iterator[HeldBox]:
+        """The rectangles of `count` elements of the local rectangle of q, from `begin` on."""
+        p, bucket = self._p, self._bucket_of[q.name]
         # Replicas of a shard have the same bytes, so parameters are dealt out to them in turn.
-        owner = bucket.replicate_ranks[number[q.name] % len(bucket.replicate_ranks)] == p.rank
+        owner = bucket.replicate_ranks[self._number[q.name] % len(bucket.replicate_ranks)] == p.rank
         origin, at = q.offset(p.mesh, p.rank), 0
-        for offset, size in rectangles(q.local_shape(p.mesh), part.begin, part.begin + len(part.values)):
-            start = tuple(o + i for o, i in zip(origin, offset, strict=True))
-            values = part.values[at : at + prod(size)].view(size)
-            yield Slice(q.name + suffix, q.shape, start, values, owner)
-            at += prod(size)
+        for offset, size in rectangles(q.local_shape(p.mesh), begin, begin + count):
+            box = HeldBox(q, tuple(o + i for o, i in zip(origin, offset, strict=True)), size, at, owner)
+            yield box
+            at += box.count
+
+
+def slices(p: Program, held: Iterable[ParameterPart], suffix: str = "") -> Iterator[Slice]:
+    """Parts of local rectangles as rectangles of global tensors."""
+    boxes = HeldBoxes(p)
+    for part in held:
+        for box in boxes.of(part.param, part.begin, len(part.values)):
+            values = part.values[box.at : box.at + box.count].view(box.size)
+            yield Slice(part.param.name + suffix, part.param.shape, box.start, values, box.owner)
 
 
 def after_load(run: Executor) -> None:

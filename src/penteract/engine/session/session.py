@@ -22,6 +22,8 @@ from penteract.engine.rank.failures import from_exception
 from penteract.engine.rank.rank import Rank
 from penteract.engine.rank.stopping import Stopping
 from penteract.engine.run_folder import rundir
+from penteract.engine.session.background.background_saves import BackgroundSaves
+from penteract.engine.session.background.opening import open_background
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.compare import Comparison, load_gradients, save_gradients
 from penteract.engine.session.display import LiveTable
@@ -72,6 +74,8 @@ class Session:
     stopping: Stopping = field(default_factory=Stopping)
     trainer: Trainer = field(init=False)
     checkpoints: Checkpoints = field(init=False)
+    background: BackgroundSaves | None = None  # None: the run waits for each save
+    due: bool = False  # a save that starts once the one under way has ended
     train: Samples = field(init=False)
     validation: Samples = field(init=False)
     tokenizer: Any = field(init=False)
@@ -110,6 +114,7 @@ class Session:
         every, steps = self.spec.checkpoint.every, self.spec.train.steps
         saves = (steps // every - (self.first - 1) // every if every else 0) + bool(not every or steps % every)
         self.checkpoints.check_room(saved_bytes(self.trainer.program), saves)
+        self.background = open_background(spec, self.rank, self.trainer, self.checkpoints, saves=saves)
 
     def _open_data(self) -> None:
         """Open the data on rank 0 first: it may have to tokenise a large text into the cache that the others read."""
@@ -157,7 +162,7 @@ class Session:
         """Train to the end; returns the closing line of `--json`."""
         compare = Comparison(self.options.compare) if self.options.compare else None
         under_way: Begun | None = None
-        with self._showing() as shown, collected_between_steps():
+        with self._showing() as shown, collected_between_steps(), self._ending_writer():
             for number in range(self.first, self.spec.train.steps + 1):
                 begun = self._begin(number)
                 collect_after(number - self.first + 1)  # while the device computes
@@ -167,15 +172,31 @@ class Session:
                 if self._at_once(number):
                     self._end(begun, shown, compare)
                     under_way = None
-            self.checkpoints.close()
+            self._close()
             return self._finish(shown[0] if self.rank.number == 0 else None, compare)
+
+    def _close(self) -> None:
+        """After the last save."""
+        self.checkpoints.close()
+        if self.background is not None:
+            self.background.close()
+
+    @contextmanager
+    def _ending_writer(self) -> Iterator[None]:
+        """No writer outlives the loop."""
+        try:
+            yield
+        except BaseException:
+            if self.background is not None:
+                self.background.writer.kill()
+            raise
 
     def _at_once(self, number: int) -> bool:
         """Whether a step's outcome is read before the next begins. A GPU need not wait for that, but where the state
         after this very step is looked at, or where its memory is."""
         train = self.spec.train
         looked_at = _every(self.spec.checkpoint.every, number) or _every(train.validation_every, number)
-        looked_at = looked_at or _every(train.replica_check_every, number)
+        looked_at = looked_at or _every(train.replica_check_every, number) or self.due
         return not self.trainer.run.device.behind or number <= self.first + 1 or looked_at or number == train.steps
 
     def _begin(self, number: int) -> Begun:
@@ -204,11 +225,13 @@ class Session:
             table, metrics = shown
             metrics.write(row)
             table.step(row)
-        if last or _every(self.spec.checkpoint.every, number):
+        if last:
             self._save()
+        else:
+            self._save_due(number)
         self._print_grace()
         if outcome.stop and number < self.spec.train.steps:
-            self.checkpoints.close()
+            self._close()
             self._check_prefetch(number)
             raise Preempted("STOPPED", f"stopped after step {number}, which is saved",
                             where=str(self.options.folder),
@@ -285,10 +308,28 @@ class Session:
         """The samples that were trained on when `step` is done."""
         return self.samples_before + (step - self.first + 1) * self.spec.layout.global_batch_size
 
-    def _save(self, *, prune: bool = True) -> None:
+    def _save_due(self, number: int) -> None:
+        """Save where it is time to. In the background one save goes on at a time: one that is due meanwhile starts
+        after the step by which it has ended on all ranks."""
+        if self.background is not None:
+            self.background.poll()
+        if not (self.due or _every(self.spec.checkpoint.every, number)):
+            return
+        if self.background is not None:
+            under_way = torch.tensor(int(self.background.under_way))
+            self.rank.largest(under_way)
+            self.due = bool(under_way)
+        if not self.due:
+            self._save(background=self.background)
+
+    def _save(self, *, prune: bool = True, background: BackgroundSaves | None = None) -> None:
         """Save the state, unless it is saved already. Its step comes from the device, which may have been told of later
-        steps that did not change it."""
+        steps that did not change it. Wait until it is saved, also for a save under way, unless it goes on in the
+        `background`."""
         trainer, spec = self.trainer, self.spec
+        if self.background is not None and background is None:
+            with self.rank.progress.during("save"), self.stopping.held():
+                self.background.finish(prune=prune)
         trainer.run.settle_parameters()
         step = int(trainer.run.done)
         if step == self.checkpoints.last:
@@ -304,6 +345,8 @@ class Session:
         extra |= resume_settings(spec)
         at = time.perf_counter()
         with self.rank.progress.during("save"), self.stopping.held():
+            if background is not None:
+                return background.start(step, extra)
             self.checkpoints.save(step, state_slices(trainer.program, trainer.state), extra, prune=prune)
         self.grace.saved = time.perf_counter() - at
 

@@ -181,14 +181,20 @@ class TrainingState:
 
     def parameter_parts_of(self, shards: Iterable[torch.Tensor | None]) -> Iterator[ParameterPart]:
         """The same for `shards`: one tensor for each flat, or None."""
-        for flat, own in zip(self.flats, shards, strict=True):
-            if own is None:
-                continue
+        given = list(shards)
+        for number, q, begin, within in self.shard_parts():
+            if (own := given[number]) is not None:
+                yield ParameterPart(q, begin, own[within.start : within.stop])
+
+    def shard_parts(self) -> Iterator[tuple[int, Param, int, range]]:
+        """The parts of parameters in this rank's shards: the number of the flat, the parameter, the first element of
+        its local rectangle, and where they are in the shard."""
+        for number, flat in enumerate(self.flats):
             for q, at in zip(flat.bucket.params, flat.bucket.offsets, strict=True):
                 begin = max(at, flat.shard.start)
                 end = min(at + self.parameters[q.name].numel(), flat.shard.stop)
                 if begin < end:
-                    yield ParameterPart(q, begin - at, own[begin - flat.shard.start : end - flat.shard.start])
+                    yield number, q, begin - at, range(begin - flat.shard.start, end - flat.shard.start)
 
 
 def allocate(p: Program, device: torch.device) -> TrainingState:
