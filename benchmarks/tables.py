@@ -537,6 +537,23 @@ of {damage["drawn"]}, {damage["silent"]} give a state that is not that of a whol
     )
 
 
+def background_saves() -> str:
+    found = record("background_saves")
+    rows = [(name, ms([1e3 * x for x in times])) for name, times in found["seconds"].items()]
+    return section(
+        "Saves in the background",
+        f"""\
+One rank on a CPU, {found["checkpoint_mib"]:.0f} MiB of fp32 state, both kinds of saves in turns in one run: with
+`checkpoint.asynchronous` a save keeps the rank for {percent(found["save_returns_after"])} of the time of a save that it waits for
+({percent(found["asked"])} were asked for). The step beside it takes {found["step_beside_a_save"]:.2f} times as long as one after a save at
+once: writer and training share the cores. Only the ratios count: the load of the machine was {found["load_average"]}.
+
+Falls short: not measured on a GPU.""",
+        table("milliseconds | each time, and the median", rows),
+        records=["background_saves.json"],
+    )
+
+
 def training_runs() -> str:
     log = (RESULTS / "nccl_training.log").read_text(encoding="utf-8")
     codes = re.findall(r"^rc (\d+)$", log, re.MULTILINE)
@@ -696,7 +713,7 @@ NOT_MEASURED = """\
 - **macOS and Windows.** Nothing has been run there."""
 
 SECTIONS = (against_torchtitan, triton_kernels, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
-            optimizer_update, update_forms, loss_forms, captured_step, parity, drawn_faults, training_runs, precision_recipes, other_trainers, planner_speed,
+            optimizer_update, update_forms, loss_forms, captured_step, parity, drawn_faults, background_saves, training_runs, precision_recipes, other_trainers, planner_speed,
             explore_page, rates)  # fmt: skip
 
 

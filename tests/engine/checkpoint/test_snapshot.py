@@ -23,7 +23,8 @@ from penteract.engine.checkpoint import rank_file
 from penteract.engine.checkpoint.background.shared_memory import SharedMemory
 from penteract.engine.checkpoint.background.writer_process import Service
 from penteract.engine.checkpoint.writing import entry
-from penteract.engine.device.device import Copied, CopyOut, Cpu, Cuda
+from penteract.engine.device.copies import Copied, CopyOut
+from penteract.engine.device.device import Cpu, Cuda
 from penteract.engine.executor.cuda_graph import CapturedStep
 from penteract.engine.session.background.snapshot import Snapshot, SnapshotPlan
 from penteract.engine.session.saved import KINDS, state_slices

@@ -17,28 +17,13 @@ from penteract.engine.comm.comm import Comm, Waitable, Work
 from penteract.engine.comm.distributed import Gloo, Nccl
 from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.comm.journal import Journal, Marks
+from penteract.engine.device.copies import Copied, CopyEvent, CopyOut
 from penteract.engine.device.cpu_affinity import threads_of
 from penteract.engine.device.storages import Storages, bytes_of
 from penteract.errors import BadInput, Bug, OutOfMemory
 from penteract.units import show_bytes
 
 _T = TypeVar("_T")
-
-
-class CopyOut(Protocol):
-    """Copies from the device to the host under way."""
-
-    def wait(self) -> None:
-        """Let what is computed from now on begin after them. The host does not wait."""
-        ...
-
-    def arrived(self) -> bool:
-        """Whether the host may read them."""
-        ...
-
-    def settle(self) -> None:
-        """Block the host until it may."""
-        ...
 
 
 class Device(Protocol):
@@ -103,17 +88,6 @@ class Device(Protocol):
         ...
 
 
-class Copied:
-    """Copies that were done at once."""
-
-    def wait(self) -> None: ...
-
-    def arrived(self) -> bool:
-        return True
-
-    def settle(self) -> None: ...
-
-
 @dataclass(slots=True)
 class Cpu:
     """The host's cores. Copies are synchronous."""
@@ -163,22 +137,6 @@ class Cpu:
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         raise Bug("CAPTURE", "a CPU has no graphs")
-
-
-@dataclass(frozen=True, slots=True)
-class CopyEvent:
-    """A copy under way. `wait` makes the current stream wait, not the host."""
-
-    event: torch.cuda.Event
-
-    def wait(self) -> None:
-        torch.cuda.current_stream().wait_event(self.event)
-
-    def arrived(self) -> bool:
-        return self.event.query()
-
-    def settle(self) -> None:
-        self.event.synchronize()
 
 
 @dataclass(slots=True)

@@ -22,7 +22,6 @@ from penteract.engine.rank.failures import from_exception
 from penteract.engine.rank.rank import Rank
 from penteract.engine.rank.stopping import Stopping
 from penteract.engine.run_folder import rundir
-from penteract.engine.session.background.background_saves import BackgroundSaves
 from penteract.engine.session.background.opening import open_background
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.compare import Comparison, load_gradients, save_gradients
@@ -32,7 +31,8 @@ from penteract.engine.session.grace import Grace
 from penteract.engine.session.metrics import MetricsWriter
 from penteract.engine.session.resume import other_precision, resume_settings
 from penteract.engine.session.sample import write
-from penteract.engine.session.saved import Recipe, after_load, load_state, saved_bytes, state_slices
+from penteract.engine.session.saved import Recipe, after_load, load_state, saved_bytes
+from penteract.engine.session.state_saver import StateSaver
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.errors import BadNumerics, Preempted
 from penteract.units import gib, show_count
@@ -74,8 +74,7 @@ class Session:
     stopping: Stopping = field(default_factory=Stopping)
     trainer: Trainer = field(init=False)
     checkpoints: Checkpoints = field(init=False)
-    background: BackgroundSaves | None = None  # None: the run waits for each save
-    due: bool = False  # a save that starts once the one under way has ended
+    saver: StateSaver = field(init=False)
     train: Samples = field(init=False)
     validation: Samples = field(init=False)
     tokenizer: Any = field(init=False)
@@ -85,7 +84,6 @@ class Session:
     times: list[float] = field(default_factory=list[float])
     measured: int = 0  # bytes at the peak of one step; 0: not measured yet
     ended: float = 0.0  # when the last outcome was read
-    checked: int = 0  # the last step after which replicas were compared
     grace: Grace = field(init=False)
 
     # ---- opening ---------------------------------------------------------------------------------------------
@@ -114,7 +112,10 @@ class Session:
         every, steps = self.spec.checkpoint.every, self.spec.train.steps
         saves = (steps // every - (self.first - 1) // every if every else 0) + bool(not every or steps % every)
         self.checkpoints.check_room(saved_bytes(self.trainer.program), saves)
-        self.background = open_background(spec, self.rank, self.trainer, self.checkpoints, saves=saves)
+        background = open_background(spec, self.rank, self.trainer, self.checkpoints, saves=saves)
+        self.saver = StateSaver(
+            self.trainer, self.checkpoints, self.stopping, self.grace, self._extra, every, background
+        )  # fmt: skip
 
     def _open_data(self) -> None:
         """Open the data on rank 0 first: it may have to tokenise a large text into the cache that the others read."""
@@ -162,7 +163,7 @@ class Session:
         """Train to the end; returns the closing line of `--json`."""
         compare = Comparison(self.options.compare) if self.options.compare else None
         under_way: Begun | None = None
-        with self._showing() as shown, collected_between_steps(), self._ending_writer():
+        with self._showing() as shown, collected_between_steps(), self.saver.ending_writer():
             for number in range(self.first, self.spec.train.steps + 1):
                 begun = self._begin(number)
                 collect_after(number - self.first + 1)  # while the device computes
@@ -172,31 +173,15 @@ class Session:
                 if self._at_once(number):
                     self._end(begun, shown, compare)
                     under_way = None
-            self._close()
+            self.saver.close()
             return self._finish(shown[0] if self.rank.number == 0 else None, compare)
-
-    def _close(self) -> None:
-        """After the last save."""
-        self.checkpoints.close()
-        if self.background is not None:
-            self.background.close()
-
-    @contextmanager
-    def _ending_writer(self) -> Iterator[None]:
-        """No writer outlives the loop."""
-        try:
-            yield
-        except BaseException:
-            if self.background is not None:
-                self.background.writer.kill()
-            raise
 
     def _at_once(self, number: int) -> bool:
         """Whether a step's outcome is read before the next begins. A GPU need not wait for that, but where the state
         after this very step is looked at, or where its memory is."""
         train = self.spec.train
         looked_at = _every(self.spec.checkpoint.every, number) or _every(train.validation_every, number)
-        looked_at = looked_at or _every(train.replica_check_every, number) or self.due
+        looked_at = looked_at or _every(train.replica_check_every, number) or self.saver.due
         return not self.trainer.run.device.behind or number <= self.first + 1 or looked_at or number == train.steps
 
     def _begin(self, number: int) -> Begun:
@@ -219,19 +204,19 @@ class Session:
                     compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)
         last = outcome.stop or number == self.spec.train.steps
         if _every(self.spec.train.replica_check_every, number):
-            self._check_state(number)
+            self.saver.check(number)
         row = self._row(begun, outcome, last)
         if self.rank.number == 0:
             table, metrics = shown
             metrics.write(row)
             table.step(row)
         if last:
-            self._save()
+            self.saver.save()
         else:
-            self._save_due(number)
+            self.saver.save_due(number)
         self._print_grace()
         if outcome.stop and number < self.spec.train.steps:
-            self._close()
+            self.saver.close()
             self._check_prefetch(number)
             raise Preempted("STOPPED", f"stopped after step {number}, which is saved",
                             where=str(self.options.folder),
@@ -247,7 +232,7 @@ class Session:
         if not (math.isfinite(outcome.loss) and math.isfinite(outcome.norm)) and not outcome.skipped:
             self.trainer.check_unreplicated(begun.number)
             # The device skipped the update on every rank, so this saves the state before this step.
-            self._save(prune=False)
+            self.saver.save(prune=False)
             saved = f"step {self.checkpoints.last} is saved" if self.checkpoints.last else "nothing is saved yet"
             raise BadNumerics("NUMERICS", f"the loss or its gradient is not finite; {saved}",
                               where=f"step {begun.number}", found=f"loss {outcome.loss}, gradient norm {outcome.norm}",
@@ -281,74 +266,14 @@ class Session:
                 row["val/loss"] = self.trainer.validate(self.validation)
         return row
 
-    def _check_state(self, step: int) -> None:
-        """Compare what ranks hold alike. Raises BadNumerics on all ranks where it differs: nothing is saved then."""
-        if self.checked == step:
-            return
-        self.trainer.run.settle_parameters()
-        differing = self.trainer.run.check.differing()
-        found = torch.tensor(len(differing))
-        self.rank.largest(found)
-        if found:
-            error = None
-            if differing:
-                name, ranks = next(iter(differing.items()))
-                some = ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
-                error = BadNumerics("REPLICAS", f"replicas of the state differ after step {step}: nothing is saved",
-                                    where=name, found=f"other bytes on rank {some}",
-                                    fix="look at the memory of these devices; --resume continues from the last "
-                                    "checkpoint")  # fmt: skip
-            error = self.rank.one_of(error)
-            assert error is not None
-            raise error
-        self.trainer.run.check.remember()
-        self.checked = step
-
     def _samples_after(self, step: int) -> int:
         """The samples that were trained on when `step` is done."""
         return self.samples_before + (step - self.first + 1) * self.spec.layout.global_batch_size
 
-    def _save_due(self, number: int) -> None:
-        """Save where it is time to. In the background one save goes on at a time: one that is due meanwhile starts
-        after the step by which it has ended on all ranks."""
-        if self.background is not None:
-            self.background.poll()
-        if not (self.due or _every(self.spec.checkpoint.every, number)):
-            return
-        if self.background is not None:
-            under_way = torch.tensor(int(self.background.under_way))
-            self.rank.largest(under_way)
-            self.due = bool(under_way)
-        if not self.due:
-            self._save(background=self.background)
-
-    def _save(self, *, prune: bool = True, background: BackgroundSaves | None = None) -> None:
-        """Save the state, unless it is saved already. Its step comes from the device, which may have been told of later
-        steps that did not change it. Wait until it is saved, also for a save under way, unless it goes on in the
-        `background`."""
-        trainer, spec = self.trainer, self.spec
-        if self.background is not None and background is None:
-            with self.rank.progress.during("save"), self.stopping.held():
-                self.background.finish(prune=prune)
-        trainer.run.settle_parameters()
-        step = int(trainer.run.done)
-        if step == self.checkpoints.last:
-            return
-        self._check_state(step)
-        if not trainer.weights_are_finite():
-            raise BadNumerics("NUMERICS", f"an update made weights that are not finite: step {step} is not saved",
-                              where=f"rank {self.rank.number}",
-                              fix="a smaller --optimizer.learning_rate; --resume continues from the last checkpoint, "
-                              "if there is one")  # fmt: skip
-        extra = {"step": step, "samples": self._samples_after(step), "layout": asdict(spec.layout)}
-        extra["data"] = dict(self.train.fingerprint())
-        extra |= resume_settings(spec)
-        at = time.perf_counter()
-        with self.rank.progress.during("save"), self.stopping.held():
-            if background is not None:
-                return background.start(step, extra)
-            self.checkpoints.save(step, state_slices(trainer.program, trainer.state), extra, prune=prune)
-        self.grace.saved = time.perf_counter() - at
+    def _extra(self, step: int) -> dict[str, Any]:
+        """What a checkpoint of `step` says of its run, beside the state."""
+        extra = {"step": step, "samples": self._samples_after(step), "layout": asdict(self.spec.layout)}
+        return extra | {"data": dict(self.train.fingerprint())} | resume_settings(self.spec)
 
     def _print_grace(self) -> None:
         """Say once if a stop may take too long. The first two steps of a run are slower than the others."""

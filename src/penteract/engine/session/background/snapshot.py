@@ -19,7 +19,8 @@ from penteract.config.precision.policy import MOMENT_BLOCK
 from penteract.engine.checkpoint.background.kept_forms import KeptState
 from penteract.engine.checkpoint.background.shared_memory import SharedMemory, as_buffer
 from penteract.engine.checkpoint.slices import NAMES, Slice
-from penteract.engine.device.device import CopyOut, Device
+from penteract.engine.device.copies import CopyOut
+from penteract.engine.device.device import Device
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.session.saved import KINDS, HeldBox, HeldBoxes, small_slices
 from penteract.engine.state.moments import codebook

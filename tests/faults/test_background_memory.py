@@ -1,0 +1,40 @@
+"""A host without room for the snapshots of its ranks is named before the first step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from faults.test_saved_state import session
+from penteract.engine.device import host_memory
+from penteract.engine.rank.rank import Rank
+from penteract.engine.session.background import opening
+from penteract.errors import BadInput
+
+ONE = Rank(0, 1, torch.device("cpu"), None)
+
+
+def test_the_ranks_of_a_host_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [["one", 60, 100], ["one", 41, 100], ["other", 60, 100], ["unknown", 10**12, None]]
+    monkeypatch.setattr(Rank, "all_of", lambda self, text: [json.dumps(row) for row in rows])
+    with pytest.raises(BadInput, match="snapshots of 2 ranks do not fit") as failed:
+        opening.refuse_too_large(ONE, 60)
+    assert (failed.value.where, failed.value.exit_code) == ("one", 2)
+    rows[1][1] = 40
+    opening.refuse_too_large(ONE, 60)
+
+
+def test_a_run_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "available", lambda: 10**6)
+    words = ("--training.steps=4", "--checkpoint.asynchronous=true")
+    with pytest.raises(BadInput, match="do not fit the memory"):
+        session(tmp_path / "refused", *words)
+    assert session(tmp_path / "at once", "--training.steps=4").saver.background is None
+    assert session(tmp_path / "one save", *words, "--checkpoint.every=0").saver.background is None
+    monkeypatch.setattr(host_memory, "available", lambda: 10**9)
+    made = session(tmp_path / "fits", *words)
+    assert made.saver.background is not None
+    assert made.trainer.run.before_update is not None
