@@ -111,6 +111,10 @@ class Estimator:
         """A lower bound of a layout's memory, as a function of the micro-batch size."""
         return self.memory.least(layout)
 
+    def growth(self, layout: Layout) -> Growths:
+        """What one micro-batch of a layout keeps per sequence."""
+        return self.memory.floor.growth(layout)
+
     def kept(self, layout: Layout, growth: Growths) -> list[Bytes]:
         """Bytes of activations that each group of pipeline ranks keeps at least, per sequence of a micro-batch.
 
@@ -123,10 +127,15 @@ class Estimator:
         return self.memory.at_least(layout, self.memory.least(layout))
 
     def closer(self, estimate: LayoutEstimate) -> Seconds:
-        """A tighter lower bound of the step time than the estimate's own. It costs more, but far less than a
-        simulation."""
+        """A tighter lower bound of the step time than the estimate's own, by the last pipeline rank. It costs more, but
+        far less than a simulation."""
         bound, lay = estimate.at_least, estimate.layout
-        return max(bound, self.bounds.alone(lay)) if lay.pp > 1 else bound
+        return max(bound, self.bounds.alone(lay, lay.pp - 1)) if lay.pp > 1 else bound
+
+    def middle(self, estimate: LayoutEstimate) -> Seconds:
+        """The same by a rank in the middle. It has neither embedding nor head, but often more layers."""
+        bound, lay = estimate.at_least, estimate.layout
+        return max(bound, self.bounds.alone(lay, lay.pp // 2)) if lay.pp > 2 else bound
 
     def first(self, estimate: LayoutEstimate) -> Seconds:
         """A still tighter bound: the first simulated step, from which `time` continues."""

@@ -98,7 +98,7 @@ class SelectiveSource:
         options = tuple([layout.put(**less) for less in self.some])
         for i, less in enumerate(options[:enough]):
             self.counts.tried += 1
-            if estimate := found.within(prices, less):
+            if estimate := found.within(prices, less, row.branch.floor(memory, less)):
                 self.counts.fit += 1
                 by_sharing[own] = i, estimate
                 found.fits.append(estimate)

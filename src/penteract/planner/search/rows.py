@@ -127,9 +127,10 @@ class Priced:
         if alike not in self.nearest or size < self.nearest[alike].size:
             self.nearest[alike] = Miss(size, layout, precision)
 
-    def within(self, prices: Estimator, layout: Layout) -> LayoutEstimate | None:
-        """The estimate of a layout that fits in `usable` bytes (0: any). If it does not fit, record it; None then."""
-        size = prices.floor(layout) if self.usable else 0
+    def within(self, prices: Estimator, layout: Layout, floor: Bytes | None = None) -> LayoutEstimate | None:
+        """The estimate of a layout that fits in `usable` bytes (0: any). If it does not fit, record it; None then.
+        `floor`: a lower bound of its bytes, if it is known."""
+        size = 0 if not self.usable else prices.floor(layout) if floor is None else floor
         if size <= self.usable:
             return self.priced(prices, layout)
         self.miss(size, layout, prices.policy)
@@ -164,6 +165,12 @@ class Branch:
         if memory not in self.lower_bounds:
             self.lower_bounds[memory] = self.prices.least(self.family.layout(memory, 1, 1))
         return self.lower_bounds[memory]
+
+    def floor(self, memory: MemoryOptions, layout: Layout) -> Bytes:
+        """A lower bound of the bytes of `layout`, which has these options but any recomputation: what a rank holds
+        between steps is the same with each."""
+        least = self.least(memory)._replace(growth=self.prices.growth(layout))
+        return least.total(self.prices.kept(layout, least.growth), layout.micro_batch_size)
 
     @property
     def comparable(self) -> bool:

@@ -92,10 +92,11 @@ def changed(layout: Layout, **fields: Any) -> Layout:
 class _Fork(dict[Any, Any]):
     """A node of the tree: values of the fields that are read here -> a further fork, or a result in a 1-tuple."""
 
-    __slots__ = ("names", "one", "read", "values_of")
+    __slots__ = ("every", "names", "one", "read", "values_of")
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
+        self.every = frozenset(names)
         self.one = names[0] if len(names) == 1 else None
         self.read = attrgetter(*names)  # of one name its value, of several a tuple
         self.values_of = itemgetter(*names)  # the same, of a dict
@@ -149,9 +150,8 @@ class Memo(Generic[_A]):
         while isinstance(fork := into.get(at), _Fork):
             if fork.names[0] not in reads:  # only other results read it: cache this one for its present value
                 reads[fork.names[0]] = getattr(layout, fork.names[0])
-            shared = next((i for i, name in enumerate(fork.names) if name not in reads), len(fork.names))
-            if shared < len(fork.names):
-                fork = into[at] = _split(fork, shared)
+            if not fork.every <= reads.keys():
+                fork = into[at] = _split(fork, next(i for i, name in enumerate(fork.names) if name not in reads))
             into, at = fork, fork.values_of(reads)
             for name in fork.names:
                 del reads[name]
@@ -200,10 +200,10 @@ def tracked(
     method: Callable[Concatenate[_S, Layout, _P], _A],
 ) -> Callable[Concatenate[_S, Layout, _P], _A]:
     """Cache a method by the fields that it reads of its layout, and by its other arguments, which are the key."""
-    name = method.__name__
+    name, plain = method.__name__, cast(Callable[..., _A], method)
 
     def make(self: _S, rest: tuple[Any, ...], layout: Layout) -> _A:
-        return cast(Callable[..., _A], method)(self, layout, *rest)
+        return plain(self, layout, *rest)
 
     @wraps(method)
     def cached(self: _S, layout: Layout, *rest: Any) -> _A:

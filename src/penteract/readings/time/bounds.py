@@ -129,20 +129,20 @@ class Bounds:
         chunk = self.steps.composer.sequence_length * largest if layout.loss == "chunked" else 0
         return self._best.passes(layout.put(micro_batch_size=largest, loss_chunk=chunk))
 
-    def alone(self, layout: Layout) -> Seconds:
-        """The bound from the last pipeline rank that a micro-batch reaches, simulated without its peers. It costs far
-        more than the other bounds."""
+    def alone(self, layout: Layout, place: int) -> Seconds:
+        """The bound from one pipeline rank, simulated without its peers: the one at this place in the order in which a
+        micro-batch reaches them. It costs far more than the other bounds."""
         passes, bucket_planner = self.passes(layout), self.steps.composer.bucket_planner
         reached, group, border = (
             layout.placement.reached,
             self.steps.composer.assignment(layout).group,
             self._borders(layout),
         )
-        there, back = fsum(border), fsum(border)
-        for r in reached[:-1]:
+        there = back = fsum(border[:place])
+        for r in reached[:place]:
             there, back = there + passes[group[r]].on, back + passes[group[r]].off
         there += self._once_of(layout, bucket_planner.groups(layout))[reached[0]].update
-        return self.steps.lower_bound(layout, reached[-1], there, back)
+        return self.steps.lower_bound(layout, reached[place], there, back)
 
     # ---- passes ----------------------------------------------------------------------------------------------
 
