@@ -11,15 +11,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from layouts import Case
-from penteract.config.hardware import cluster
+from penteract.config.hardware import Fabric, cluster
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.policy import RECIPES
 from penteract.config.presets import TINY
+from penteract.config.recompute import NONE
+from penteract.parallel.data import Bucket
 from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import Rates
 from penteract.readings.estimator import Estimator
 from penteract.readings.time.bounds import Bounds
+from penteract.readings.time.cost import BucketCosts
 from penteract.readings.time.gather_counts import RankOf, count_gathers, gathered
 from penteract.readings.time.step import StepClock
 from penteract.schedule.registry import schedule_of
@@ -64,6 +67,52 @@ def test_long_schedules_gather_as_short_ones_foretell(
     read = frozenset({"Fwd", "Inp" if schedule.split_backward else "Bwd"})
     of = RankOf(name, pp, vpp, rank, (((0, units),),) * vpp, (read,), keeps=False)
     assert gathered(of, micro_batches) == count_gathers(of, micro_batches)
+
+
+class SlowSums(BucketCosts):
+    """Adding reduced gradients takes so long that it fills waits for other collectives."""
+
+    __slots__ = ()
+
+    def accumulate(self, b: Bucket) -> float:
+        return 30 * BucketCosts.accumulate(self, b)
+
+
+class SlowClock(StepClock):
+    __slots__ = ()
+
+    @property
+    def bucket_costs(self) -> BucketCosts:
+        return SlowSums(self.rates, self.composer.policy, self.cluster.gpus_per_node)
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([4.0, 20.0, 100.0, 450.0]), st.sampled_from([1.0, 1.2, 4.0]), st.sampled_from([512, 4096]),
+    st.sampled_from([2, 3]), st.sampled_from([1, 8]), st.sampled_from([4, 16]), st.sampled_from([NONE, ("*",)]),
+)  # fmt: skip
+def test_waits_within_a_pass_may_hide_accumulation_and_contention(
+    gb_per_second: float, contention: float, width: int, zero: int, size: int, steps: int, recompute: Any
+) -> None:
+    """Tensor parallelism over a slow network: its waits leave time for sums of gradients from a fast one."""
+    two = cluster("2x8xH100")
+    assert two.inside
+    inside = replace(two.inside, gb_per_second=gb_per_second)
+    two = replace(two, inside=inside, between=Fabric(name="fast", gb_per_second=1e5, latency_us=0.1))
+    model = replace(TINY, hidden_size=width, heads=32, kv_heads=32, head_size=width // 32, ffn_size=3 * width)
+    composer = Composer(model, 2048, RECIPES["bf16"])
+    clock = SlowClock(composer, two, replace(Rates.of(two, "bf16"), contention=contention))
+    lay = Layout(dp=2, tp=8, zero=zero, micro_batch_size=size, gradient_accumulation_steps=steps, recompute=recompute)
+    assert Bounds(clock).of(lay) <= clock.seconds(lay) * (1 + 1e-9)
+
+
+@settings(max_examples=60)
+@given(cases(), st.sampled_from([NONE, ("*",), (*NONE, "rms_norm", "swiglu")]), st.integers(1, 3))
+def test_recomputation_changes_nothing_that_lives_between_steps(case: Case, recompute: Any, every: int) -> None:
+    assume(not case.layout.offload)
+    least = Estimator(case.model, NODE, case.sequence_length).least
+    other = replace(case.layout, recompute=recompute, recompute_every=every, recompute_else=NONE)
+    assert least(other).resident == least(case.layout).resident
 
 
 def test_fp8_gather_spares_wires_and_memory_but_no_work() -> None:

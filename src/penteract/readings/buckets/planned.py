@@ -71,9 +71,15 @@ class Units(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """The units of a rank. Ranks with equal units share one object, which caches use as their key."""
+    """The units of a rank. Ranks with equal units share one object, which caches use as their key. `kinds`: each
+    different unit, with the type of its layer."""
 
     units: tuple[Units, ...]
+    kinds: Mapping[FsdpUnit, LayerType] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """List the different units."""
+        object.__setattr__(self, "kinds", {run.unit: run.kind for run in self.units})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,7 +156,12 @@ class BucketPlanner:
             names = {p.name for p in uses[kind].params} if kind in EMBEDDING_AND_HEAD else set[str]()
             out.append(Units(kind, self._unit(uses[kind], frozenset(names & ends), cut=cut), n))
             ends |= names
-        return self.interned.setdefault(tuple(out), Runs(tuple(out)))
+        return self._interned_runs(tuple(out))
+
+    def _interned_runs(self, units: tuple[Units, ...]) -> Runs:
+        if units not in self.interned:
+            self.interned[units] = Runs(units)
+        return self.interned[units]
 
     def _joined(self, runs: Runs) -> Runs:
         """The same units, with equal neighbours as one run."""
@@ -160,7 +171,7 @@ class BucketPlanner:
                 out[-1] = Units(run.kind, run.unit, out[-1].number + run.number)
             else:
                 out.append(run)
-        return self.interned.setdefault(tuple(out), Runs(tuple(out)))
+        return self._interned_runs(tuple(out))
 
     def _unit(self, used: Uses, again: frozenset[str], *, cut: bool) -> FsdpUnit:
         """The unit of a layer. `again`: parameters that belong to another unit already."""

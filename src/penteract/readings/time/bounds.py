@@ -9,7 +9,7 @@ norm until they know the next one: an update, then the micro-batches, on each ra
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
 from types import MappingProxyType
@@ -23,31 +23,17 @@ from penteract.readings.costs.rates import GroupSpan
 from penteract.readings.layers.layer_program import LayerProgram, LayerType
 from penteract.readings.layers.reads import Memos, tracked
 from penteract.readings.price import host_optimizer_bytes
-from penteract.readings.time.clock import FIRST, LONG, PS, RUN, simulate
+from penteract.readings.time.clock import FIRST
 from penteract.readings.time.gather_counts import RankOf, gathered
-from penteract.readings.time.ops import AXES, ActionOps
+from penteract.readings.time.idle import IdleLayer, from_idle
+from penteract.readings.time.ops import AXES
 from penteract.readings.time.step import StepClock
 from penteract.units import Seconds
 
 _SEPARATE = tuple(range(FIRST, FIRST + len(AXES)))  # every axis on a stream of its own
 _Ranks = tuple[int, ...]
 Pass = Mapping[str, Seconds]  # of one micro-batch in a chunk, by action
-Chunk = tuple[Pass, Seconds, Seconds]  # with its waits, and the host's seconds
-
-
-class Idle(NamedTuple):
-    """An action simulated from an idle state: its seconds, its waits among them, and the host's seconds."""
-
-    seconds: Seconds
-    waits: Seconds
-    host: Seconds
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class IdleLayer:
-    """The actions of a layer, each from an idle state. Caches use it as their key."""
-
-    actions: Mapping[str, Idle]
+Chunk = tuple[Pass, Seconds, Seconds, Seconds]  # with its waits, its slack, and the host's seconds
 
 
 class Passes(NamedTuple):
@@ -56,7 +42,8 @@ class Passes(NamedTuple):
     work   all its passes; `tail`: the backward pass, if there is one chunk: no gradient is complete before it begins
     late   delayed weight gradients, which may come after the input gradient was sent
     on     the forward of the first chunk; `off`: its backward, without weight gradients
-    waits  waits within the passes; `host`: seconds of the host
+    waits  waits within the passes, without `slack`: waits that more work shortens
+    host   seconds of the host
     """
 
     work: Seconds
@@ -65,6 +52,7 @@ class Passes(NamedTuple):
     on: Seconds
     off: Seconds
     waits: Seconds
+    slack: Seconds
     host: Seconds
 
 
@@ -84,6 +72,14 @@ class Once(NamedTuple):
     accumulate: Seconds
     wires: Mapping[_Ranks, Seconds]
     wires_once: Mapping[_Ranks, Seconds]
+
+
+class Gathered(NamedTuple):
+    """A unit whose parameters are sharded: the actions that read these, and the seconds of an all-gather on each
+    stream."""
+
+    read: frozenset[str]
+    wires: tuple[tuple[_Ranks, Seconds], ...]
 
 
 _NO_WIRES: Mapping[_Ranks, Seconds] = MappingProxyType({})
@@ -159,12 +155,12 @@ class Bounds:
     def _chunk(self, chain: tuple[tuple[IdleLayer, int], ...]) -> Chunk:
         """One micro-batch in a model chunk of these layers."""
         if (found := self.chunks.get(chain)) is None:
-            total, waits, host = defaultdict[str, Seconds](float), 0.0, 0.0
+            total, waits, slack, host = defaultdict[str, Seconds](float), 0.0, 0.0, 0.0
             for idle, n in chain:
                 for action, result in idle.actions.items():
                     total[action] += n * result.seconds
-                    waits, host = waits + n * result.waits, host + n * result.host
-            found = self.chunks[chain] = dict(total), waits, host
+                    waits, slack, host = waits + n * result.waits, slack + n * result.slack, host + n * result.host
+            found = self.chunks[chain] = dict(total), waits, slack, host
         return found
 
     @tracked
@@ -174,7 +170,7 @@ class Bounds:
     @tracked
     def _idle(self, layout: Layout, layer: LayerProgram) -> IdleLayer:
         ops = self.steps.layer_ops(layout, layer, _SEPARATE)
-        return IdleLayer({name: _from_idle(own, self.steps.launch_ps) for name, own in ops.items()})
+        return IdleLayer({name: from_idle(own, self.steps.launch_ps) for name, own in ops.items()})
 
     # ---- buckets ---------------------------------------------------------------------------------------------
 
@@ -229,19 +225,19 @@ class Bounds:
     def gathers(self, layout: Layout, runs: Runs, r: int, stage: int) -> Mapping[_Ranks, Seconds]:
         """Seconds of all-gathers of a rank in a step, on each stream."""
         lay, out = layout, defaultdict[_Ranks, Seconds](float)
-        units = {run.unit: run.kind for run in runs.units}
-        read = tuple([self._read(lay, unit, kind, stage) for unit, kind in units.items()])
+        units = [self._gathered(lay, unit, kind, stage) for unit, kind in runs.kinds.items()]
+        read = tuple([own.read for own in units])
         key = (runs, r, read, lay.schedule, lay.pp, lay.vpp, lay.reshard_after_step, lay.gradient_accumulation_steps)
         if (counts := self.counts.get(key)) is None:
             counts = self.counts[key] = self._count(lay, runs, r, read)
-        for unit, n in zip(units, counts, strict=True):
-            for ranks, seconds in self._unit_wires(lay, unit, stage).items():
+        for own, n in zip(units, counts, strict=True):
+            for ranks, seconds in own.wires:
                 out[ranks] += n * seconds
-        return dict(out)
+        return out
 
     def _count(self, layout: Layout, runs: Runs, r: int, read: tuple[frozenset[str], ...]) -> tuple[int, ...]:
         """How often a step gathers each of a rank's different units."""
-        lay, number = layout, {unit: i for i, unit in enumerate(dict.fromkeys(run.unit for run in runs.units))}
+        lay, number = layout, {unit: i for i, unit in enumerate(runs.kinds)}
         ends, chunks = 0, list[tuple[tuple[int, int], ...]]()
         for chain in self.steps.composer.layers_of_rank(lay, r):
             own = runs.units[ends : (ends := ends + len(chain))]
@@ -250,30 +246,16 @@ class Bounds:
         return gathered(rank, lay.gradient_accumulation_steps)
 
     @tracked
-    def _unit_wires(self, layout: Layout, unit: FsdpUnit, stage: int) -> Mapping[_Ranks, Seconds]:
-        """Seconds of gathering a unit, on each stream."""
-        bucket_planner, costs, out = (
-            self.steps.composer.bucket_planner,
-            self.steps.bucket_costs,
-            defaultdict[_Ranks, Seconds](float),
-        )
-        for b in bucket_planner.buckets_of(layout, unit, stage):
-            if b.cut_parameters and b.shards > 1:
-                out[b.shard_ranks] += costs.on_wire("all_gather", b)
-        return dict(out)
-
-    @tracked
-    def _read(self, layout: Layout, unit: FsdpUnit, kind: LayerType, stage: int) -> frozenset[str]:
-        """The actions that read sharded parameters of a unit."""
-        composer = self.steps.composer
-        read = composer.layer_program(layout, kind).read_by
-        cut = {
-            p.name
-            for b in composer.bucket_planner.buckets_of(layout, unit, stage)
-            if b.cut_parameters
-            for p in b.params
-        }
-        return frozenset([action for action, names in read.items() if cut & names])
+    def _gathered(self, layout: Layout, unit: FsdpUnit, kind: LayerType, stage: int) -> Gathered:
+        """What gathering a unit takes."""
+        composer, costs, wires = self.steps.composer, self.steps.bucket_costs, defaultdict[_Ranks, Seconds](float)
+        read, cut = composer.layer_program(layout, kind).read_by, set[str]()
+        for b in composer.bucket_planner.buckets_of(layout, unit, stage):
+            if b.cut_parameters:
+                cut.update([p.name for p in b.params])
+                if b.shards > 1:
+                    wires[b.shard_ranks] += costs.on_wire("all_gather", b)
+        return Gathered(frozenset([action for action, names in read.items() if cut & names]), tuple(wires.items()))
 
     # ---- a step ----------------------------------------------------------------------------------------------
 
@@ -312,8 +294,10 @@ class Bounds:
             if wires or (g, id(own)) not in counted:
                 counted.add((g, id(own)))
                 wire = max([m * own.wires.get(w, 0.0) + wires.get(w, 0.0) for w in (*own.wires, *wires)], default=0.0)
-                lost = slower * max(0.0, wire - m * passes[g].waits)  # contention costs nothing while a rank waits
-                end = max(work + m * own.accumulate + lost, work - tail + own.sums) + own.measure
+                # Beside a busy stream a rank computes more slowly, or waits. This and accumulation may use up slack.
+                lost = slower * max(0.0, wire - m * passes[g].waits)
+                more = m * own.accumulate + lost - m * passes[g].slack
+                end = max(work + max(0.0, more), work - tail + own.sums) + own.measure
                 bound = max(bound, own.update + end, m * passes[g].host, wire)
                 for ranks, seconds in own.wires_once.items():
                     bound = max(bound, seconds + m * own.wires.get(ranks, 0.0) + wires.get(ranks, 0.0))
@@ -334,25 +318,14 @@ class Bounds:
 
 
 def _of_group(own: Sequence[Chunk]) -> Passes:
-    """Sum the chunks of a rank: of each, its pass, its waits, and the host's seconds."""
-    chunks, first = [chunk for chunk, _, _ in own], own[0][0]
+    """Sum the chunks of a rank."""
+    passes, waits, slack, host = zip(*own, strict=True)
+    first = passes[0]
     # With several chunks, or a split backward, some gradients are complete long before the end.
     tail = first.get("Bwd") if len(own) == 1 else None
     work, late = (
-        fsum([s for chunk in chunks for s in chunk.values()]),
-        fsum([chunk.get("Wgt", 0.0) for chunk in chunks]),
+        fsum([s for chunk in passes for s in chunk.values()]),
+        fsum([chunk.get("Wgt", 0.0) for chunk in passes]),
     )
     back = first.get("Bwd", 0.0) + first.get("Inp", 0.0)
-    return Passes(
-        work, tail, late, first["Fwd"], back, sum([waits for _, waits, _ in own]), sum([host for _, _, host in own])
-    )
-
-
-def _from_idle(ops: ActionOps, launched: Callable[[str], int]) -> Idle:
-    """An action simulated with nothing in flight and the host far ahead. Copies that run during neighbours are not
-    counted."""
-    calls = [op for some in ops.own for op in some]
-    free, none = [0] * (FIRST + len(AXES)), [0] * len(calls)
-    played = simulate(calls, free, {}, -LONG, none, 0, (0,) * len(free))
-    worked = sum([op[1] for op in calls if op[0] == RUN])
-    return Idle(played.done / PS, (played.done - worked) / PS, sum([launched(op[-1]) for op in calls]) / PS)
+    return Passes(work, tail, late, first["Fwd"], back, sum(waits), sum(slack), sum(host))
