@@ -71,6 +71,9 @@ class FakeEstimator:
         each = held["activations"] // lay.micro_batch_size
         return Least(((sum(held.values()) - held["activations"]) * 7 // 8,), each * 7 // 8)
 
+    def growth(self, lay: Layout) -> int:
+        return self.least(lay).growth  # type: ignore[return-value]
+
     def kept(self, lay: Layout, growth: int) -> list[int]:
         """Of one group of ranks."""
         return [growth]
@@ -98,6 +101,10 @@ class FakeEstimator:
     def closer(self, estimate: LayoutEstimate) -> float:
         """Between its bound and its time."""
         return 0.4 * estimate.at_least + 0.6 * sum(self._parts(estimate.layout).values())
+
+    def middle(self, estimate: LayoutEstimate) -> float:
+        """Nearer."""
+        return 0.2 * estimate.at_least + 0.8 * sum(self._parts(estimate.layout).values())
 
     def first(self, estimate: LayoutEstimate) -> float:
         """Nearer still."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
 from penteract.schedule.registry import ScheduleName, schedule_of
@@ -139,7 +140,7 @@ class Layout:
     @property
     def placement(self) -> Placement:
         """The stages of each pipeline rank's model chunks."""
-        return schedule_of(self.schedule).placement(self.pp, self.vpp)
+        return _placement(self.schedule, self.pp, self.vpp)
 
     @property
     def uniform(self) -> bool:
@@ -162,3 +163,8 @@ class Layout:
             return 0
         edit = self.edit(place)
         return next(i for i in range(place + 1) if self.edit(i) == edit)
+
+
+@cache  # a search asks very often
+def _placement(schedule: ScheduleName, pp: int, vpp: int) -> Placement:
+    return schedule_of(schedule).placement(pp, vpp)

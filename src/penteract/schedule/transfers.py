@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,7 +16,6 @@ from penteract.schedule.actions import (
     P2PBatch,
     Payload,
     Transfer,
-    computes,
 )
 from penteract.schedule.schedule import Placement
 
@@ -35,6 +34,17 @@ class _Step(NamedTuple):
     gives: tuple[_Message, ...]
 
 
+class _Ends(NamedTuple):
+    """Of a computation: its duration, what its messages carry, the stage from which one comes, its own stage, and the
+    stage to which one goes; None if there is no message."""
+
+    units: int
+    what: Payload
+    before: int | None
+    stage: int
+    after: int | None
+
+
 def with_transfers(lists: Sequence[ComputeList], placement: Placement) -> list[ActionList]:
     """Compute lists -> action lists with all messages between stages, free of deadlock without any buffer.
 
@@ -45,7 +55,10 @@ def with_transfers(lists: Sequence[ComputeList], placement: Placement) -> list[A
 
     Raises Bug("SCHEDULE") if the lists wait for each other.
     """
-    steps = [[_step(action, rank, placement) for action in actions] for rank, actions in enumerate(lists)]
+    steps = list[list[_Step]]()
+    for rank, actions in enumerate(lists):
+        messages = _messages(rank, placement)
+        steps.append([_step(action, messages) for action in actions])
     play = _Play(steps, placement.locations)
     now: int | None = 0
     while now is not None:
@@ -58,19 +71,29 @@ def with_transfers(lists: Sequence[ComputeList], placement: Placement) -> list[A
     return [_grouped(line) for line in play.lines]
 
 
-def _step(action: Compute | Overlapped, rank: int, placement: Placement) -> _Step:
-    """The action with its messages. A weight gradient has none; the first and last stage have none outwards."""
-    units, needs, gives, stages = 0, list[_Message](), list[_Message](), len(placement.locations)
-    for kind, micro, chunk in computes(action):
-        stage, units = placement.stages[rank][chunk], units + UNITS[kind]
-        if kind == "Wgt":
-            continue
-        what, way = ("value", 1) if kind == "Fwd" else ("gradient", -1)
-        if 0 <= stage - way < stages:
-            needs.append((what, micro, stage - way, stage))
-        if 0 <= stage + way < stages:
-            gives.append((what, micro, stage, stage + way))
-    return _Step(action, units, tuple(needs), tuple(gives))
+def _messages(rank: int, placement: Placement) -> Mapping[tuple[ComputeKind, int], _Ends]:
+    """The messages of each computation of a rank. A weight gradient has none; the first and last stage have none
+    outwards."""
+    found, stages = dict[tuple[ComputeKind, int], _Ends](), len(placement.locations)
+    for chunk, stage in enumerate(placement.stages[rank]):
+        for kind, units in UNITS.items():
+            what, way = ("value", 1) if kind == "Fwd" else ("gradient", -1)
+            before, after = (s if kind != "Wgt" and 0 <= s < stages else None for s in (stage - way, stage + way))
+            found[kind, chunk] = _Ends(units, what, before, stage, after)
+    return found
+
+
+def _step(action: Compute | Overlapped, messages: Mapping[tuple[ComputeKind, int], _Ends]) -> _Step:
+    """The action with its messages."""
+    if isinstance(action, Overlapped):
+        one, other = (_step(part, messages) for part in action)
+        return _Step(action, one.units + other.units, one.needs + other.needs, one.gives + other.gives)
+    kind, micro, chunk = action
+    units, what, before, stage, after = messages[kind, chunk]
+    return _Step(
+        action, units, () if before is None else ((what, micro, before, stage),),
+        () if after is None else ((what, micro, stage, after),),
+    )  # fmt: skip
 
 
 @dataclass(slots=True)

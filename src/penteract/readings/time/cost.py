@@ -42,7 +42,7 @@ class DeviceCosts:
     """Seconds of the calls of a rank: from rates, the size of a node, and the spread of its groups over nodes.
 
     costs   cached seconds of calls and collectives, shared by layouts
-    spans   cached spans of axes
+    spans   cached spans of axes, shared by layouts; `own`: those of this one
     """
 
     rates: Rates
@@ -52,11 +52,14 @@ class DeviceCosts:
     load: Load
     costs: Memo[Cost] = field(default_factory=Memo[Cost])
     spans: Memo[GroupSpan] = field(default_factory=Memo[GroupSpan])
+    own: dict[str, GroupSpan] = field(default_factory=dict[str, GroupSpan], compare=False)
 
     def span(self, axis: str) -> GroupSpan:
         """The span of an axis: that of its worst-placed group. Groups differ if their blocks of ranks and nodes do not
         divide each other."""
-        return self.spans.ask(self.mesh.layout, axis, self._span, axis)
+        if axis not in self.own:
+            self.own[axis] = self.spans.ask(self.mesh.layout, axis, self._span, axis)
+        return self.own[axis]
 
     def _span(self, axis: str, layout: Layout) -> GroupSpan:
         mesh, node = Mesh(layout), self.gpus_per_node
