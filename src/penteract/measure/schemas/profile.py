@@ -1,0 +1,245 @@
+"""`profile.json`: what `penteract profile` leaves, as values. `docs/guide.md` tells how it is made.
+
+Times are whole picoseconds, sizes bytes, rates FLOP/s and bytes/s, shares parts of 1 of the measured step. Texts that
+people read are not in it, but for names and for what something is about: who shows it formats the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, TypedDict, cast
+
+from penteract.errors import BadInput
+from penteract.measure.schemas.typed_json import mismatches
+
+VERSION = 1
+FILE = "profile.json"
+
+
+class ProfileFile(TypedDict):
+    """A profile of a run's step: what was predicted, and what every rank measured.
+
+    version     of this schema; a reader refuses others
+    run         what was profiled
+    made        where, when and by which versions: device, host, date, penteract, torch, threads, commit
+    basis       what the prediction rests on
+    step        how long a step takes
+    waterfall   the verdict: from the ideal step to the predicted one to the measured one
+    advice      what gains most, and what that costs; the largest first, empty where nothing was found
+    ops         the parts of a step in its order, stage by stage, and in a stage stream by stream
+    ranks       of each rank: its own work and its waits
+    memory      of each rank: who holds how much at the peak of a step
+    """
+
+    version: Literal[1]
+    kind: Literal["profile"]
+    run: ProfiledRunFile
+    made: dict[str, str]
+    basis: Basis
+    step: StepTimes
+    waterfall: list[WaterfallRow]
+    advice: list[Advice]
+    ops: list[OpRow]
+    unmatched: Unmatched
+    ranks: list[RankRow]
+    memory: list[RankMemory]
+
+
+class ProfiledRunFile(TypedDict):
+    """`file`: the run file. `layout`: its keys without `auto`; `text`: as in `plan --layout`."""
+
+    file: str
+    model: str
+    parameters: int
+    layout: dict[str, Any]
+    text: str
+    sequence_length: int
+    precision: str
+    tokens: int
+    world: int
+
+
+class Basis(TypedDict):
+    """What predictions rest on.
+
+    kind      "file": a hardware file that was named; "catalogue": curves of the catalogue's GPU; "short": the few
+              workloads that every hardware file needs, measured for this profile on an idle device
+    ceilings  what `reached` compares with
+    """
+
+    kind: Literal["file", "catalogue", "short"]
+    about: str
+    ceilings: Ceilings
+
+
+class Ceilings(TypedDict):
+    """The best that this device does, measured right after the step: `product` in FLOP/s, `copy` in bytes/s."""
+
+    dtype: str
+    product: float
+    copy: float
+
+
+class StepTimes(TypedDict):
+    """Picoseconds of steps.
+
+    bare      of each steady step without a profiler, on the rank that took longest; `measured`: their median
+    profiled  of each step under the profiler, likewise
+    slowdown  median of `profiled` over `measured`: what the profiler itself costs
+    predicted the planned step; `ideal`: its products, with half of attention's, at the device's peak
+    """
+
+    bare: list[int]
+    measured: int
+    profiled: list[int]
+    slowdown: float
+    predicted: int
+    ideal: int
+
+
+class WaterfallRow(TypedDict):
+    """A row of the waterfall. Rows in order: the level "ideal"; changes; the level "predicted"; changes; the level
+    "measured". A level is the sum of the one before it and the changes between, to the picosecond.
+
+    name   of a change: a part of the step (compute, attention, pointwise, launch, tensor, context, expert, data,
+           pipeline, update, host), or "slowest_rank", "unmatched", "profiler"
+    share  of the measured step
+    """
+
+    name: str
+    label: str
+    about: str
+    level: bool
+    picoseconds: int
+    share: float
+
+
+class Advice(TypedDict):
+    """A change that gains time.
+
+    gain   picoseconds of a step, predicted; `price`: what it takes in return, in words
+    kind   "layout": another value in the run file; "part": time beyond the prediction, whose cause is to be found
+    """
+
+    kind: Literal["layout", "part"]
+    what: str
+    gain: int
+    price: str
+
+
+class OpRow(TypedDict):
+    """A part of the step under one name: all its calls in a step on one stage.
+
+    stage      its pipeline coordinate; `rank`: whose measurement this is (of the stage's ranks, the slowest)
+    stream     as in the predicted timeline: "compute", "tp (2 ranks)", "activations to stage 1"
+    part       to which part of the waterfall it belongs
+    matched    "both"; "predicted": nothing was measured under this name; "measured": nothing was predicted
+    calls      in a step; `predicted`, `measured`: picoseconds in a step, the latter a mean of the profiled steps
+    flops, bytes  in a step: of its products; that it reads and writes. 0: not known
+    ceiling    by which of the two it is held; "none": neither
+    reached    what it achieved over that ceiling; 0: not known
+    least, most  picoseconds on the fastest and on the slowest rank of the stage; `slowest`: that rank
+    kernels    what ran in it
+    """
+
+    stage: int
+    rank: int
+    stream: str
+    name: str
+    part: str
+    matched: Literal["both", "predicted", "measured"]
+    calls: int
+    predicted: int
+    measured: int
+    share: float
+    flops: int
+    bytes: int
+    ceiling: Literal["product", "copy", "none"]
+    reached: float
+    least: int
+    most: int
+    slowest: int
+    kernels: list[KernelRow]
+
+
+class KernelRow(TypedDict):
+    """A kernel of an op: on a GPU as CUPTI calls it, on a CPU torch's operator."""
+
+    name: str
+    calls: int
+    picoseconds: int
+
+
+class Unmatched(TypedDict):
+    """Picoseconds under names that only one side has, and their shares of the measured and of the predicted step."""
+
+    measured: int
+    measured_share: float
+    predicted: int
+    predicted_share: float
+
+
+class RankRow(TypedDict):
+    """A rank's profiled step. `work`: its own kernels and gaps between them; `waits`: exposed communication and bubble;
+    `parts`: the same by part of the waterfall, which add up to `step`."""
+
+    rank: int
+    stage: int
+    step: int
+    work: int
+    waits: int
+    parts: dict[str, int]
+
+
+class RankMemory(TypedDict):
+    """Bytes of one rank, each register in a storage of its own, measured: none is copied from the plan.
+
+    basis      "storages": all that torch's dispatcher handed out, counted; "allocator": the history of torch's GPU
+               allocator
+    peak       bytes of tensors at the peak of the step; `at`: the call that ran then
+    owners     who holds them at that moment; they add up to `peak`
+    reserved   bytes that the allocator took from the device; `device`: that the device has in use; 0: there is none
+    process    other bytes of the device by owner: "context", "NCCL" and "cached"; empty on CPUs
+    live       the registers alive at the peak, by the op that made them, the largest first
+    predicted  what the plan allocates on this rank, with one block for all registers
+    """
+
+    rank: int
+    stage: int
+    basis: Literal["storages", "allocator"]
+    peak: int
+    at: str
+    owners: dict[str, int]
+    reserved: int
+    device: int
+    process: dict[str, int]
+    live: list[LiveRegisters]
+    predicted: int
+
+
+class LiveRegisters(TypedDict):
+    """Registers of the step that are alive at its peak, by the op that made them."""
+
+    name: str
+    count: int
+    bytes: int
+
+
+def read_profile(path: Path) -> ProfileFile:
+    """The profile in a folder or file. Raises BadInput where there is none, or one of another version."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        found: object = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        raise BadInput("PROFILE", "no profile", where=str(path), fix="penteract profile RUN.toml makes one") from None
+    except ValueError as error:
+        raise BadInput("PROFILE", f"not JSON: {error}", where=str(file)) from None
+    row = cast("dict[str, object]", found if isinstance(found, dict) else {})
+    version = row.get("version")
+    if version != VERSION:
+        raise BadInput("PROFILE", "a profile of another version", where=str(file), found=version, allowed=VERSION,
+                       fix="profile the run again")  # fmt: skip
+    if wrong := next(mismatches(row, ProfileFile), ""):
+        raise BadInput("PROFILE", "not a profile", where=str(file), found=wrong, fix="profile the run again")
+    return cast("ProfileFile", found)

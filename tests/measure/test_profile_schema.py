@@ -1,0 +1,62 @@
+"""The schema of `profile.json`: what it takes, what it refuses, and how it says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NotRequired, TypedDict
+
+import pytest
+
+from penteract.errors import BadInput
+from penteract.measure.schemas.profile import read_profile
+from penteract.measure.schemas.typed_json import mismatches
+
+
+class _Row(TypedDict):
+    number: int
+    rate: float
+    kind: Literal["a", "b"]
+    names: list[str]
+    sizes: dict[str, int]
+    other: NotRequired[int | None]
+
+
+GOOD: dict[str, object] = {"number": 1, "rate": 2, "kind": "a", "names": ["x"], "sizes": {"x": 1}}
+
+
+def test_a_value_of_its_type_has_no_mismatch():
+    assert not list(mismatches(GOOD, _Row))
+    assert not list(mismatches({**GOOD, "other": None, "later": []}, _Row))
+
+
+@pytest.mark.parametrize(
+    ("changed", "where"),
+    [
+        ({"number": "1"}, "number: '1' is not int"),
+        ({"number": True}, "number: True is not int"),
+        ({"rate": None}, "rate: None is no number"),
+        ({"kind": "c"}, "kind: 'c' is none of a, b"),
+        ({"names": ["x", 2]}, "names[1]: 2 is not str"),
+        ({"sizes": {"x": 1.5}}, "sizes.x: 1.5 is not int"),
+        ({"sizes": []}, "sizes: [] is no object"),
+        ({"other": "no"}, "other: 'no' is not int"),
+    ],
+)
+def test_each_mismatch_is_named_by_its_place(changed: dict[str, object], where: str):
+    assert list(mismatches({**GOOD, **changed}, _Row)) == [where]
+
+
+def test_a_missing_key_is_named():
+    assert list(mismatches({k: v for k, v in GOOD.items() if k != "rate"}, _Row)) == ["rate: missing"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "no profile"), ("{", "not JSON"), ("[]", "another version"), ('{"version": 99}', "another version"),
+     ('{"version": 1}', "kind: missing")],
+)  # fmt: skip
+def test_what_is_no_profile_is_refused_with_its_reason(text: str | None, message: str, tmp_path: Path):
+    if text is not None:
+        (tmp_path / "profile.json").write_text(text)
+    with pytest.raises(BadInput, match=message):
+        read_profile(tmp_path)
