@@ -43,7 +43,7 @@ class ProfileFile(TypedDict):
     ops: list[OpRow]
     unmatched: Unmatched
     ranks: list[RankRow]
-    memory: list[RankMemory]
+    memory: list[MeasuredMemory]
 
 
 class ProfiledRunFile(TypedDict):
@@ -192,7 +192,7 @@ class RankRow(TypedDict):
     parts: dict[str, int]
 
 
-class RankMemory(TypedDict):
+class MeasuredMemory(TypedDict):
     """Bytes of one rank, each register in a storage of its own, measured: none is copied from the plan.
 
     basis      "storages": all that torch's dispatcher handed out, counted; "allocator": the history of torch's GPU
