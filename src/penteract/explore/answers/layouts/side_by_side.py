@@ -16,26 +16,11 @@ from penteract.planner.plan import Plan, estimator, plan_one
 from penteract.planner.report.as_json import MEMORY, utilisation
 from penteract.planner.report.explain import changed_axes, difference
 from penteract.planner.report.memory_by_line import fullest_stage
+from penteract.planner.report.waterfall import waterfall
 from penteract.readings.ideal import PART_NAMES
 from penteract.units import show_bytes, show_step, show_whole
 
 _PS = 10**12
-# What each part of a step is called on the way from ideal to predicted, and what it is.
-STEPS: Mapping[str, tuple[str, str]] = {
-    "ideal": ("Ideal", "The products that training needs, with half of attention's, at the GPU's dense peak."),
-    "compute": ("Matmuls below peak", "Matrix products beyond their ideal: the rates of their shapes, recomputation, "
-                "and what the slowest stage has more than others."),
-    "attention": ("Attention below peak", "Attention beyond its ideal: the rate of its kernel, and recomputation."),
-    "pointwise": ("Memory-bound ops", "Norms, activations, additions: they wait for the GPU's memory."),
-    "launch": ("Launches", "Kernels that end before the host has launched the next."),
-    "tensor": ("Exposed: tensor", "Collectives of tensor (and sequence) parallelism that no compute hides."),
-    "context": ("Exposed: context", "Exchange of keys and values that no compute hides."),
-    "expert": ("Exposed: expert", "All-to-alls of expert parallelism that no compute hides."),
-    "data": ("Exposed: data", "Gathers and reductions of data parallelism (ZeRO) that no compute hides."),
-    "pipeline": ("Bubble", "Waits for other stages, and for their messages."),
-    "update": ("Optimizer", "The update of parameters at the end of the step."),
-    "host": ("Host", "Copies to and from the host's memory that no compute hides."),
-}  # fmt: skip
 _OWNERS = {"parameters": "Parameters", "gradients": "Gradients", "optimizer": "Optimizer",
            "activations": "Activations", "other": "Other"}  # fmt: skip
 
@@ -81,17 +66,13 @@ def _side(wanted: Wanted, plan: Plan) -> LayoutSide:
 
 
 def _waterfall(plan: Plan) -> list[WaterfallStep]:
-    """The step from ideal to predicted. The clock's times are whole picoseconds, so they add up exactly."""
-    timed = plan.best
-    prices = plan.search.estimators[timed.estimate.precision]
-    ideal = {part: round(seconds * _PS) for part, seconds in prices.ideal(timed.layout).items()}
-    parts = {part: round(seconds * _PS) for part, seconds in timed.time.parts.items()}
-    lost = {part: size - ideal.get(part, 0) for part, size in parts.items()}
-    whole, found = sum(parts.values()), {"ideal": sum(ideal.values()), **lost}
+    """The step from ideal to predicted."""
+    rows = waterfall(plan.search.estimators[plan.best.estimate.precision], plan.best)
+    whole = sum(row.picoseconds for row in rows)
     return [
-        {"name": name, "label": label, "about": about, "picoseconds": found[name],
-         "text": show_step(found[name] / _PS).replace("-", "−"), "share": share(found[name], whole)}
-        for name, (label, about) in STEPS.items() if found.get(name)
+        {"name": row.name, "label": row.label, "about": row.about, "picoseconds": row.picoseconds,
+         "text": show_step(row.picoseconds / _PS).replace("-", "−"), "share": share(row.picoseconds, whole)}
+        for row in rows
     ]  # fmt: skip
 
 
