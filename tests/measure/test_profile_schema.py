@@ -60,3 +60,20 @@ def test_what_is_no_profile_is_refused_with_its_reason(text: str | None, message
         (tmp_path / "profile.json").write_text(text)
     with pytest.raises(BadInput, match=message):
         read_profile(tmp_path)
+
+
+FIXTURE = Path(__file__).parent / "profiles" / "tiny_tp2_pp2.json"
+
+
+def test_a_profile_of_a_run_is_of_its_schema_and_its_waterfall_adds_up():
+    """`penteract profile --preset tiny`, one layer a stage, four ranks on a CPU."""
+    found = read_profile(FIXTURE)
+    rows, at = found["waterfall"], 0
+    levels = [row["name"] for row in rows if row["level"]]
+    for row in rows:
+        at = row["picoseconds"] if row["name"] == "ideal" else at + (0 if row["level"] else row["picoseconds"])
+        assert not row["level"] or row["picoseconds"] == at
+    assert levels == ["ideal", "predicted", "measured"]
+    assert at == found["step"]["measured"]
+    assert all(sum(rank["parts"].values()) == rank["step"] for rank in found["ranks"])
+    assert all(sum(m["owners"].values()) == m["peak"] for m in found["memory"])

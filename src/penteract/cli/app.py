@@ -25,6 +25,7 @@ VERBS = (
     "convert",
     "doctor",
     "calibrate",
+    "profile",
     "init",
     "explore",
 )  # each a module of this folder, with a function of its name

@@ -1,7 +1,7 @@
 """A run with named parts for profilers. The names are those of `penteract plan --trace`.
 
-`benchmarks/step_profile.py` creates it: `walk(program, ProfiledExecutor(run))` under torch's profiler, or with NVTX on,
-shows the step by the names of its program.
+`penteract profile` creates it: `walk(program, ProfiledExecutor(run))` under torch's profiler, or with NVTX on, shows
+the step by the names of its program.
 """
 
 from __future__ import annotations
@@ -28,6 +28,14 @@ class ProfiledExecutor:
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self.run, attribute)
 
+    def begin(self) -> None:
+        with record_function(names.BEGIN):
+            self.run.begin()
+
+    def scales(self) -> None:
+        with record_function(names.SCALES):
+            self.run.scales()
+
     def call(self, buffer: BufferKey, call: Call) -> None:
         with record_function(names.of_call(call.phase, call.site)):
             self.run.call(buffer, call)
@@ -43,6 +51,10 @@ class ProfiledExecutor:
     def wait_recv(self, buffer: BufferKey, register: int) -> None:
         with record_function(names.WAIT_STAGE):
             self.run.wait_recv(buffer, register)
+
+    def wait_sends(self) -> None:
+        with record_function(names.WAIT_SENT):
+            self.run.wait_sends()
 
     def wait_all_gather(self, bucket: int) -> None:
         with record_function(names.WAIT_PARAMETERS):
@@ -72,6 +84,14 @@ class ProfiledExecutor:
         with record_function(names.MEASURE):
             self.run.measure(bucket)
 
+    def factors(self) -> None:
+        with record_function(names.FACTORS):
+            self.run.factors()
+
     def update(self, bucket: int) -> None:
         with record_function(names.UPDATE):
             self.run.update(bucket)
+
+    def end(self) -> None:
+        with record_function(names.END):
+            self.run.end()

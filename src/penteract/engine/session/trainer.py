@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -61,6 +62,7 @@ class Trainer:
     validation_run: Executor
     loader: BatchLoader
     validation_loader: BatchLoader  # fills the same tensors as `loader`, never at the same time
+    observed: Callable[[Executor], Any] | None = None  # makes the reading that steps walk in place of the run itself
 
     @staticmethod
     def build(spec: RunSpec, rank: Rank, init: Path | None = None) -> Trainer:
@@ -116,7 +118,8 @@ class Trainer:
         last = number == self.spec.train.steps
         prefetch = self.loader.prefetch_task(samples, first + self.spec.layout.global_batch_size)
         self.run.summed.next_targets = None if last else partial(self.rank.progress.reading, prefetch)
-        walk(self.program, self.run, targets_counted=counts is None)
+        reading = self.run if self.observed is None else self.observed(self.run)
+        walk(self.program, reading, targets_counted=counts is None)
         return self._outcome(self.run)
 
     def weights_are_finite(self) -> bool:

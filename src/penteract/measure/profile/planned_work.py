@@ -11,6 +11,7 @@ from penteract.ops.declarations.declaration import Product
 from penteract.readings.costs.rates import Rates
 from penteract.readings.time.step import StepClock
 from penteract.readings.time.timeline import Event, emit_events
+from penteract.readings.time.trace import kind
 
 Work = dict[tuple[int, str], int]  # (stage, name) -> FLOPs or bytes in a step
 
@@ -76,7 +77,7 @@ def planned_work(steps: StepClock, layout: Layout, rates: type[Rates]) -> Work:
     found = Counter[tuple[int, str]]()
 
     def add(e: Event) -> None:
-        if e.stream == "compute":
+        if e.stream == "compute" and kind(e) != "wait":
             found[e.stage, e.name] += e.end - e.start
 
     counting = with_rates(steps, rates)

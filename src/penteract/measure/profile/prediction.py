@@ -88,7 +88,10 @@ def predict(run: RunSpec, cluster: Cluster) -> Prediction:
     for e in sorted(events, key=lambda e: (e.stage, e.start, e.end)):
         if e.stream != "host":
             op = ops.setdefault((e.stage, e.name), PredictedOp(e.stream))
-            op.calls, op.picoseconds = op.calls + 1, op.picoseconds + e.end - e.start
+            if op.stream == "compute" != e.stream:  # a collective under the name of its wait: its own time counts
+                op.stream, op.calls, op.picoseconds = e.stream, 0, 0
+            if op.stream == e.stream:
+                op.calls, op.picoseconds = op.calls + 1, op.picoseconds + e.end - e.start
     return Prediction(
         run, prices, timed, span, events, ops, parts_by_name(prices), predicted_parts(timed), waterfall(prices, timed),
         prices.steps.ranks(layout).slowest, planned_work(prices.steps, layout, FlopsOnly),
@@ -105,7 +108,7 @@ def parts_by_name(prices: Estimator) -> dict[str, str]:
                 if op[0] in (RUN, WAIT):
                     found[op[3]] = PARTS[op[2]]
                 elif op[0] in (START, CHAINED):
-                    found.setdefault(op[-1], PARTS[clock.owner[op[-4]]])
+                    found.setdefault(str(op[-1]), PARTS[clock.owner[int(op[-4])]])
     return found
 
 
@@ -120,4 +123,4 @@ def part_of(name: str, parts: Mapping[str, str]) -> str:
 
 def stage_of(run: RunSpec, rank: int) -> int:
     """The pipeline coordinate of a rank."""
-    return Mesh(run.layout).coordinate("pp", rank)
+    return Mesh(run.layout).coordinates(rank)["pp"]

@@ -1,0 +1,112 @@
+"""`penteract profile`: where a run's step and its memory go, beside what was predicted; and two profiles compared."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from penteract.cli.resolve.folders import find_run
+from penteract.cli.resolve.weights import check_weights, find_weights, words_of
+from penteract.cli.resolve.world import launched
+from penteract.cli.torch_modules import torch_module
+from penteract.config.hardware import cluster
+from penteract.config.presets import PRESETS
+from penteract.config.rules.resolve import Resolved, resolve
+from penteract.errors import BadInput
+from penteract.measure.profile.show.as_text import as_text
+from penteract.measure.profile.show.difference import as_difference
+from penteract.measure.profile.show.files import write_files
+from penteract.measure.schemas.profile import FILE, read_profile
+from penteract.planner.settle_budget import settle_budget
+from penteract.units import printable
+
+EXAMPLES = (
+    "penteract profile run.toml",
+    "penteract profile latest --gpus here.toml",
+    "penteract profile --preset tiny parallel.tp=2 parallel.pp=2",
+    "penteract profile profiles/before profiles/after",
+)
+
+
+def profile(  # noqa: PLR0913 (the options of a verb are its parameters)
+    run: Annotated[str | None, Parameter(help="A run file, a run's folder, or latest.")] = None,
+    other: Annotated[str | None, Parameter(help="With two profiles: which ops make the difference.")] = None,
+    /,
+    *,
+    preset: Annotated[str | None, Parameter(help=f"Start from {', '.join(PRESETS)}, or a published model.")] = None,
+    gpus: Annotated[
+        str | None, Parameter(help="What predictions rest on: a hardware file of this machine, or a name as of plan.")
+    ] = None,
+    init: Annotated[str | None, Parameter(help="Weights to start from, as of train.")] = None,
+    out: Annotated[Path | None, Parameter(help="The folder to write; it must not exist.")] = None,
+    all: Annotated[bool, Parameter(negative="", help="Print every op.")] = False,
+    json: Annotated[bool, Parameter(negative="", help="Print the profile as JSON.")] = False,
+    debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
+    overrides: Annotated[Sequence[str], Parameter(parse=False)],
+) -> int:
+    """Measure a step of a run on all of its ranks, lay it over the predicted one, and tell what would make it faster.
+
+    Ten steps are timed bare, three more under torch's profiler, and one counts memory. Any value of a run file can be
+    set, as of train. Nothing of the run is changed.
+    """
+    if other is not None:
+        return _compare(run, other, overrides, every=all, json=json)
+    if gpus is not None:
+        cluster(gpus)  # refuse a wrong name before anything is measured
+    resolved, file, weights = _resolved(run, preset, init, overrides)
+    start = torch_module("measure.profile.start", "profiling needs")
+    folder, place = out or _folder(resolved), launched(os.environ)
+    if place is not None:
+        folder = start.joined(resolved, folder, weights, calibrate=gpus is None)
+        if place.rank:
+            return 0
+    else:
+        start.make_folder(resolved, folder)
+        if code := start.measure(resolved, folder, weights, calibrate=gpus is None, debug=debug):
+            return code
+    found: Any = start.result(resolved, folder, file, gpus)
+    write_files(folder, found)
+    print(json_module.dumps(found) if json else as_text(found.profile, every=all))
+    if not json:
+        print(f"\n{folder}: {FILE}, profile.html, and trace.json.gz for ui.perfetto.dev")
+    return 0
+
+
+def _resolved(
+    run: str | None, preset: str | None, init: str | None, overrides: Sequence[str]
+) -> tuple[Resolved, str, Path | None]:
+    """The run, the name of its file, and the weights to start from: those of a run's folder are its last."""
+    path = Path(run) if run is not None else None
+    out = next((w.partition("=")[2] for w in overrides if w.startswith("output.folder=")), "runs")
+    if path is not None and (run == "latest" or path.is_dir()):
+        path = find_run(str(run), out, flag="profile", needs="run.toml") / "run.toml"
+        init = init or (str(path.parent) if (path.parent / "checkpoints" / "latest").exists() else None)
+    weights = find_weights(init, out, flag="--init") if init else None
+    words = [*overrides] if weights is None else [*words_of(weights, path, preset, overrides), *overrides]
+    place = launched(os.environ)
+    resolved, _ = settle_budget(resolve(path, preset, words, place.world if place else None))
+    if weights:
+        check_weights(weights, resolved)
+    return resolved, str(path or preset or "preset tiny"), weights.path if weights else None
+
+
+def _folder(resolved: Resolved) -> Path:
+    """A new folder's name, of the day, the model and six digits."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", resolved.run.model.name).strip(".-")[:64] or "run"
+    return Path("profiles") / f"{datetime.now().astimezone():%Y-%m-%d}_{plain}_{secrets.token_hex(3)}"
+
+
+def _compare(run: str | None, other: str, overrides: Sequence[str], *, every: bool, json: bool) -> int:
+    if overrides:
+        raise BadInput("USAGE", "two profiles take no values of a run", found=printable(overrides[0], 80))
+    before, after = read_profile(Path(str(run))), read_profile(Path(other))
+    print(as_difference(before, after, every=every, json=json))
+    return 0

@@ -1,0 +1,69 @@
+"""To which part of the step each of its moments belongs: parts that add up to it exactly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from penteract.measure.profile.recording import Recording
+from penteract.measure.profile.trace_events import RecordedStep, Span
+
+PartOf = Callable[[str], str]
+GAPS = "launch"  # the part of moments in which nothing runs
+OWN = ("compute", "attention", "pointwise", "update", "unmatched")  # parts that are a rank's own work
+# On a GPU a collective that runs while nothing computes is exposed. On a CPU it runs in threads of gloo: exposed is
+# what the main thread waits for.
+_SHOWN = {True: ("compute", "collective", "copy"), False: ("compute", "wait", "copy")}
+
+
+def attribute(step: RecordedStep, part_of: PartOf, *, on_device: bool) -> Counter[str]:
+    """Nanoseconds of a step by part; they sum to the step. Where several things run, compute counts, then a collective,
+    then a copy, and of equals the one that began first."""
+    kinds = _SHOWN[on_device]
+    edges = list[tuple[int, int, int]]()  # moment, end before begin, span
+    spans = [span for span in step.spans if span.kind in kinds and span.nanoseconds > 0]
+    for i, span in enumerate(spans):
+        edges += [(max(0, span.begin), 1, i), (min(step.nanoseconds, span.end), 0, i)]
+    found, running, at = Counter[str](), set[int](), 0
+    for moment, begins, i in sorted(edges):
+        now = min(max(moment, 0), step.nanoseconds)
+        if now > at:
+            found[_part(spans, running, kinds, part_of)] += now - at
+            at = now
+        if begins:
+            running.add(i)
+        else:
+            running.discard(i)
+    found[GAPS] += step.nanoseconds - at
+    return found
+
+
+def _part(spans: list[Span], running: Iterable[int], kinds: tuple[str, ...], part_of: PartOf) -> str:
+    chosen = min(((kinds.index(spans[i].kind), spans[i].begin, i) for i in running), default=None)
+    if chosen is None:
+        return GAPS
+    span = spans[chosen[2]]
+    return "host" if span.kind == "copy" else part_of(span.name)
+
+
+def rank_parts(recording: Recording, part_of: PartOf) -> dict[str, int]:
+    """Picoseconds of each part in the mean profiled step of a rank; they sum to that step to the picosecond."""
+    totals = Counter[str]()
+    for step in recording.steps:
+        totals.update(attribute(step, part_of, on_device=recording.on_device))
+    return split_evenly(totals, len(recording.steps))
+
+
+def split_evenly(totals: Mapping[str, int], count: int) -> dict[str, int]:
+    """Nanoseconds of `count` steps as picoseconds of one. Rounding is carried along, so the sum stays exact."""
+    found, before, at = dict[str, int](), 0, 0
+    for name, nanoseconds in sorted(totals.items()):
+        at += 1000 * nanoseconds
+        found[name] = round(at / count) - round(before / count)
+        before = at
+    return found
+
+
+def own_work(parts: Mapping[str, int]) -> int:
+    """Picoseconds of a rank's own kernels."""
+    return sum(parts.get(part, 0) for part in OWN)

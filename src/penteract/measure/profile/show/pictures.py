@@ -1,0 +1,142 @@
+"""The two pictures of a profile's page: the waterfall, and the predicted and measured timelines of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from penteract.measure.profile.prediction import Prediction, part_of
+from penteract.measure.profile.recording import Recording
+from penteract.measure.profile.show.as_text import show
+from penteract.measure.schemas.profile import ProfileFile, WaterfallRow
+
+LABELS: Mapping[str, str] = {
+    "compute": "products", "attention": "attention", "pointwise": "memory-bound", "tensor": "tensor",
+    "context": "context", "expert": "expert", "data": "data", "pipeline": "pipeline", "update": "optimizer",
+    "host": "host copies", "launch": "gaps", "unmatched": "unmatched",
+}  # fmt: skip
+COLOURS: Mapping[str, str] = {
+    "compute": "#2f6fb0", "attention": "#6a51a3", "pointwise": "#4aa3a2", "tensor": "#e08214", "context": "#f1b04c",
+    "expert": "#c2a500", "data": "#d6604d", "pipeline": "#9e9e9e", "update": "#5a8f3c", "host": "#a6611a",
+    "unmatched": "#c51b8a",
+}  # fmt: skip
+_WIDTH, _LEFT, _ROW, _LANE = 1160, 230, 22, 16
+_RIGHT = 150
+_LEAST = 0.35  # of a pixel: what is narrower is joined with its neighbour
+_MOST_RANKS = 8
+
+
+def waterfall_picture(rows: Sequence[WaterfallRow]) -> str:
+    """The waterfall: each change begins where the one before it ends."""
+    edges, at = list[tuple[int, int]](), 0
+    for row in rows:
+        begin = 0 if row["level"] else at
+        at = row["picoseconds"] if row["level"] else at + row["picoseconds"]
+        edges.append((min(begin, at), max(begin, at)))
+    least, most = min(begin for begin, _ in edges), max(end for _, end in edges)
+    scale = (_WIDTH - _LEFT - _RIGHT) / max(1, most - least)
+    height = _ROW * len(rows) + 8
+    lines = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="From the ideal step to the measured one">']
+    for i, (row, (begin, end)) in enumerate(zip(rows, edges, strict=True)):
+        y, x, width = i * _ROW + 4, _LEFT + (begin - least) * scale, max(1.0, (end - begin) * scale)
+        colour = (
+            "#56616f" if row["level"] else "#2e8b57" if row["picoseconds"] < 0 else COLOURS.get(row["name"], "#b3541e")
+        )
+        weight = ' font-weight="600"' if row["level"] else ""
+        size = show(row["picoseconds"], "" if row["level"] else "+")
+        lines.append(
+            f'<g><title>{escape(row["about"])}</title><text x="{0 if row["level"] else 14}" y="{y + 14}"{weight}>'
+            f'{escape(row["label"])}</text><rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_ROW - 5}" '
+            f'fill="{colour}"/><text x="{x + width + 6:.1f}" y="{y + 14}"{weight}>{size} '
+            f'<tspan class="soft">{row["share"]:.1%}</tspan></text></g>'
+        )  # fmt: skip
+    return "\n".join([*lines, "</svg>"])
+
+
+class Bar(NamedTuple):
+    """A bar of a lane: shares of the picture's width, its part, and what it is."""
+
+    begin: float
+    end: float
+    part: str
+    name: str
+
+
+class Lane(NamedTuple):
+    """A row of bars."""
+
+    label: str
+    bars: list[Bar]
+    length: int  # picoseconds of its step
+
+
+def timelines(profile: ProfileFile, predicted: Prediction, recordings: Sequence[Recording]) -> str:
+    """Predicted and measured lanes of each stage, each step over the whole width: by shares of its own length."""
+    lanes = list[Lane]()
+    chosen = {row["stage"]: row["rank"] for row in profile["ops"]}
+    stages = sorted(chosen)
+    for stage in stages[: _MOST_RANKS // 2] + stages[_MOST_RANKS // 2 :][-_MOST_RANKS // 2 :]:
+        lanes += _predicted(predicted, stage)
+        lanes += _measured(predicted, recordings[chosen[stage]])
+    height = (_LANE + 4) * len(lanes) + 6
+    lines = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="Predicted and measured timelines">']
+    for i, lane in enumerate(lanes):
+        y = i * (_LANE + 4) + 4
+        lines.append(
+            f'<text x="0" y="{y + 12}">{escape(lane.label)} <tspan class="soft">{show(lane.length)}</tspan></text>'
+        )
+        lines += (_bar(bar, y) for bar in joined(lane.bars))
+    return "\n".join([*lines, "</svg>"])
+
+
+def _bar(bar: Bar, y: int) -> str:
+    room = _WIDTH - _LEFT
+    x, width = _LEFT + bar.begin * room, max(0.3, (bar.end - bar.begin) * room)
+    title = f"<title>{escape(bar.name)}</title>" if bar.name else ""
+    colour = COLOURS.get(bar.part, "#888")
+    return f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_LANE}" fill="{colour}">{title}</rect>'
+
+
+def joined(bars: Sequence[Bar]) -> Iterator[Bar]:
+    """Bars of a lane in order; those that are narrower than a part of a pixel join with the next of their part."""
+    least, now = _LEAST / (_WIDTH - _LEFT), None
+    for bar in sorted(bars):
+        if now is not None and bar.part == now.part and bar.begin - now.end < least:
+            now = Bar(now.begin, max(now.end, bar.end), now.part, now.name if now.name == bar.name else "")
+            continue
+        if now is not None:
+            yield now
+        now = bar
+    if now is not None:
+        yield now
+
+
+def _predicted(predicted: Prediction, stage: int) -> Iterator[Lane]:
+    compute, other, whole = list[Bar](), list[Bar](), predicted.span.picoseconds
+    begin = predicted.span.begins[stage]
+    for e in predicted.events:
+        if e.stage != stage or e.stream == "host":
+            continue
+        part = part_of(e.name, predicted.parts)
+        bar = Bar(max(0.0, (e.start - begin) / whole), min(1.0, (e.end - begin) / whole), part, e.name)
+        if bar.end > bar.begin:
+            (compute if e.stream == "compute" else other).append(bar)
+    yield Lane(f"stage {stage} predicted", compute, whole)
+    if other:
+        yield Lane("    its collectives", other, whole)
+
+
+def _measured(predicted: Prediction, recording: Recording) -> Iterator[Lane]:
+    step = sorted(recording.steps, key=lambda step: step.nanoseconds)[len(recording.steps) // 2]
+    compute, other, whole = list[Bar](), list[Bar](), step.nanoseconds
+    for span in step.spans:
+        if span.kind == "call":
+            continue
+        part = "host" if span.kind == "copy" else part_of(span.name, predicted.parts)
+        bar = Bar(max(0.0, span.begin / whole), min(1.0, span.end / whole), part, span.name)
+        if bar.end > bar.begin:
+            (compute if span.kind in ("compute", "wait") else other).append(bar)
+    yield Lane(f"rank {recording.rank} measured", compute, 1000 * whole)
+    if other:
+        yield Lane("    its collectives", other, 1000 * whole)
