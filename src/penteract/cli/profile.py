@@ -21,9 +21,10 @@ from penteract.config.hardware import cluster
 from penteract.config.presets import PRESETS
 from penteract.config.rules.resolve import Resolved, resolve
 from penteract.errors import BadInput
-from penteract.measure.profile.show.as_text import as_text
+from penteract.measure.profile.prediction import estimator_of
 from penteract.measure.profile.show.difference import as_difference
-from penteract.measure.profile.show.files import write_files
+from penteract.measure.profile.show.profile_files import write_files
+from penteract.measure.profile.show.profile_text import as_text
 from penteract.measure.schemas.profile import FILE, read_profile
 from penteract.planner.settle_budget import settle_budget
 from penteract.units import printable
@@ -59,10 +60,10 @@ def profile(  # noqa: PLR0913 (the options of a verb are its parameters)
     """
     if other is not None:
         return _compare(run, other, overrides, every=all, json=json)
-    if gpus is not None:
-        cluster(gpus)  # refuse a wrong name before anything is measured
     resolved, file, weights = _resolved(run, preset, init, overrides)
-    start = torch_module("measure.profile.start", "profiling needs")
+    if gpus is not None:
+        estimator_of(resolved.run, cluster(gpus))  # what it cannot predict is refused before anything is measured
+    start = torch_module("measure.profile.launching", "profiling needs")
     folder, place = out or _folder(resolved), launched(os.environ)
     if place is not None:
         folder = start.joined(resolved, folder, weights, calibrate=gpus is None)

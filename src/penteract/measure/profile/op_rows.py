@@ -109,10 +109,10 @@ def _per_step(nanoseconds: int, count: int) -> int:
     return round(1000 * nanoseconds / count)
 
 
-def _matched(name: str, known: Collection[str], measured: int) -> Literal["both", "predicted", "measured"]:
+def _matched(name: str, expected_names: Collection[str], measured: int) -> Literal["both", "predicted", "measured"]:
     if not measured:
         return "predicted"
-    return "both" if all(part in known for part in name.split(_AND)) else "measured"
+    return "both" if all(part in expected_names for part in name.split(_AND)) else "measured"
 
 
 def _as_measured(planned: Mapping[str, PredictedOp], found: Iterable[str]) -> dict[str, PredictedOp]:

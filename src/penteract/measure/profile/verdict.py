@@ -33,14 +33,14 @@ _LABELS: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-class Verdict(NamedTuple):
+class StepVerdict(NamedTuple):
     """The waterfall, and the rank that it is about."""
 
     rows: list[WaterfallRow]
     rank: int
 
 
-def verdict(predicted: Prediction, ranks: Sequence[MeasuredRank], times: StepTimes) -> Verdict:
+def verdict(predicted: Prediction, ranks: Sequence[MeasuredRank], times: StepTimes) -> StepVerdict:
     """The waterfall of the stage that is predicted to end last, on the slowest of its ranks."""
     chosen = slowest_of_stage(ranks, predicted.slowest)
     peers = [r for r in ranks if r.recording.stage == predicted.slowest]
@@ -60,7 +60,7 @@ def verdict(predicted: Prediction, ranks: Sequence[MeasuredRank], times: StepTim
     for name, size in changes:
         add(name, *_LABELS[name], size)
     add("measured", "Measured", "The median of the steady steps without a profiler.", whole, level=True)
-    return Verdict(rows, chosen.recording.rank)
+    return StepVerdict(rows, chosen.recording.rank)
 
 
 def _beyond(

@@ -10,7 +10,7 @@ import torch
 
 from penteract.measure.profile.allocator_events import AllocatorNotes, history_peak
 from penteract.measure.profile.record.owned_storages import OwnedRun, Ownership, one_storage_each, residents
-from penteract.measure.profile.record.steps import Steps
+from penteract.measure.profile.record.steps import TrainedSteps
 from penteract.measure.schemas.profile import MeasuredMemory
 
 _MOST_EVENTS = 2_000_000
@@ -22,7 +22,7 @@ def in_use(device: torch.device) -> int:
     return total - free
 
 
-def measured_on_gpu(steps: Steps, stage: int, context: int) -> MeasuredMemory:
+def measured_on_gpu(steps: TrainedSteps, stage: int, context: int) -> MeasuredMemory:
     """The memory of a GPU's step. `context`: bytes of the device in use before anything was allocated."""
     device, notes = steps.trainer.rank.device, AllocatorNotes()
     ownership = Ownership(lambda owner, name: notes.event(time.time_ns(), owner, name))

@@ -18,7 +18,7 @@ from penteract.engine.executor.allocator import Arena, Fresh
 from penteract.engine.executor.executor import Executor
 from penteract.engine.session.trainer import Trainer
 from penteract.measure.profile.live_memory import KEPT, LiveMemory
-from penteract.measure.profile.record.steps import Steps
+from penteract.measure.profile.record.steps import TrainedSteps
 from penteract.measure.schemas.profile import MeasuredMemory
 from penteract.ops.spec import Spec
 from penteract.step import names
@@ -146,7 +146,7 @@ def one_storage_each(trainer: Trainer, ownership: Ownership) -> tuple[Trainer, O
     return replace(trainer, run=fresh), memory
 
 
-def measured_on_host(steps: Steps, stage: int) -> MeasuredMemory:
+def measured_on_host(steps: TrainedSteps, stage: int) -> MeasuredMemory:
     """The memory of a CPU's step, counted by torch's dispatcher. The second step is counted: nothing is new in it."""
     ownership = Ownership()
     steps.trainer, _ = one_storage_each(steps.trainer, ownership)

@@ -1,4 +1,4 @@
-"""Steps of one rank: bare, and under torch's profiler."""
+"""TrainedSteps of one rank: bare, and under torch's profiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WARM, BARE, PROFILED = 3, 10, 3
 _READ = "read the outcome"
 
 
-class Steps:
+class TrainedSteps:
     """Trains on, step after step, as a run does: on a GPU an outcome is read when the next step is under way."""
 
     def __init__(self, trainer: Trainer, samples: Samples) -> None:
@@ -54,7 +54,9 @@ class Steps:
                 self.losses.append(outcome().loss)
 
 
-def bare(steps: Steps, *, warm: int = WARM, count: int = BARE, barrier: Callable[[], None] = lambda: None) -> list[int]:
+def bare(
+    steps: TrainedSteps, *, warm: int = WARM, count: int = BARE, barrier: Callable[[], None] = lambda: None
+) -> list[int]:
     """Nanoseconds of `count` steady steps."""
     stamps = list[int]()
     with collected_between_steps():
@@ -67,7 +69,9 @@ def bare(steps: Steps, *, warm: int = WARM, count: int = BARE, barrier: Callable
     return [after - before for before, after in pairwise(stamps)]
 
 
-def profiled(steps: Steps, *, count: int = PROFILED, barrier: Callable[[], None] = lambda: None) -> list[RecordedStep]:
+def profiled(
+    steps: TrainedSteps, *, count: int = PROFILED, barrier: Callable[[], None] = lambda: None
+) -> list[RecordedStep]:
     """The last `count` of `count` + 1 steps under torch's profiler, after one with names alone."""
     with named(steps.trainer), collected_between_steps():
         steps.one()
@@ -83,7 +87,7 @@ def profiled(steps: Steps, *, count: int = PROFILED, barrier: Callable[[], None]
 
 @contextmanager
 def named(trainer: Trainer) -> Generator[None]:
-    """Steps have names for profilers in this context."""
+    """TrainedSteps have names for profilers in this context."""
     trainer.observed = ProfiledExecutor
     try:
         yield

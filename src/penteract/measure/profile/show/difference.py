@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TypedDict
 
-from penteract.measure.profile.show.as_text import show
+from penteract.measure.profile.show.profile_text import show
 from penteract.measure.schemas.profile import ProfileFile
 
 _MOST = 20

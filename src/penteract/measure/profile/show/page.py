@@ -7,8 +7,8 @@ from html import escape
 
 from penteract.measure.profile.prediction import Prediction
 from penteract.measure.profile.recording import Recording
-from penteract.measure.profile.show.as_text import show
 from penteract.measure.profile.show.pictures import COLOURS, LABELS, timelines, waterfall_picture
+from penteract.measure.profile.show.profile_text import show
 from penteract.measure.schemas.profile import MeasuredMemory, OpRow, ProfileFile
 from penteract.units import show_bytes, show_flops
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penteract.measure.profile.prediction import Prediction, part_of
 from penteract.measure.profile.recording import Recording
-from penteract.measure.profile.show.as_text import show
+from penteract.measure.profile.show.profile_text import show
 from penteract.measure.schemas.profile import ProfileFile, WaterfallRow
 
 LABELS: Mapping[str, str] = {
@@ -63,7 +63,7 @@ class Bar(NamedTuple):
     name: str
 
 
-class Lane(NamedTuple):
+class TimelineLane(NamedTuple):
     """A row of bars."""
 
     label: str
@@ -73,7 +73,7 @@ class Lane(NamedTuple):
 
 def timelines(profile: ProfileFile, predicted: Prediction, recordings: Sequence[Recording]) -> str:
     """Predicted and measured lanes of each stage, each step over the whole width: by shares of its own length."""
-    lanes = list[Lane]()
+    lanes = list[TimelineLane]()
     chosen = {row["stage"]: row["rank"] for row in profile["ops"]}
     stages = sorted(chosen)
     for stage in stages[: _MOST_RANKS // 2] + stages[_MOST_RANKS // 2 :][-_MOST_RANKS // 2 :]:
@@ -112,7 +112,7 @@ def joined(bars: Sequence[Bar]) -> Iterator[Bar]:
         yield now
 
 
-def _predicted(predicted: Prediction, stage: int) -> Iterator[Lane]:
+def _predicted(predicted: Prediction, stage: int) -> Iterator[TimelineLane]:
     compute, other, whole = list[Bar](), list[Bar](), predicted.span.picoseconds
     begin = predicted.span.begins[stage]
     for e in predicted.events:
@@ -122,12 +122,12 @@ def _predicted(predicted: Prediction, stage: int) -> Iterator[Lane]:
         bar = Bar(max(0.0, (e.start - begin) / whole), min(1.0, (e.end - begin) / whole), part, e.name)
         if bar.end > bar.begin:
             (compute if e.stream == "compute" else other).append(bar)
-    yield Lane(f"stage {stage} predicted", compute, whole)
+    yield TimelineLane(f"stage {stage} predicted", compute, whole)
     if other:
-        yield Lane("    its collectives", other, whole)
+        yield TimelineLane("    its collectives", other, whole)
 
 
-def _measured(predicted: Prediction, recording: Recording) -> Iterator[Lane]:
+def _measured(predicted: Prediction, recording: Recording) -> Iterator[TimelineLane]:
     step = sorted(recording.steps, key=lambda step: step.nanoseconds)[len(recording.steps) // 2]
     compute, other, whole = list[Bar](), list[Bar](), step.nanoseconds
     for span in step.spans:
@@ -137,6 +137,6 @@ def _measured(predicted: Prediction, recording: Recording) -> Iterator[Lane]:
         bar = Bar(max(0.0, span.begin / whole), min(1.0, span.end / whole), part, span.name)
         if bar.end > bar.begin:
             (compute if span.kind in ("compute", "wait") else other).append(bar)
-    yield Lane(f"rank {recording.rank} measured", compute, 1000 * whole)
+    yield TimelineLane(f"rank {recording.rank} measured", compute, 1000 * whole)
     if other:
-        yield Lane("    its collectives", other, 1000 * whole)
+        yield TimelineLane("    its collectives", other, 1000 * whole)

@@ -18,10 +18,10 @@ from penteract.measure.profile.analysis import analyse, read_recordings
 from penteract.measure.profile.prediction import predict
 from penteract.measure.profile.record.short_calibration import FILE as SHORT
 from penteract.measure.profile.recording import Recording
-from penteract.measure.profile.show.files import Profiled
+from penteract.measure.profile.show.profile_files import Profiled
 from penteract.measure.schemas.profile import Basis
 
-_RANK = "penteract.measure.profile.record.rank"
+_RANK = "penteract.measure.profile.record.profiled_rank"
 
 
 def measure(resolved: Resolved, folder: Path, init: Path | None, *, calibrate: bool, debug: bool) -> int:

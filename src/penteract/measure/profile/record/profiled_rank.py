@@ -1,4 +1,4 @@
-"""The process of one rank that is profiled: `python -m penteract.measure.profile.record.rank FOLDER …`."""
+"""The process of one rank that is profiled: `python -m penteract.measure.profile.record.profiled_rank FOLDER …`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from penteract.measure.profile.record.allocator_history import in_use, measured_
 from penteract.measure.profile.record.ceilings import ceilings
 from penteract.measure.profile.record.owned_storages import measured_on_host
 from penteract.measure.profile.record.short_calibration import calibrate_shortly
-from penteract.measure.profile.record.steps import BARE, PROFILED, WARM, Steps, bare, profiled
+from penteract.measure.profile.record.steps import BARE, PROFILED, WARM, TrainedSteps, bare, profiled
 from penteract.measure.profile.recording import Recording
 
 STEPS = WARM + BARE + PROFILED + 2 + 2 + 1  # all that a profile trains, and one more that is never asked for
@@ -51,7 +51,7 @@ def record(
         gpu = rank.device.type == "cuda"
         context = in_use(rank.device) if gpu else 0
         samples = open_data(spec, rank)
-        steps = Steps(Trainer.build(spec, rank, init), samples)
+        steps = TrainedSteps(Trainer.build(spec, rank, init), samples)
         stage = Mesh(spec.layout).coordinates(rank.number)["pp"]
         made = about(rank)
         took = bare(steps, barrier=rank.barrier)
@@ -76,18 +76,18 @@ def joined(
     stopping = Stopping.of_process()
     set_up(spec)
     rank = join(os.environ, spec.precision.device, {}, spec.limits, None, take_key(os.environ))
-    told, failed = "", None
+    path, failed = "", None
     if rank.number == 0:
         try:
             make()
-            told = str(folder.absolute())
+            path = str(folder.absolute())
         except PenteractError as error:
             failed = error
     if (error := rank.one_of(failed)) is not None:
         raise error
-    agreed = Path(rank.broadcast(told))
-    record(spec, rank, agreed, stopping, init=init, calibrate=calibrate)
-    return agreed
+    shared = Path(rank.broadcast(path))
+    record(spec, rank, shared, stopping, init=init, calibrate=calibrate)
+    return shared
 
 
 def open_data(spec: RunSpec, rank: Rank) -> Samples:
@@ -115,7 +115,7 @@ def about(rank: Rank) -> dict[str, str]:
 
 def main(argv: list[str]) -> int:
     """Measure in the folder that the arguments name; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="penteract.measure.profile.record.rank")
+    parser = argparse.ArgumentParser(prog="penteract.measure.profile.record.profiled_rank")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--init", type=Path)
     parser.add_argument("--store-fd", type=int)
