@@ -11,7 +11,7 @@ if (_COMMAND and "train" in sys.argv) or "penteract.engine.runtime.worker" in sy
 
     Stopping.of_process().__enter__()  # to the end of the process
 try:
-    from penteract.api import plan, trace, train
+    from penteract.api import plan, profile, trace, train
     from penteract.config.hardware import Cluster
     from penteract.config.layout import Layout
     from penteract.config.model import ModelSpec, MoESpec
@@ -21,4 +21,16 @@ except KeyboardInterrupt:
         sys.exit(130)
     raise
 
-__all__ = ["Cluster", "Estimate", "Layout", "MoESpec", "ModelSpec", "__version__", "estimate", "plan", "trace", "train"]
+__all__ = [
+    "Cluster",
+    "Estimate",
+    "Layout",
+    "MoESpec",
+    "ModelSpec",
+    "__version__",
+    "estimate",
+    "plan",
+    "profile",
+    "trace",
+    "train",
+]

@@ -6,12 +6,13 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from penteract.config.hardware import HEADROOM, Cluster
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import Policy
 from penteract.errors import PenteractError
+from penteract.measure.schemas.profile import ProfileFile
 from penteract.planner.ask import parse_axes
 from penteract.planner.plan import Plan, estimator, plan_layouts, plan_one
 from penteract.planner.question import question
@@ -19,7 +20,7 @@ from penteract.planner.report.trace import trace
 from penteract.planner.search.collector import uncollected
 from penteract.planner.search.progress import Watch
 
-__all__ = ["plan", "trace", "train"]
+__all__ = ["plan", "profile", "trace", "train"]
 
 
 def plan(  # noqa: PLR0913 (a question has many parameters)
@@ -70,19 +71,44 @@ def train(run: str | Path | None = None, *, preset: str | None = None, **setting
     `settings` are dotted keys with `__` for the dot: `parallel__tp=2`, `training__steps=50`.
     Raises PenteractError with the error of the run.
     """
-    import subprocess  # here: only training starts processes
+    return _last_json("train", _words(run, preset, settings))
 
+
+def profile(
+    run: str | Path | None = None,
+    *,
+    preset: str | None = None,
+    gpus: str | Path | None = None,
+    out: str | Path | None = None,
+    **settings: Any,
+) -> ProfileFile:
+    """Run `penteract profile --json` in a subprocess: a run's step, measured beside its prediction.
+
+    `gpus`: a hardware file of this machine, or a name as of `plan`. `out`: the folder to write. `settings`: as of
+    `train`. Raises PenteractError with the error of the run.
+    """
+    options = [word for name, value in (("--gpus", gpus), ("--out", out)) if value for word in (name, str(value))]
+    return cast("ProfileFile", _last_json("profile", [*_words(run, preset, settings), *options]))
+
+
+def _words(run: str | Path | None, preset: str | None, settings: Mapping[str, Any]) -> list[str]:
     words = [str(run)] if run is not None else []
     words += ["--preset", preset] if preset else []
-    words += [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
+    return [*words, *(f"{key.replace('__', '.')}={value}" for key, value in settings.items())]
+
+
+def _last_json(verb: str, words: Sequence[str]) -> dict[str, Any]:
+    """The JSON object that a verb prints last."""
+    import subprocess  # here: only runs start processes
+
     done = subprocess.run(
-        [sys.executable, "-m", "penteract", "train", *words, "--json"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "penteract", verb, *words, "--json"], capture_output=True, text=True, check=False
     )
     last: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1]) if done.stdout.strip() else {}
     if done.returncode:
         row: dict[str, str] = last.get("error", {})
         error = PenteractError(
-            row.get("code", "TRAIN"), row.get("what", done.stderr.strip()[-500:]), where=row.get("where", ""),
+            row.get("code", verb.upper()), row.get("what", done.stderr.strip()[-500:]), where=row.get("where", ""),
             found=row.get("found", ""), allowed=row.get("allowed", ""), fix=row.get("fix", ""),
         )  # fmt: skip
         error.exit_code = done.returncode

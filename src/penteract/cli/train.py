@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,6 +22,7 @@ from penteract.config.presets import PRESETS
 from penteract.config.rules.resolve import Resolved, resolve
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
+from penteract.measure.profile.out_of_memory import out_of_memory_line
 from penteract.planner.settle_budget import settle_budget
 from penteract.readings.composed import Composer
 from penteract.readings.price import price
@@ -124,7 +126,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     return torch_module("engine.runtime.start", "training needs").train(
         resolved, launched=launch is not None, predicted=lambda: _predicted(resolved.run),
         compare=compared, resume=resumed, init=start, into=None if resumed else into, grace=grace,
-        json=json, debug=debug,
+        json=json, debug=debug, explain=partial(out_of_memory_line, run=resolved.run),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ def from_exception(e: BaseException) -> PenteractError:
     text = first_line(e)
     if isinstance(e, PenteractError):
         return e
-    if isinstance(e, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
+    if lacks_memory(e):
         fix = "a smaller micro-batch, more recompute, or more ranks"
         return OutOfMemory("MEMORY", text or "out of memory", fix=fix)
     if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
@@ -25,8 +25,25 @@ def from_exception(e: BaseException) -> PenteractError:
     return Bug("BUG", f"{type(e).__name__}: {text}", fix="run again with --debug, and report it")
 
 
+# How torch, CUDA, cuBLAS, NCCL and the host say that there is no memory left.
+_NO_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|cannot allocate memory|bad_alloc|_ALLOC_FAILED|cudaErrorMemoryAllocation",
+    re.I,
+)
+
+
+def lacks_memory(e: BaseException) -> bool:
+    """Whether there was no memory left, on the device or on the host. A kernel that needs more shared memory than a GPU
+    has is no such thing."""
+    if isinstance(e, MemoryError | torch.OutOfMemoryError) or getattr(e, "errno", None) == errno.ENOMEM:
+        return True
+    return isinstance(e, RuntimeError) and _NO_MEMORY.search(str(e)) is not None
+
+
 def is_of_a_peer(e: BaseException) -> bool:
     """Whether this is the exception of a connection to a rank that has ended."""
+    if lacks_memory(e):  # NCCL's of this rank
+        return False
     if isinstance(e, dist.DistError):
         return True
     return type(e) is RuntimeError and bool(

@@ -21,7 +21,7 @@ from penteract.engine.rank.run_key import VARIABLE, new_key
 from penteract.engine.rank.stopping import Phase, Stopping
 from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.deaths import death
-from penteract.errors import Bug, PeerLost, Preempted
+from penteract.errors import Bug, OutOfMemory, PeerLost, Preempted
 
 GRACE_S = 15.0  # after one rank has failed, for the others to end: their watchers need at most ten
 SAVE_S = 600.0  # after the first request to stop, for a checkpoint
@@ -31,13 +31,16 @@ _TO_KILL = 3  # the request at which ranks are killed
 _RESUME = "--resume continues from the last checkpoint, if there is one"
 
 
-def launch(world: int, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:
+def launch(
+    world: int, words: Sequence[str], folder: Path, environment: Mapping[str, str],
+    explain: Callable[[str], str] = lambda line: line,
+) -> int:  # fmt: skip
     """Run `python WORDS` as `world` ranks; returns the exit code of the first rank that failed, or 0.
 
     Rank 0 prints to this terminal; the others write to folder/logs. Requests to stop are passed on: ranks save and
     stop at the first, and end at once at the second; the third kills them. After a rank fails, the others have GRACE_S
     to end by themselves. The error of the rank that failed first is printed on stderr, here alone: ranks write theirs
-    to errors.jsonl. No rank outlives this process.
+    to errors.jsonl. No rank outlives this process. `explain`: what is printed where a rank had no memory left.
     """
     earlier = rundir.errors_size(folder)
     ranks = _Ranks(folder, killed_before=cgroup.memory_kills())
@@ -59,7 +62,7 @@ def launch(world: int, words: Sequence[str], folder: Path, environment: Mapping[
         line = line or f"{Preempted('STOPPED', 'stopped before it could save', where=str(folder), fix=_RESUME)}"
         code = Preempted.exit_code
     if line:
-        print(line, file=sys.stderr, flush=True)
+        print(explain(line) if code == OutOfMemory.exit_code else line, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
         rundir.write_status(folder, rundir.ended(code), exit_code=code)
     return code

@@ -36,9 +36,12 @@ def train(  # noqa: PLR0913 (options of the command line)
     grace: float = 30.0,
     json: bool = False,
     debug: bool = False,
+    explain: Callable[[str], str] = lambda line: line,
 ) -> int:
     """Train; returns the exit code. `predicted()`: bytes that rank 0 will allocate; called once ranks can start.
     `grace`: seconds that a scheduler gives the run to stop. `into`: the folder of a new run.
+
+    `explain`: what is printed where a rank had no memory left.
 
     `launched`: this process is a rank that a launcher started. Otherwise it starts all ranks of the layout as child
     processes, even if there is one, because OpenMP settings must be in the environment before torch is loaded.
@@ -59,7 +62,7 @@ def train(  # noqa: PLR0913 (options of the command line)
     folder, run_lease, _ = _lease_run(resolved, resume, init, into)
     command = ["-m", "penteract.engine.runtime.worker", str(folder), f"--epoch={run_lease.epoch}", *words]
     try:
-        return launch(resolved.run.layout.world, command, folder, os.environ)
+        return launch(resolved.run.layout.world, command, folder, os.environ, explain)
     finally:
         rundir.cancel_resume(folder)
         checkpoint_folder.release(folder)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penteract.errors import BadInput
-from penteract.measure.profile.prediction import Prediction
+from penteract.measure.profile.prediction import Prediction, ask_of_run
 from penteract.measure.schemas.profile import Advice, OpRow, WaterfallRow
-from penteract.planner.ask import Ask, as_axes
+from penteract.planner.ask import as_axes
 from penteract.planner.plan import estimator, plan_one
 from penteract.units import show_bytes, show_step
 
@@ -24,18 +24,9 @@ def advice(predicted: Prediction, waterfall: Sequence[WaterfallRow], rows: Seque
     return sorted(found, key=lambda one: -one["gain"])[:_MOST]
 
 
-def ask_of(predicted: Prediction) -> Ask:
-    """The run as a question to the planner."""
-    run = predicted.run
-    return Ask(
-        model=run.model, cluster=predicted.prices.cluster, sequence_length=run.sequence_length,
-        global_batch_size=run.layout.global_batch_size, precision=run.precision.policy, optimizer=run.optimizer.kind,
-    )  # fmt: skip
-
-
 def _layouts(predicted: Prediction, least: float) -> Iterator[Advice]:
     """Neighbours of the layout that are predicted to be faster, each with what it takes in memory."""
-    ask, own = ask_of(predicted), as_axes(predicted.run.layout)
+    ask, own = ask_of_run(predicted.run, predicted.prices.cluster), as_axes(predicted.run.layout)
     was = predicted.timed.estimate.allocated
     for what, changes in _neighbours(own):
         axes = {axis: (value,) for axis, value in {**own, **changes}.items()}

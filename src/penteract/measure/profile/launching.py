@@ -15,6 +15,7 @@ from penteract.engine.runtime.launch import launch
 from penteract.errors import BadInput, DiskFailure, PenteractError
 from penteract.measure.calibrate.hardware_file import catalogued
 from penteract.measure.profile.analysis import analyse, read_recordings
+from penteract.measure.profile.out_of_memory import out_of_memory_line
 from penteract.measure.profile.prediction import predict
 from penteract.measure.profile.record.short_calibration import FILE as SHORT
 from penteract.measure.profile.recording import Recording
@@ -28,7 +29,8 @@ def measure(resolved: Resolved, folder: Path, init: Path | None, *, calibrate: b
     """Start all ranks of a run, and wait for their recordings; returns the exit code of the first that failed."""
     words = ["-m", _RANK, str(folder), *[f"--init={init}"] * (init is not None)]
     words += [*["--calibrate"] * calibrate, *["--debug"] * debug]
-    return launch(resolved.run.layout.world, words, folder, os.environ)
+    run = resolved.run
+    return launch(run.layout.world, words, folder, os.environ, lambda line: out_of_memory_line(line, run))
 
 
 def joined(resolved: Resolved, folder: Path, init: Path | None, *, calibrate: bool) -> Path:

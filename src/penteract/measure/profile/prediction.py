@@ -9,6 +9,7 @@ from penteract.config.hardware import Cluster
 from penteract.config.mesh import Mesh
 from penteract.config.run import RunSpec
 from penteract.measure.profile.planned_work import BytesOnly, FlopsOnly, Work, planned_work
+from penteract.planner.ask import Ask
 from penteract.planner.report.waterfall import StepChange, predicted_parts, waterfall
 from penteract.planner.search.best import Timed
 from penteract.readings.estimator import Estimator
@@ -76,6 +77,14 @@ def estimator_of(run: RunSpec, cluster: Cluster) -> Estimator:
     return Estimator(
         run.model, cluster, run.sequence_length, precision=run.precision.policy,
         optimizer_kinds=run.optimizer.optimizer_kinds,
+    )  # fmt: skip
+
+
+def ask_of_run(run: RunSpec, cluster: Cluster) -> Ask:
+    """A run as a question to the planner."""
+    return Ask(
+        model=run.model, cluster=cluster, sequence_length=run.sequence_length,
+        global_batch_size=run.layout.global_batch_size, precision=run.precision.policy, optimizer=run.optimizer.kind,
     )  # fmt: skip
 
 

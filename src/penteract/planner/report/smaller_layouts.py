@@ -1,0 +1,68 @@
+"""Changes of one layout that may make it smaller, in groups: of the same step, of the training, of the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from penteract.config.catalog.hardware import tables
+from penteract.config.layout import Layout
+from penteract.planner.plan import Plan
+
+Changes = Mapping[str, Any]  # axes of a layout, and other keys of a question, with their new values
+
+
+def same_step(plan: Plan, lay: Layout) -> Iterator[tuple[str, Changes]]:
+    """What is sharded, recomputed, taken at a time, offloaded; then the mesh."""
+    if lay.rows > 1:
+        yield from ((f"ZeRO {stage}", {"zero": stage}) for stage in range(lay.zero + 1, 4))
+    if lay.recompute != ("*",):
+        yield "recompute norms and activation", {"recompute": "tp_all_gather+rms_norm+swiglu"}
+        yield "recompute all", {"recompute": "full"}
+    if lay.micro_batch_size > 1:
+        yield f"micro-batch {lay.micro_batch_size // 2}", {"micro_batch_size": lay.micro_batch_size // 2}
+    if lay.loss != "chunked":
+        yield "loss in chunks", {"loss": "chunked"}
+    if not lay.offload_optimizer:
+        yield "optimizer on the host", {"offload_optimizer": True}
+    if lay.recompute == ("*",) and not lay.offload:
+        yield "inputs of layers on the host", {"offload": "layer_inputs"}
+    for axis in ("tp", "pp", "cp") if lay.dp % 2 == 0 else ():  # two ranks of dp become two of another dimension
+        degree: int = 2 * getattr(lay, axis)
+        yield f"{axis} {degree}, dp {lay.dp // 2}", {axis: degree, "dp": lay.dp // 2}
+    if plan.ask.model.moe:
+        yield f"ep {2 * lay.ep}", {"ep": 2 * lay.ep}
+
+
+def other_step(plan: Plan, lay: Layout) -> Iterator[tuple[str, Changes]]:
+    """What changes the training: precision, and shorter sequences."""
+    if plan.ask.precision.moments == "fp32" and plan.ask.precision.compute in ("bf16", "fp16"):
+        yield "moments in int8", {"parts.moments": "int8"}
+    if (half := plan.ask.sequence_length // 2) > 0:
+        yield f"sequences of {half}", {"sequence_length": half}
+
+
+def other_gpus(plan: Plan, lay: Layout) -> Iterator[tuple[str, Changes]]:
+    """Twice as many, and the next larger ones of the catalogue."""
+    for axis in ("dp", "tp", "pp"):
+        degree: int = 2 * getattr(lay, axis)
+        yield f"{axis} {degree}, on {2 * lay.world} GPUs", {axis: degree}
+    now = plan.ask.cluster.memory_gib
+    larger = sorted((row["memory_gib"], name) for name, row in tables("gpus").items() if row["memory_gib"] > 1.05 * now)
+    yield from ((f"on {name}", {"gpu": name}) for _, name in larger[:2])
+
+
+def by_search(plan: Plan, lay: Layout) -> Iterator[tuple[str, Changes]]:
+    """The cheapest recomputation that keeps half of the activations: a search by itself, so it comes last."""
+    if lay.recompute != ("*",):
+        yield "keep half of the activations", {"recompute": "budget:0.5"}
+
+
+_Candidates = Callable[[Plan, Layout], Iterator[tuple[str, Changes]]]
+_SAME = "The same step on the same GPUs"
+GROUPS: tuple[tuple[str, _Candidates], ...] = (
+    (_SAME, same_step),
+    ("Another training on the same GPUs", other_step),
+    ("The same step on other GPUs", other_gpus),
+    (_SAME, by_search),
+)

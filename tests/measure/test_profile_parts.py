@@ -1,0 +1,74 @@
+"""Moments of a step by part, from what torch's profiler exports of a GPU; and what a run without memory is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penteract.config.rules.resolve import resolve
+from penteract.engine.rank.failures import from_exception, is_of_a_peer
+from penteract.errors import OutOfMemory
+from penteract.measure.profile.attribution import attribute, split_evenly
+from penteract.measure.profile.out_of_memory import out_of_memory_line
+from penteract.measure.profile.show.difference import as_difference, changes
+from penteract.measure.profile.show.profile_text import as_text
+from penteract.measure.profile.trace_events import recorded_steps
+from penteract.measure.schemas.profile import read_profile
+
+PROFILES = Path(__file__).parent / "profiles"
+PARTS = {"forward linear (a.py:1)": "compute", "start all_gather (a.py:2)": "tensor"}
+
+
+def test_a_gpus_trace_is_read_by_launches_and_its_moments_add_up():
+    """A collective half under a product; a kernel of the next step, launched in it, is not counted."""
+    (step,) = recorded_steps(json.loads((PROFILES / "gpu_trace.json").read_text()), [2])
+    assert (step.begin, step.nanoseconds) == (1_000_060_000, 100_000)
+    assert [(s.kind, s.name, s.begin) for s in step.spans if s.kind != "call"] == [
+        ("compute", "forward linear (a.py:1)", 10_000), ("collective", "start all_gather (a.py:2)", 30_000),
+        ("compute", "", 90_000),
+    ]  # fmt: skip
+    found = attribute(step, lambda name: PARTS.get(name, "unmatched"), on_device=True)
+    assert found == {"compute": 40_000, "tensor": 20_000, "unmatched": 10_000, "launch": 30_000}
+    assert sum(found.values()) == step.nanoseconds
+
+
+def test_a_mean_of_steps_keeps_every_picosecond():
+    totals = {"a": 100, "b": 100, "c": 101}
+    assert sum(split_evenly(totals, 3).values()) == round(301_000 / 3)
+
+
+def test_two_profiles_are_compared_by_ops():
+    one = read_profile(PROFILES / "tiny_tp2_pp2.json")
+    other = json.loads(json.dumps(one))
+    slower = max(range(len(other["ops"])), key=lambda i: other["ops"][i]["predicted"])
+    other["ops"][slower]["measured"] += 10**12
+    assert changes(one, other)[0]["name"] == other["ops"][slower]["name"]
+    assert "+1.00 s" in as_difference(one, other)
+    assert "it may be noise" in as_difference(one, one)
+    assert as_text(one).count("\n") > 60
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("NCCL error in: ProcessGroupNCCL.cpp, Cuda failure 2 'out of memory'"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        OSError(12, "Cannot allocate memory"),
+        MemoryError(),
+    ],
+)
+def test_each_way_to_be_out_of_memory_is_one(error: Exception):
+    assert isinstance(from_exception(error), OutOfMemory)
+    assert not is_of_a_peer(error)
+
+
+def test_a_run_without_memory_is_told_owners_and_what_fits():
+    settings = ["precision.dtype=bf16", "batch.sequence_length=256", "batch.micro_batch_size=4", "parallel.tp=2"]
+    run = resolve(None, "tiny", settings).run
+    line = out_of_memory_line("error[MEMORY]: no memory left · fix: x", run, 22 * 2**20)
+    assert "error[MEMORY]: no memory left · found planned for the fullest rank: " in line
+    assert "of a step" in line
+    assert line.count("\n") == 0
