@@ -314,7 +314,7 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmLauncher:
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "batches").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    return SlurmLauncher(slurm=replace(PLAIN, gpus="none"), folder=tmp_path / "sweep", working=tmp_path,
+    return SlurmLauncher(slurm_of=lambda job: replace(PLAIN, gpus="none"), folder=tmp_path / "sweep", working=tmp_path,
                          here="/venv/bin/python", ask_s=0)  # fmt: skip
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from penteract.config.run import Slurm
+from penteract.config.rules.resolve import resolve
+from penteract.config.run import RunSpec, Slurm
 from penteract.errors import BadInput, DiskFailure, PeerLost
 from penteract.measure.bench.launcher import CaseJob, JobState
 from penteract.slurm.answers import RUNNING, WAITING, Answer, ask
 from penteract.slurm.array_job import EXIT, LOG, ArrayJob, ArrayTask
 from penteract.slurm.job_shape import JobShape, cost_line, job_shape
+from penteract.slurm.run_job import as_cpus
 from penteract.slurm.slurm_calls import cancel, submit
 
 ASK_S = 5.0  # between two questions to Slurm: all users share its controller
@@ -34,17 +36,27 @@ _SIGNS: Sequence[tuple[str, Cause]] = (
 )  # fmt: skip
 
 
+def of_run_file(job: CaseJob) -> Slurm:
+    """`[slurm]` of a case's run file."""
+    return of_run(resolve(job.folder.parent / "run.toml", "").run)
+
+
+def of_run(run: RunSpec) -> Slurm:
+    """What a run's job needs."""
+    return as_cpus(run.slurm) if run.precision.device == "cpu" else run.slurm
+
+
 @dataclass(kw_only=True, slots=True)
 class SlurmLauncher:
-    """A `Launcher`. `folder`: of the sweep, absolute; batch files, and which job has which attempt, are in
-    FOLDER/slurm. A handle is `ARRAY_INDEX`.
+    """A `Launcher`. `slurm_of`: what a job needs. `folder`: of the sweep, absolute; batch files, and which job has
+    which attempt, are in FOLDER/slurm. A handle is `ARRAY_INDEX`.
 
     A job leaves its exit code in its attempt's folder; Slurm is asked about jobs that have left none.
     """
 
-    slurm: Slurm
     folder: Path
     working: Path
+    slurm_of: Callable[[CaseJob], Slurm] = of_run_file
     here: str = sys.executable
     name: str = "slurm"
     at_once: int = 0
@@ -54,16 +66,17 @@ class SlurmLauncher:
     _asked: dict[str, float] = field(default_factory=dict[str, float])  # by handle, this process's clock
 
     def batches(self, jobs: Sequence[CaseJob]) -> Iterator[tuple[ArrayJob, str, str]]:
-        """(array, its batch file, its cost for people) for each shape and limit. Raises BadInput."""
-        alike = dict[tuple[JobShape, float], list[CaseJob]]()
+        """(array, its batch file, its cost for people) for each shape, limit and need. Raises BadInput."""
+        alike = dict[tuple[Slurm, JobShape, float], list[CaseJob]]()
         for job in jobs:
-            alike.setdefault((job_shape(job.ranks, self.slurm), job.limit_s), []).append(job)
-        for (shape, limit), group in alike.items():
+            slurm = self.slurm_of(job)
+            alike.setdefault((slurm, job_shape(job.ranks, slurm), job.limit_s), []).append(job)
+        for (slurm, shape, limit), group in alike.items():
             array = ArrayJob(
                 name=self.folder.name, shape=shape, limit=limit + SPARE_S, output=self._own, working=self.working,
                 tasks=[ArrayTask(command=job.command, folder=job.folder.resolve()) for job in group], here=self.here,
             )  # fmt: skip
-            yield array, array.text(self.slurm), cost_line(shape, self.slurm, limit + SPARE_S, len(group))
+            yield array, array.text(slurm), cost_line(shape, slurm, limit + SPARE_S, len(group))
 
     def start(self, jobs: Sequence[CaseJob]) -> list[str]:
         """See `Launcher`. Raises BadInput, PeerLost, DiskFailure."""
