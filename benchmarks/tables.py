@@ -549,7 +549,7 @@ One rank on a CPU, {found["checkpoint_mib"]:.0f} MiB of fp32 state, both kinds o
 once: writer and training share the cores. Only the ratios count: the load of the machine was {found["load_average"]}.
 
 Falls short: not measured on a GPU.""",
-        table("milliseconds | each time, and the median", rows),
+        table("what keeps the rank | milliseconds: median and range", rows),
         records=["background_saves.json"],
     )
 

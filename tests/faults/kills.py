@@ -82,10 +82,11 @@ class Kills:
         """Draw `number`: kill, resume, compare."""
         dice = random.Random(f"{seed} kill {number}")
         layout = list(LAYOUTS)[number % len(LAYOUTS)]
+        background = number // len(LAYOUTS) % 2 == 0  # every other turn
         outcome, folder = Outcome(layout), self.at / "killed"
         try:
             whole = self.whole(layout)
-            self._run(folder, outcome, whole, dice)
+            self._run(folder, outcome, whole, dice, background=background)
             self._compare(folder, whole)
         except (Wrong, PenteractError) as e:
             outcome.wrong = str(e)[:1000]
@@ -107,11 +108,11 @@ class Kills:
             shutil.rmtree(folder)
         return self.wholes[layout]
 
-    def _run(self, folder: Path, outcome: Outcome, whole: Whole, dice: random.Random) -> None:
+    def _run(self, folder: Path, outcome: Outcome, whole: Whole, dice: random.Random, *, background: bool) -> None:
         """Start, kill and resume until the run is over."""
         left = dice.choice((1, 1, 2, MOST_KILLS))
         while True:
-            words = _words(folder, outcome.layout)
+            words = _words(folder, outcome.layout) + ["--checkpoint.asynchronous=true"] * background
             if _held(folder):
                 words = ["train", f"--resume={(folder / 'latest').resolve()}"]
             elif (folder / "latest").exists():
