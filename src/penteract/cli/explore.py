@@ -23,6 +23,7 @@ EXAMPLES = (
     "penteract explore llama-3.1-70b --gpus 64xH100 --layout tp=8,pp=2,zero=1",
     "penteract explore path/to/config.json --gpus 8xH200",
     "penteract explore --port 8265 --no-browser",
+    "penteract explore --runs runs",
     "penteract explore --export site",
 )
 _NEEDED = ("starlette", "uvicorn")
@@ -37,6 +38,7 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
     seq: Annotated[int | None, Parameter(help="Tokens of a sequence; by default 8192, or the model's limit.")] = None,
     batch: Annotated[str, Parameter(help="Tokens of a step (1Mi), or sequences (128seqs).")] = "1Mi",
     precision: Annotated[str, Parameter(help="A recipe: bf16, fp8_tensorwise.")] = "bf16",
+    runs: Annotated[Path | None, Parameter(help="A folder of runs, or one run, to show; read, never written.")] = None,
     port: Annotated[int, Parameter(help="Of this machine; 0 takes a free one.")] = 0,
     browser: Annotated[bool, Parameter(help="Open the browser.")] = True,
     export: Annotated[
@@ -60,6 +62,10 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
                        fix="pip install 'penteract[explore]'")  # fmt: skip
     if not 0 <= port < 2**16:
         raise BadInput("PORT", "no port", where="--port", found=port, allowed="0 to 65535", fix="--port 0")
+    if runs is not None and not runs.is_dir():
+        raise BadInput(
+            "FOLDER", "no such folder", where="--runs", found=runs, fix="name a folder of runs, such as runs"
+        )
     opening = _opening(model, gpus, layout, seq, batch, precision)
     from penteract.explore.server.serving import serve  # imported here: the server is an extra
 
@@ -69,7 +75,7 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
         else:
             print(f"The explorer is at {address}\nThis address opens once. Ctrl-C ends it.", flush=True)
 
-    serve(opening, port=port, browser=browser, tell=tell)
+    serve(opening, port=port, browser=browser, tell=tell, runs=runs.resolve() if runs else None)
     return 0
 
 

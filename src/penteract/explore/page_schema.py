@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 
 from penteract.explore.page_values import Amount, ChartAxis, DeviceMemory, Fact, Question, Tick, Value
 from penteract.explore.ranks_schema import RanksAnswer
+from penteract.explore.runs_schema import RunsAnswer
 from penteract.explore.schedule_schema import ScheduleAnswer, ScheduleChoice
 from penteract.explore.search_schema import (
     CompareAnswer,
@@ -26,7 +27,7 @@ VERSION = 1
 MOST_BYTES = 2**20  # of a request
 
 Kind = Literal["opening", "memory", "step", "fits", "schedule", "schedules", "search", "what_if", "compare", "ranks",
-               "run_file"]  # fmt: skip
+               "runs", "run_file"]  # fmt: skip
 
 
 class PageRequest(TypedDict, total=False):
@@ -36,6 +37,7 @@ class PageRequest(TypedDict, total=False):
     search     of the Layouts view: which layouts are searched, and what else is asked of them
     rank       of the Ranks view: the rank that is looked at; null: the first
     parameter  of the Ranks view: the parameter whose parts are shown; empty: the first of a layer
+    runs       of the Runs view: the names of the runs whose curves are drawn; none: the newest
     """
 
     version: int
@@ -45,6 +47,7 @@ class PageRequest(TypedDict, total=False):
     search: SearchOptions
     rank: int | None
     parameter: str
+    runs: list[str]
 
 
 class ControlChoice(TypedDict):
@@ -313,10 +316,11 @@ class ErrorAnswer(TypedDict):
 
 Answer = (
     Opening | MemoryAnswer | StepAnswer | FitAnswer | FitsEnd | ScheduleAnswer | ScheduleChoice | SearchProgress
-    | SearchAnswer | FrontStep | SearchEnd | WhatIfAnswer | CompareAnswer | RanksAnswer | RunFile | ErrorAnswer
+    | SearchAnswer | FrontStep | SearchEnd | WhatIfAnswer | CompareAnswer | RanksAnswer | RunsAnswer
+    | RunFile | ErrorAnswer
 )  # fmt: skip
 MESSAGES: tuple[type, ...] = (
     PageRequest, Opening, MemoryAnswer, StepAnswer, FitAnswer, FitsEnd, ScheduleAnswer, ScheduleChoice, SearchProgress,
     SearchAnswer, FrontStep, SearchEnd, WhatIfAnswer, CompareAnswer, RanksAnswer,
-    RunFile, ErrorAnswer,
+    RunsAnswer, RunFile, ErrorAnswer,
 )  # fmt: skip

@@ -21,7 +21,7 @@ _PACKAGE = Path(__file__).parents[1]
 _EXPLORE = Path(__file__).parent
 _LEFT_OUT = ("engine", "cli", "explore/server", "explore/assets", "explore/pyodide")  # of the sources
 # Answers that are made at export.
-_FIRST = ("opening", "memory", "step", "fits", "schedule", "schedules", "search", "what_if", "compare", "ranks")
+_FIRST = ("opening", "memory", "step", "fits", "schedule", "schedules", "search", "what_if", "compare", "ranks", "runs")
 _POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'"

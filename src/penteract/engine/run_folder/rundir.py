@@ -20,14 +20,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from penteract.config.files.run_folder import COMMAND, ERROR_FIELDS, ERRORS, LATEST, RUN, STATUS
+from penteract.config.files.run_folder import LOGS as LOGS
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.engine.run_folder.checkpoint_folder import INSIDE
 from penteract.errors import BadInput, DiskFailure, PenteractError
 from penteract.units import printable
 
-COMMAND, ERRORS, LATEST, LOGS, RUN, STATUS = (
-    "command.txt", "errors.jsonl", "latest", "logs", "run.toml", "status.json"
-)  # fmt: skip
 NEXT = "run.next.toml"  # the run file of a resumed run; it replaces RUN once the checkpoint has been read
 
 
@@ -138,7 +137,7 @@ def errors(folder: Path, start: int = 0) -> list[dict[str, Any]]:
         for line in (folder / ERRORS).read_bytes()[start:].splitlines():
             with contextlib.suppress(ValueError):
                 row = json.loads(line)
-                if isinstance(row, dict) and {"code", "what", "rank", "exit_code"} <= row.keys():
+                if isinstance(row, dict) and row.keys() >= ERROR_FIELDS:
                     rows.append(row)
     return rows
 

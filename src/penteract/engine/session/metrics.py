@@ -35,14 +35,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
+from penteract.config.files.run_folder import Number, Row, metrics_row, without_repeated
 from penteract.errors import Bug, DiskFailure
 
 log = logging.getLogger("penteract")
-
-Number = int | float | str | bool | None
-Row = dict[str, Number]
 
 
 class MetricsWriter:
@@ -108,18 +106,7 @@ def read_metrics(path: Path) -> list[Row]:
     found = _Lines.of(path.read_bytes())
     if found.bad:
         log.warning("%s: %s; left out", path, found.about)
-    first = dict[int, int]()  # of each epoch: its first step
-    for row in found.rows:
-        first[_number(row, "epoch")] = min(_number(row, "step"), first.get(_number(row, "epoch"), _number(row, "step")))
-    return [
-        row for row in found.rows
-        if not any(e > _number(row, "epoch") and step <= _number(row, "step") for e, step in first.items())
-    ]  # fmt: skip
-
-
-def _number(row: Row, field: str) -> int:
-    found = row.get(field, 0)
-    return found if isinstance(found, int) else 0
+    return without_repeated(found.rows)
 
 
 @dataclass(slots=True)
@@ -136,7 +123,7 @@ class _Lines:
         """`until`: the last step that is read. Bad lines after the last row that is kept do not count."""
         found, pending = _Lines(), dict[int, bytes]()
         for number, line in enumerate(content.split(b"\n")[:-1], 1):  # what follows the last newline is incomplete
-            step, row = _parse(line)
+            step, row = metrics_row(line)
             if row is None:
                 if line.strip():
                     pending[number] = line
@@ -170,18 +157,6 @@ def _set_aside(path: Path, found: _Lines) -> None:
     fresh.write_bytes(b"".join(found.good))
     fresh.replace(path)
     log.warning("%s: %s; set aside in %s", path, found.about, aside.name)
-
-
-def _parse(line: bytes) -> tuple[int, Row | None]:
-    """(step, row) of a line; a row without a step is none."""
-    try:
-        row: object = json.loads(line)
-    except (ValueError, RecursionError):
-        return 0, None
-    step = cast("Row", row).get("step") if isinstance(row, dict) else None
-    if not isinstance(step, int) or isinstance(step, bool) or step < 1:
-        return 0, None
-    return step, cast("Row", row)
 
 
 def _finite(value: Number) -> Number:

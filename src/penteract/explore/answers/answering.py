@@ -82,6 +82,11 @@ def _answers(request: dict[str, Any], opening: Question, tell: Tell | None) -> I
     if kind == "opening":
         yield _opening(opening)
         return
+    if kind == "runs":  # a server that was given a folder answers this itself
+        from penteract.explore.runs.run_answer import not_served
+
+        yield not_served()
+        return
     if kind not in get_args(Kind):
         raise BadInput("QUESTION", "no such request", where="kind", found=str(kind)[:20],
                        allowed=", ".join(get_args(Kind)))  # fmt: skip

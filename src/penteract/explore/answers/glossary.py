@@ -45,5 +45,8 @@ TERMS: Mapping[str, str] = {
     "call on its own, by the rates of the simulated clock, whether compute hides it or not.",
     "holders": "A parameter is cut along axes of the mesh. Ranks that no cut tells apart hold the same part, and sum "
     "their gradients of it; ZeRO shares out its optimizer states among them.",
+    "runs": "The folders of runs that the explorer was started with (--runs). It reads them, and no other folder.",
+    "curves": "A field of metrics.jsonl over the steps. Of many steps, each point is the last of its part.",
+    "proven": "A proven checkpoint was read back from the disk, and a finite step was trained after it.",
     "fullest rank": "The pipeline rank that allocates most: if it fits, all do.",
 }

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -14,7 +15,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penteract.explore.page_schema import MOST_BYTES, Question
+from penteract.explore.page_schema import MOST_BYTES, VERSION, Question
+from penteract.explore.runs.folders import Runs
+from penteract.explore.runs.run_answer import runs_answer
 from penteract.explore.server.guard import Guard, Keys
 from penteract.explore.server.lanes import Lanes
 
@@ -26,8 +29,9 @@ _TYPES: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def application(opening: Question, keys: Keys, port: int) -> ASGIApp:
-    """The server of one explorer, which opens with this question."""
+def application(opening: Question, keys: Keys, port: int, folder: Path | None = None) -> ASGIApp:
+    """The server of one explorer, which opens with this question. `folder`: of runs, the only one that it reads."""
+    runs = Runs(folder) if folder else None
     lanes, files = Lanes(opening), _files()
 
     @asynccontextmanager
@@ -53,10 +57,22 @@ def application(opening: Question, keys: Keys, port: int) -> ASGIApp:
             asked: object = json.loads(body)
         except (ValueError, RecursionError):
             return PlainTextResponse("not JSON", 400)
-        return _Lines(lanes.rows(asked))
+        return _Lines(_about_runs(runs, asked) if runs and _is_about_runs(asked) else lanes.rows(asked))
 
     routes = [Route("/", file), Route("/assets/{path:path}", file), Route("/api/ask", ask, methods=["POST"])]
     return Guard(Starlette(routes=routes, lifespan=lifespan), keys, port)
+
+
+def _is_about_runs(asked: object) -> bool:
+    request = cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
+    return request.get("kind") == "runs" and request.get("version") == VERSION
+
+
+async def _about_runs(runs: Runs, asked: Any) -> AsyncGenerator[bytes]:
+    """The answer from run folders, which a thread reads; one request after another, as they share what was read."""
+    async with runs.turn:
+        found = await asyncio.to_thread(runs_answer, runs, asked.get("runs"))
+    yield json.dumps(found, allow_nan=False).encode() + b"\n"
 
 
 def _files() -> Mapping[str, tuple[bytes, str]]:

@@ -6,6 +6,7 @@ import socket
 import webbrowser
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from threading import Thread
 
 import uvicorn
@@ -18,10 +19,13 @@ from penteract.explore.server.routes import application
 HOST = "127.0.0.1"
 
 
-def serve(opening: Question, *, port: int, browser: bool, tell: Callable[[str], object]) -> None:
+def serve(
+    opening: Question, *, port: int, browser: bool, tell: Callable[[str], object], runs: Path | None = None
+) -> None:
     """Serve until Ctrl-C. `tell` is called with the address to open, once the port takes connections.
 
     port     0: any free one
+    runs     a folder of runs to show; no other folder is read
     Raises BadInput if the port is taken.
     """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as listening:
@@ -34,7 +38,7 @@ def serve(opening: Question, *, port: int, browser: bool, tell: Callable[[str], 
         listening.listen()
         keys, bound_port = Keys(), int(listening.getsockname()[1])
         address = f"http://{HOST}:{bound_port}/?token={keys.token}"
-        app = application(opening, keys, bound_port)
+        app = application(opening, keys, bound_port, runs)
         tell(address)
         if browser:
             Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -8,6 +8,7 @@ import { Best, Compare, Waterfall, WhatIf } from "./layouts.js";
 import { Memory, Ranks } from "./memory.js";
 import { Points } from "./points.js";
 import { RanksView, ranksSum, useRanks } from "./ranks.js";
+import { RunsView, runsSum, useRuns } from "./runs.js";
 import { Schedules } from "./schedules.js";
 import { useCompare, useSearch } from "./search.js";
 import { VIEWS, fromFragment, toFragment } from "./state.js";
@@ -17,7 +18,7 @@ import { Verdict, memorySum, scheduleSum, searchSum } from "./verdict.js";
 
 const PAUSE = 250; // ms without a change before the slower answers are asked for
 const THEMES = ["auto", "light", "dark"];
-const TITLES = { memory: "Memory", schedules: "Schedules", layouts: "Layouts", ranks: "Ranks" };
+const TITLES = { memory: "Memory", schedules: "Schedules", layouts: "Layouts", ranks: "Ranks", runs: "Runs" };
 const SEARCH = { fix: {}, tokens: "", usd_per_gpu_hour: 0, against: null };
 
 function App({ opening, first }) {
@@ -52,6 +53,7 @@ function App({ opening, first }) {
   const [search, stopSearch] = useSearch(state);
   const compared = useCompare(state);
   const ranks = useRanks(state);
+  const runs = useRuns(state);
   const [made, setMade] = useState("served");
   const [moment, setMoment] = useState(null); // where the lanes stand
   useEffect(() => {
@@ -62,7 +64,7 @@ function App({ opening, first }) {
   useDrop((file) => take(file, (model) => change({ ...state.question, model })));
   const stale = !latest?.figures || error !== "" ? "old" : busy ? "stale" : "";
   const copies = [
-    ["Command", async () => (state.view === "layouts" ? search.answer?.command : latest?.command) ?? ""],
+    ["Command", async () => ({ layouts: search.answer, runs }[state.view] ?? latest)?.command ?? ""],
     ["Link", async () => location.origin + location.pathname + (await toFragment(state))],
     ["Run file", async () => (await askOne({ kind: "run_file", question: state.question })).text],
   ];
@@ -70,7 +72,7 @@ function App({ opening, first }) {
   const steps = state.view === "schedules";
   const all = state.view === "layouts";
   const sums = { memory: () => memorySum(figures, opening.terms), schedules: () => scheduleSum(lanes, opening.terms),
-    layouts: () => searchSum(search.answer, opening.terms), ranks: () => ranksSum(ranks, opening.terms) };
+    layouts: () => searchSum(search.answer, opening.terms), ranks: () => ranksSum(ranks, opening.terms), runs: () => runsSum(runs, opening.terms) };
   const sum = sums[state.view]();
   const lateOf = (answer) => stale || (answer && JSON.stringify(answer.question) !== JSON.stringify(state.question) ? "stale" : "");
   const curve = html`<${Step} moment=${steps ? moment : null} answer=${slow.step} terms=${opening.terms} waiting=${slow.waiting} copies=${copies} stale=${stale} />`;
@@ -98,6 +100,7 @@ function App({ opening, first }) {
           <${Schedules} choices=${slow.choices} done=${!slow.waiting} missing=${lanes?.missing} more=${lanes?.more} take=${change} copies=${copies} stale=${stale} />`}
         ${all && html`<${Layouts} state=${state} setState=${setState} search=${search} stop=${stopSearch} compared=${compared} terms=${opening.terms} copies=${copies} stale=${stale} change=${change} />`}
         ${state.view === "ranks" && html`<${RanksView} answer=${ranks} state=${state} setState=${setState} terms=${opening.terms} copies=${copies} stale=${lateOf(ranks)} take=${change} />`}
+        ${state.view === "runs" && html`<${RunsView} answer=${runs} state=${state} setState=${setState} terms=${opening.terms} copies=${copies} />`}
         ${state.view === "memory" && figures && html`
           <${Memory} figures=${figures} terms=${opening.terms} copies=${copies} stale=${stale} />
           ${curve}

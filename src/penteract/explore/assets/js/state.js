@@ -3,7 +3,7 @@
 const PREFIX = "#q=";
 
 /** The views of the page; a link without one opens the first. */
-export const VIEWS = ["memory", "schedules", "layouts", "ranks"];
+export const VIEWS = ["memory", "schedules", "layouts", "ranks", "runs"];
 
 /** The value at a path such as "layout.tp"; undefined if the question leaves it to the planner. */
 export function at(question, name) {
@@ -40,8 +40,8 @@ export async function fromFragment(fragment) {
     const state = JSON.parse(new TextDecoder().decode(bytes));
     if (!state || typeof state.question !== "object") return null;
     const view = VIEWS.includes(state.view) ? state.view : VIEWS[0];
-    const { question, stage = null, search, only, rank, parameter } = state;
-    return { question, stage, view, search, only, rank, parameter };
+    const { question, stage = null, search, only, rank, parameter, runs } = state;
+    return { question, stage, view, search, only, rank, parameter, runs };
   } catch {
     return null;
   }

@@ -110,7 +110,7 @@ export async function ask(request, row, signal) {
   const made = await first;
   const opening = made.opening[0].question;
   if (!prices) start();
-  if (request.kind === "opening" || (!live && made[request.kind] && same(request, opening))) {
+  if (request.kind === "opening" || request.kind === "runs" || (!live && made[request.kind] && same(request, opening))) {
     made[request.kind].forEach((one) => row(one));
     return;
   }

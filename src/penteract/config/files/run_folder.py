@@ -1,0 +1,46 @@
+"""The files of a run's folder that others read: their names, and what a row of metrics is. The engine writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import cast
+
+COMMAND, ERRORS, LATEST, LOGS, RUN, STATUS = (
+    "command.txt", "errors.jsonl", "latest", "logs", "run.toml", "status.json"
+)  # fmt: skip
+METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+STEP, PROVEN = r"step-([0-9]{8,})", "proven"  # a committed checkpoint's folder; the file of one that is proven
+ERROR_FIELDS = frozenset({"code", "what", "rank", "exit_code"})  # of a row of ERRORS, at least
+
+Number = int | float | str | bool | None
+Row = dict[str, Number]
+
+
+def metrics_row(line: bytes) -> tuple[int, Row | None]:
+    """(step, row) of a line of METRICS; a row without a step is none."""
+    try:
+        row: object = json.loads(line)
+    except (ValueError, RecursionError):
+        return 0, None
+    step = cast("Row", row).get("step") if isinstance(row, dict) else None
+    if not isinstance(step, int) or isinstance(step, bool) or step < 1:
+        return 0, None
+    return step, cast("Row", row)
+
+
+def without_repeated(rows: Sequence[Row]) -> list[Row]:
+    """The rows without what a later epoch has trained again."""
+    first = dict[int, int]()  # of each epoch: its first step
+    for row in rows:
+        epoch, step = _whole(row, "epoch"), _whole(row, "step")
+        first[epoch] = min(step, first.get(epoch, step))
+    return [
+        row for row in rows
+        if not any(e > _whole(row, "epoch") and step <= _whole(row, "step") for e, step in first.items())
+    ]  # fmt: skip
+
+
+def _whole(row: Row, field: str) -> int:
+    found = row.get(field, 0)
+    return found if isinstance(found, int) else 0
