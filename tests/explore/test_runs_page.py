@@ -19,7 +19,7 @@ from penteract.engine.run_folder import rundir
 from penteract.engine.session.metrics import MetricsWriter
 from penteract.errors import BadInput, BadNumerics
 from penteract.explore.answers.answering import answer
-from penteract.explore.runs.folders import Runs
+from penteract.explore.runs.folders import RunFolders
 from penteract.explore.runs.run_answer import runs_answer
 
 pytestmark = pytest.mark.alone
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_the_folders_say(folder: Path) -> None:
-    found = runs_answer(Runs(folder), [HOSTILE, "first", "../first", 7])
+    found = runs_answer(RunFolders(folder), [HOSTILE, "first", "../first", 7])
     failed, first = found["runs"]
     assert [failed["name"], first["name"]] == [HOSTILE, "first"] and found["number"] == "2" and not found["good"]
     assert failed["state"] == "failed" and "the loss is not finite" in failed["errors"][0]["text"]
@@ -86,7 +86,7 @@ def test_steps_that_were_trained_again_count_once(tmp_path: Path) -> None:
     run = made(tmp_path, "again", 6)
     with (run / "metrics.jsonl").open("a") as file:  # epoch 2 goes on from step 4
         file.writelines(json.dumps(row(step, epoch=2)) + "\n" for step in (4, 5))
-    [line] = runs_answer(Runs(tmp_path), None)["curves"][0]["lines"]
+    [line] = runs_answer(RunFolders(tmp_path), None)["curves"][0]["lines"]
     assert [text.split(": ")[0] for text in line["texts"]] == [f"again, step {n}" for n in (1, 2, 3, 4, 5)]
 
 
@@ -106,7 +106,7 @@ def test_nothing_outside_of_the_folder_is_read_and_rubbish_costs_itself_alone(tm
     rubbish = [*(f'{{"step": {value}}}' for value in values), "[]", '{"step": 7, "mem/predicted_gib": {}']
     with (odd / "metrics.jsonl").open("a") as file:
         file.write("\n".join(rubbish))
-    [found] = (answered := runs_answer(Runs(runs), None))["runs"]
+    [found] = (answered := runs_answer(RunFolders(runs), None))["runs"]
     assert found["name"] == "odd" and found["command"] == "" and found["errors"] == [] and found["checkpoints"] == []
     assert "another disk" in found["note"] and found["state"] == "unknown"
     assert len(answered["curves"][0]["lines"][0]["texts"]) == 3
@@ -114,16 +114,16 @@ def test_nothing_outside_of_the_folder_is_read_and_rubbish_costs_itself_alone(tm
 
 
 def test_a_folder_may_be_a_run_be_empty_or_be_gone(folder: Path, tmp_path: Path) -> None:
-    assert [run["name"] for run in runs_answer(Runs(folder / "first"), None)["runs"]] == ["first"]
-    assert "no run" in runs_answer(Runs(tmp_path), None)["verdict"]
-    assert "cannot be read" in runs_answer(Runs(tmp_path / "gone"), None)["verdict"]
+    assert [run["name"] for run in runs_answer(RunFolders(folder / "first"), None)["runs"]] == ["first"]
+    assert "no run" in runs_answer(RunFolders(tmp_path), None)["verdict"]
+    assert "cannot be read" in runs_answer(RunFolders(tmp_path / "gone"), None)["verdict"]
     [static] = answer({"version": 1, "kind": "runs"}, question())
     assert not static["served"] and static["command"] == "penteract explore --runs runs"
 
 
 def test_many_steps_are_a_few_points_and_the_newest_is_one(tmp_path: Path) -> None:
     made(tmp_path, "long", 5000)
-    line = runs_answer(Runs(tmp_path), None)["curves"][0]["lines"][0]
+    line = runs_answer(RunFolders(tmp_path), None)["curves"][0]["lines"][0]
     assert len(line["texts"]) == 240 and "step 5 000:" in line["texts"][-1]
 
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penteract.explore.page_schema import MOST_BYTES, VERSION, Question
-from penteract.explore.runs.folders import Runs
+from penteract.explore.runs.folders import RunFolders
 from penteract.explore.runs.run_answer import runs_answer
 from penteract.explore.server.guard import Guard, Keys
 from penteract.explore.server.lanes import Lanes
@@ -31,7 +31,7 @@ _TYPES: Mapping[str, str] = {
 
 def application(opening: Question, keys: Keys, port: int, folder: Path | None = None) -> ASGIApp:
     """The server of one explorer, which opens with this question. `folder`: of runs, the only one that it reads."""
-    runs = Runs(folder) if folder else None
+    runs = RunFolders(folder) if folder else None
     lanes, files = Lanes(opening), _files()
 
     @asynccontextmanager
@@ -68,7 +68,7 @@ def _is_about_runs(asked: object) -> bool:
     return request.get("kind") == "runs" and request.get("version") == VERSION
 
 
-async def _about_runs(runs: Runs, asked: Any) -> AsyncGenerator[bytes]:
+async def _about_runs(runs: RunFolders, asked: Any) -> AsyncGenerator[bytes]:
     """The answer from run folders, which a thread reads; one request after another, as they share what was read."""
     async with runs.turn:
         found = await asyncio.to_thread(runs_answer, runs, asked.get("runs"))
