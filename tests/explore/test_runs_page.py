@@ -19,8 +19,8 @@ from penteract.engine.run_folder import rundir
 from penteract.engine.session.metrics import MetricsWriter
 from penteract.errors import BadInput, BadNumerics
 from penteract.explore.answers.answering import answer
-from penteract.explore.runs.folders import RunFolders
-from penteract.explore.runs.run_answer import runs_answer
+from penteract.explore.training_runs.read_runs import RunFolders
+from penteract.explore.training_runs.run_answer import runs_answer
 
 pytestmark = pytest.mark.alone
 

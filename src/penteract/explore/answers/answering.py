@@ -83,7 +83,7 @@ def _answers(request: dict[str, Any], opening: Question, tell: Tell | None) -> I
         yield _opening(opening)
         return
     if kind == "runs":  # a server that was given a folder answers this itself
-        from penteract.explore.runs.run_answer import not_served
+        from penteract.explore.training_runs.run_answer import not_served
 
         yield not_served()
         return

@@ -16,10 +16,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penteract.explore.page_schema import MOST_BYTES, VERSION, Question
-from penteract.explore.runs.folders import RunFolders
-from penteract.explore.runs.run_answer import runs_answer
 from penteract.explore.server.guard import Guard, Keys
 from penteract.explore.server.lanes import Lanes
+from penteract.explore.training_runs.read_runs import RunFolders
+from penteract.explore.training_runs.run_answer import runs_answer
 
 ASSETS = Path(__file__).parent.parent / "assets"
 _TYPES: Mapping[str, str] = {
