@@ -1,4 +1,4 @@
-"""Run folders: which there are, and what their files say. All of it may be written at the same time, or by strangers."""
+"""Run folders: which there are, and what their files say. All of it may be written meanwhile, or by strangers."""
 
 from __future__ import annotations
 
