@@ -1,0 +1,38 @@
+"""`penteract profile` from end to end, of one rank on a CPU."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penteract.measure.schemas.profile import read_profile
+
+WORDS = ("--preset", "tiny", "model.layers=1", "batch.sequence_length=64", "batch.micro_batch_size=1",
+         "batch.global_batch_size=1", "precision.device=cpu", "--out", "here")  # fmt: skip
+
+
+@pytest.mark.alone
+def test_a_run_is_profiled_and_its_files_agree(tmp_path: Path):
+    done = subprocess.run([sys.executable, "-m", "penteract", "profile", *WORDS], cwd=tmp_path, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = read_profile(tmp_path / "here")
+    changes = [row["picoseconds"] for row in found["waterfall"] if not row["level"]]
+    assert found["step"]["ideal"] + sum(changes) == found["step"]["measured"]
+    assert found["basis"]["kind"] == "short"
+    assert len(found["step"]["bare"]) == 10
+    assert len(found["step"]["profiled"]) == 3
+    assert {"parameters", "gradients", "optimizer"} <= found["memory"][0]["owners"].keys()
+    assert sum(found["memory"][0]["owners"].values()) == found["memory"][0]["peak"]
+    trace = json.loads(gzip.decompress((tmp_path / "here" / "trace.json.gz").read_bytes()))["traceEvents"]
+    assert {row["args"]["name"] for row in trace if row["name"] == "process_name"} == {
+        "prediction", "measurement, 3 steps under the profiler",
+    }  # fmt: skip
+    page = (tmp_path / "here" / "profile.html").read_text()
+    assert page.count("<svg") == 2
+    assert "<script" not in page
