@@ -8,19 +8,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from penteract.config.hardware import HEADROOM, Cluster
+from penteract.config.hardware import HEADROOM, Cluster, cluster
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import Policy
-from penteract.errors import PenteractError
+from penteract.config.rules.resolve import resolve
+from penteract.config.run import RunSpec
+from penteract.errors import BadInput, PenteractError
 from penteract.measure.schemas.profile import ProfileFile
+from penteract.measure.schemas.rehearsal import Rehearsal
 from penteract.planner.ask import parse_axes
 from penteract.planner.plan import Plan, estimator, plan_layouts, plan_one
 from penteract.planner.question import question
 from penteract.planner.report.trace import trace
 from penteract.planner.search.collector import uncollected
 from penteract.planner.search.progress import Watch
+from penteract.planner.settle_budget import settle_budget
 
-__all__ = ["plan", "profile", "trace", "train"]
+__all__ = ["plan", "profile", "rehearse", "trace", "train"]
 
 
 def plan(  # noqa: PLR0913 (a question has many parameters)
@@ -63,6 +67,36 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
         if layout is not None:
             return plan_one(ask, parse_axes(layout, flag="--layout", several=False), estimator)
         return plan_layouts(ask, estimator, top=top, number=number, watch=watch)
+
+
+def rehearse(
+    run: str | Path | RunSpec | None = None,
+    rank: int = 0,
+    gpus: str | Cluster | None = None,
+    *,
+    corners: bool = False,
+    preset: str | None = None,
+    headroom: float = HEADROOM,
+    **settings: Any,
+) -> Rehearsal:
+    """What a rank of a run would allocate, call and send, as `penteract rehearse` finds it. Needs torch, but no GPU.
+
+    `run`: a run file, or a resolved run. `rank`: the one to rehearse; with `corners` a rank of every kind instead.
+    `gpus`: those that it is for, "512x8xH100": then the answer knows whether it fits. `headroom`: share of a GPU's
+    memory kept free of tensors. `settings`: as of `train`. The answer's `mismatches` are faults of the program, none in
+    a sound one. Raises BadInput.
+    """
+    from penteract.measure.rehearse.rehearsing import rehearse_run  # here: it needs torch
+
+    on = cluster(gpus) if isinstance(gpus, str) else gpus
+    if not isinstance(run, RunSpec):
+        words = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
+        resolved = resolve(run, preset, words, on.gpus if on is not None else None)
+        run = settle_budget(resolved)[0].run
+    elif settings or preset:
+        raise BadInput("USAGE", "a resolved run takes no settings", found=", ".join([*settings, *[preset or ""]]),
+                       fix="dataclasses.replace the run")  # fmt: skip
+    return rehearse_run(run, rank, on, every_kind=corners, headroom=headroom)
 
 
 def train(run: str | Path | None = None, *, preset: str | None = None, **settings: Any) -> dict[str, Any]:

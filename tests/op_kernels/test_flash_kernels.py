@@ -14,7 +14,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import RECIPES
 from penteract.config.presets import TINY_LATENT
 from penteract.config.run import Precision, RunSpec
-from penteract.engine.kernels import checks
+from penteract.engine.kernels import checks, registry
 from penteract.engine.kernels.checks import check_documents, check_kernels
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session.trainer import Trainer
@@ -87,7 +87,7 @@ OF_PACKAGES = ("fa4", "fa4_documents")
 def _installed(
     monkeypatch: pytest.MonkeyPatch, version: str = "4.0.0b36", capability: tuple[int, int] = (9, 0)
 ) -> None:
-    monkeypatch.setattr(checks, "installed_version", lambda name: version)
+    monkeypatch.setattr(registry, "installed_version", lambda name: version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
 

@@ -20,6 +20,7 @@ from penteract.errors import BadInput, Bug, PenteractError
 
 VERBS = (
     "plan",
+    "rehearse",
     "train",
     "checkpoints",
     "convert",

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penteract.engine.checkpoint import durable as disk
 from penteract.engine.checkpoint import manifest
@@ -76,8 +76,7 @@ def file_of(rank: int) -> str:
 def write(fresh: Path, entries: Sequence[FileEntry], rank: int) -> RankTable:
     """Write this rank's file into the folder `fresh`, if it owns any of these, and sync it. Raises OSError, after some
     attempts where the error may pass; DiskFailure where there is no room; BadNumerics."""
-    # Wide elements first: then each tensor begins at a multiple of its element's size.
-    solid = sorted((e for e in entries if e.owner and e.bytes), key=lambda e: -WIDTHS[e.dtype])
+    solid = _solid(entries)
     need = sum(e.bytes for e in solid)
     if need > (free := disk.room(fresh).bytes):
         raise DiskFailure("DISK", "no room for a checkpoint", where=str(fresh), found=f"{show_bytes(free)} free",
@@ -88,6 +87,28 @@ def write(fresh: Path, entries: Sequence[FileEntry], rank: int) -> RankTable:
             lambda: disk.write(fresh / file_of(rank), _stream(solid, digests), reserve=need), fresh / file_of(rank)
         )
     return RankTable(size, _table(entries, digests, file_of(rank)))
+
+
+def _solid(entries: Sequence[FileEntry]) -> list[FileEntry]:
+    """What this rank writes, wide elements first: then each tensor begins at a multiple of its element's size."""
+    return sorted((e for e in entries if e.owner and e.bytes), key=lambda e: -WIDTHS[e.dtype])
+
+
+class PlannedFile(NamedTuple):
+    """The file that a rank would write: its name ("" if it owns nothing), bytes with the header, and rectangles."""
+
+    name: str
+    bytes: int
+    rectangles: int
+
+
+def planned(entries: Sequence[FileEntry], rank: int) -> PlannedFile:
+    """What `write` would write of these, without their content."""
+    solid = _solid(entries)
+    if not solid:
+        return PlannedFile("", 0, 0)
+    header = next(_stream(solid, {}))
+    return PlannedFile(file_of(rank), len(header) + sum(e.bytes for e in solid), len(solid))
 
 
 def attempt(write: Callable[[], int], path: Path) -> int:

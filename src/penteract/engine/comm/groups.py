@@ -58,13 +58,7 @@ class ProcessGroups:
 
     def make(self, rounds: Iterable[Round]) -> None:
         """Make the groups of these rounds that are new. Called by all ranks of the world with the same rounds."""
-        for groups, channel in rounds:
-            new = [g for g in groups if len(g) > 1 and (g, channel) not in self.all_made]
-            self.all_made |= {(g, channel) for g in new}
-            if not new:
-                continue
-            me = dist.get_rank()
-            own = next((g for g in new if me in g), (me,))
+        for own, channel in self.own_groups(rounds, dist.get_rank):
             if len(own) == dist.get_world_size() and not channel:
                 self.made[own, channel] = dist.group.WORLD
                 continue
@@ -72,6 +66,16 @@ class ProcessGroups:
             group = dist.new_group(list(own), use_local_synchronization=True, **how)
             if len(own) > 1:
                 self.made[own, channel] = group
+
+    def own_groups(self, rounds: Iterable[Round], me: Callable[[], int]) -> Iterator[tuple[Ranks, Channel]]:
+        """The group that rank `me` makes in each round that has a new one; of one rank where it is in none. A run
+        of one rank has no number to ask for."""
+        for groups, channel in rounds:
+            new = [g for g in groups if len(g) > 1 and (g, channel) not in self.all_made]
+            self.all_made |= {(g, channel) for g in new}
+            if new:
+                rank = me()
+                yield next((g for g in new if rank in g), (rank,)), channel
 
     def __getitem__(self, ranks: Ranks) -> Any:
         return self.made[ranks, ""]

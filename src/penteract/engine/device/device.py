@@ -28,11 +28,12 @@ _T = TypeVar("_T")
 
 class Device(Protocol):
     """`pinned`: whether host memory for copies is page-locked. `backend`: of torch.distributed. `behind`: whether it
-    computes while the host goes on. `name`: what kind of device it is."""
+    computes while the host goes on. `name`: what kind of device it is. `host`: where tensors of its host are."""
 
     pinned: ClassVar[bool]
     behind: ClassVar[bool]
     backend: ClassVar[str]
+    host: ClassVar[torch.device]
 
     @property
     def name(self) -> str: ...
@@ -95,6 +96,7 @@ class Cpu:
     pinned: ClassVar[bool] = False
     behind: ClassVar[bool] = False
     backend: ClassVar[str] = "gloo"
+    host: ClassVar[torch.device] = torch.device("cpu")
 
     @property
     def name(self) -> str:
@@ -148,6 +150,7 @@ class Cuda:
     pinned: ClassVar[bool] = True
     behind: ClassVar[bool] = True
     backend: ClassVar[str] = "cpu:gloo,cuda:nccl"
+    host: ClassVar[torch.device] = torch.device("cpu")
 
     @property
     def name(self) -> str:
@@ -254,9 +257,32 @@ class FakeDevice(Cpu):
         return Work((self.witness.on_copy(y),), (x, y))
 
 
+@dataclass(slots=True)
+class Meta(Cpu):
+    """No device at all: tensors have a shape, a dtype and a size, but no numbers. Its host has none either, and zeros
+    are read. What allocates and calls is the same code as on a GPU (`penteract rehearse`)."""
+
+    host: ClassVar[torch.device] = torch.device("meta")
+
+    @property
+    def name(self) -> str:
+        return "meta"
+
+    def share(self, ranks: int) -> None: ...
+
+    def comm(self, rank: int, journal: Journal | None = None, limit: float = 600.0) -> Comm:
+        raise Bug("DEVICE", "a device without numbers has no peers")
+
+    def read(self, x: torch.Tensor) -> Callable[[], list[float]]:
+        zeros = [0.0] * len(x)
+        return lambda: zeros
+
+
 def device_of(at: torch.device) -> Device:
     """The Device for tensors at `at`. Only the choice of kernels depends on the device type elsewhere:
     `kernels/registry.py` selects them, and `kernels/checks.py` refuses layouts whose kernels the device lacks."""
+    if at.type == "meta":
+        return Meta()
     return Cuda(at) if at.type == "cuda" else Cpu()
 
 

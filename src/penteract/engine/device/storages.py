@@ -55,6 +55,12 @@ def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
         yield from tensors_of(list(tree.values()))
 
 
+def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors begin at the same place of one storage. Addresses would not tell on a device without
+    memory."""
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.storage_offset() == b.storage_offset()
+
+
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of the storages of tensors; a shared storage counts once."""
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())

@@ -97,7 +97,7 @@ class Executor:
             self.streamed = StreamedState(self.state.flats[::-1], self.state.staging, self.device, self.comm)
         if any(c.copies for c in self.p.chunks):
             plan = plan_arena(self.p, host=True)
-            self.host = Arena(plan, self.p.precision, torch.device("cpu"), pinned=self.device.pinned)
+            self.host = Arena(plan, self.p.precision, self.device.host, pinned=self.device.pinned)
         for i, name in enumerate(self.p.losses):
             self.env.scale[name] = torch.ones((), dtype=stat, device=device)
             self.env.losses[name] = self.totals[1 + i]

@@ -17,6 +17,7 @@ from math import prod
 import torch
 
 from penteract.engine.device.cpu_affinity import usable_here
+from penteract.engine.device.device import device_of
 from penteract.engine.state.state import TrainingState, fill
 from penteract.ops.params import Param
 from penteract.step.program import Program
@@ -26,6 +27,8 @@ FEW = 2**24  # elements of this rank: so many are drawn before threads have star
 MOST = 8  # threads
 AHEAD = 2**28  # elements that are drawn before they are copied to where they belong, in fp32
 
+CPU = torch.device("cpu")
+
 Span = tuple[int, int]  # begin and end
 
 
@@ -33,7 +36,8 @@ def initialise(p: Program, state: TrainingState, seed: int) -> None:
     """Fill parameters, and their master weights."""
     kept = kept_elements(p, state)
     few = sum(n - at for at, n in kept.values()) < FEW
-    fill(state, drawn(p, seed, kept, threads=1 if few else threads_here()))
+    host = device_of(state.routed.device).host
+    fill(state, drawn(p, seed, kept, threads=1 if few else threads_here(), host=host))
 
 
 def threads_here() -> int:
@@ -51,13 +55,16 @@ def kept_elements(p: Program, state: TrainingState) -> dict[str, Span]:
     return {q.name: shards.get(q.name, (0, 0)) if q.name in cut else (0, q.numel(p.mesh)) for q in p.params}
 
 
-def drawn(p: Program, seed: int, kept: dict[str, Span], *, threads: int) -> Iterator[tuple[Param, torch.Tensor]]:
-    """The parameters of a rank in their order, each with its rectangle, which holds numbers where they are kept."""
+def drawn(
+    p: Program, seed: int, kept: dict[str, Span], *, threads: int, host: torch.device = CPU
+) -> Iterator[tuple[Param, torch.Tensor]]:
+    """The parameters of a rank in their order, each with its rectangle on `host`, which holds numbers where they are
+    kept."""
     waiting = deque[tuple[Param, torch.Tensor, list[Future[None]]]]()
     ahead = 0
     with ThreadPoolExecutor(threads) as pool:
         for q in p.params:
-            rectangle = torch.empty(q.local_shape(p.mesh))
+            rectangle = torch.empty(q.local_shape(p.mesh), device=host)
             waiting.append((q, rectangle, [pool.submit(work) for work in tasks(p, q, seed, kept[q.name], rectangle)]))
             ahead += rectangle.numel()
             while waiting and (threads == 1 or ahead > AHEAD):
@@ -76,7 +83,7 @@ def _first(waiting: deque[tuple[Param, torch.Tensor, list[Future[None]]]]) -> tu
 
 def tasks(p: Program, q: Param, seed: int, kept: Span, rectangle: torch.Tensor) -> Iterator[Callable[[], None]]:
     """What fills the kept elements of this rank's rectangle of a parameter."""
-    if kept[0] == kept[1]:
+    if kept[0] == kept[1] or rectangle.is_meta:
         return
     if q.scale is None:
         yield lambda: _set(rectangle, q.fill)

@@ -17,7 +17,6 @@ from penteract.config.kernel_limits import (
     QUACK,
     KernelLimits,
     check_elementwise,
-    installed_version,
     kernel_breaches,
     takes_documents,
 )
@@ -25,7 +24,7 @@ from penteract.config.precision.policy import Policy
 from penteract.config.rules.nearest import allowed_values
 from penteract.config.rules.settle import Settle
 from penteract.engine.data.token_sample import TokenSample
-from penteract.engine.kernels.registry import check_devices, computed_sites
+from penteract.engine.kernels.registry import Target, TargetHere, check_devices, computed_sites
 from penteract.errors import BadInput, CorruptData
 from penteract.ops.declarations.fused_attention.flash import query_tokens
 from penteract.step.program import Program
@@ -35,8 +34,9 @@ KEY = spec_case.AXES["attention"]
 PLAIN = f"--{KEY} reference"
 
 
-def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
-    """Refuse a program that its kernels cannot run. `packed`: documents share sequences."""
+def check_kernels(p: Program, at: torch.device | Target, *, packed: bool) -> None:
+    """Refuse a program that its kernels cannot run at a device. `packed`: documents share sequences."""
+    device = TargetHere(at) if isinstance(at, torch.device) else at
     _check_fp8(p.precision, device, first=p.rank == 0)
     _check_elementwise(p, device)
     _check_attention(p, device, packed=packed)
@@ -45,7 +45,7 @@ def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
     check_devices(p, device)
 
 
-def _check_attention(p: Program, device: torch.device, *, packed: bool) -> None:
+def _check_attention(p: Program, device: Target, *, packed: bool) -> None:
     kernel = p.layout.attention
     if (can := ATTENTION.get(kernel)) is None:
         return
@@ -68,29 +68,29 @@ def _check_attention(p: Program, device: torch.device, *, packed: bool) -> None:
     _check_installed(kernel, can, device)
 
 
-def _check_installed(kernel: str, can: KernelLimits, device: torch.device) -> None:
+def _check_installed(kernel: str, can: KernelLimits, device: Target) -> None:
     """A kernel of another package is called below its public functions: it is that of one version, for some GPUs."""
     if can.package is not None:
         name, wanted = can.package
-        if (version := installed_version(name)) != wanted:
+        if (version := device.installed(name)) != wanted:
             found = f"{name} {version}" if version else f"a python without {name}"
             raise _refusal(kernel, "is of another package", found, f"{name} {wanted}",
                            f"pip install '{name}=={wanted}' (as 'penteract[gpu]' does), or {PLAIN}")  # fmt: skip
-    if can.capability is not None and (on := torch.cuda.get_device_capability(device)) != can.capability:
+    if can.capability is not None and (on := device.capability) != can.capability:
         raise _refusal(kernel, "is for Hopper", f"compute capability {on[0]}.{on[1]}", "9.0",
                        f"--{KEY} cudnn, or {PLAIN}")  # fmt: skip
 
 
-def _check_experts(p: Program, device: torch.device) -> None:
+def _check_experts(p: Program, device: Target) -> None:
     """A CPU emulates what has no device of its own."""
     kernel, key = p.layout.experts, spec_case.AXES["experts"]
     can = EXPERTS.get(kernel)
     if can is None or p.model.moe is None or not (can.device or device.type == "cuda"):
         return
-    version = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    version = device.capability
     computes, fix = p.precision.compute, f"--{key} reference"
     name, wanted = can.package or ("torch", "")
-    here = installed_version(name) if wanted else wanted
+    here = device.installed(name) if wanted else wanted
     needs = (
         (device.type == "cuda", device.type, "cuda"),
         (computes in can.computes, computes, ", ".join(can.computes)),
@@ -103,13 +103,13 @@ def _check_experts(p: Program, device: torch.device) -> None:
                            allowed=allowed, fix=fix)  # fmt: skip
 
 
-def _check_glu(p: Program, device: torch.device) -> None:
+def _check_glu(p: Program, device: Target) -> None:
     """Triton's kernels go with a product of another package."""
     if p.layout.elementwise == "reference" or not any(site.op_name == "merged_glu" for site in computed_sites(p)):
         return
     key, (name, wanted) = spec_case.AXES["fuse"], QUACK
-    version = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-    computes, here = p.precision.compute, installed_version(name)
+    version = device.capability
+    computes, here = p.precision.compute, device.installed(name)
     needs = (
         (version == HOPPER, f"compute capability {version[0]}.{version[1]}", "9.0"),
         (computes in GLU_COMPUTES, computes, ", ".join(GLU_COMPUTES)),
@@ -121,7 +121,7 @@ def _check_glu(p: Program, device: torch.device) -> None:
                            fix=f"--{key} all")  # fmt: skip
 
 
-def _check_elementwise(p: Program, device: torch.device) -> None:
+def _check_elementwise(p: Program, device: Target) -> None:
     key = spec_case.AXES["elementwise"]
     if p.layout.elementwise == "reference":
         return
@@ -136,7 +136,7 @@ def _check_elementwise(p: Program, device: torch.device) -> None:
                    allowed=allowed, fix=f"--{key} reference")  # fmt: skip
 
 
-def _check_fp8(policy: Policy, device: torch.device, *, first: bool) -> None:
+def _check_fp8(policy: Policy, device: Target, *, first: bool) -> None:
     """Refuse FP8 recipes that this GPU or torch does not support. On a CPU FP8 is emulated, with a warning."""
     fp8 = policy.fp8
     if fp8 is None:
@@ -146,15 +146,15 @@ def _check_fp8(policy: Policy, device: torch.device, *, first: bool) -> None:
             log.warning("FP8 is emulated on this device: its values and scales are those of a GPU, its speed is not")
         return
     least = (9, 0) if fp8.kind in ("rowwise", "blockwise") else (8, 9)
-    version = torch.cuda.get_device_capability(device)
+    version = device.capability
     if version < least or (fp8.kind == "blockwise" and version[0] != 9):
         raise BadInput("FP8", f"this GPU has no units for {fp8.kind} FP8", where="precision.dtype",
-                       found=f"{torch.cuda.get_device_name(device)}, compute capability {version[0]}.{version[1]}",
+                       found=f"{device.name}, compute capability {version[0]}.{version[1]}",
                        allowed="9.0" if fp8.kind == "blockwise" else f"{least[0]}.{least[1]} or more",
                        fix="--precision.dtype bf16" + (", or fp8_tensorwise" if version >= (8, 9) else ""))  # fmt: skip
-    if fp8.kind == "blockwise" and tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2])) < (12, 9):
+    if fp8.kind == "blockwise" and device.cuda < (12, 9):
         raise BadInput("FP8", "this torch cannot multiply blockwise FP8", where="precision.dtype",
-                       found=f"CUDA {torch.version.cuda}", allowed="12.9 or more",
+                       found="CUDA {}.{}".format(*device.cuda), allowed="12.9 or more",
                        fix="--precision.dtype fp8_tensorwise")  # fmt: skip
     if fp8.kind == "blockwise" and (fp8.block != 128 or "e5m2" in (fp8.operand, fp8.gradient)):
         raise BadInput("FP8", "kernels support only blocks of 128 in e4m3", where="precision.fp8_block",

@@ -4,18 +4,75 @@ entry."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from penteract.config.kernel_limits import installed_version
 from penteract.config.layout import Layout
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.errors import BadInput
 from penteract.ops.declarations import OPS, Implementation, implementation
 from penteract.ops.tape import Site
 from penteract.step.program import Program
+
+Version = tuple[int, int]
+
+
+class Target(Protocol):
+    """`type`: "cuda" or "cpu". `capability`: the compute capability of a GPU; (0, 0) for others. `cuda`: the version
+    of CUDA that torch was built for."""
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capability(self) -> Version: ...
+
+    @property
+    def cuda(self) -> Version: ...
+
+    def installed(self, package: str) -> str:
+        """The version of a package on the ranks' hosts, or ""."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TargetHere:
+    """A device of this machine."""
+
+    device: torch.device
+
+    @property
+    def type(self) -> str:
+        """Of the device."""
+        return self.device.type
+
+    @property
+    def name(self) -> str:
+        """As its driver calls it."""
+        return torch.cuda.get_device_name(self.device)
+
+    @property
+    def capability(self) -> Version:
+        """Of a GPU."""
+        return torch.cuda.get_device_capability(self.device) if self.type == "cuda" else (0, 0)
+
+    @property
+    def cuda(self) -> Version:
+        """Of this torch."""
+        major, minor = (torch.version.cuda or "0.0").split(".")[:2]
+        return int(major), int(minor)
+
+    def installed(self, package: str) -> str:
+        """In this Python."""
+        return installed_version(package)
 
 
 def kernels(p: Program, device: torch.device) -> dict[str, TorchKernel]:
@@ -46,7 +103,7 @@ def kernels_by_call(layout: Layout, device: torch.device) -> dict[str, TorchKern
     return made
 
 
-def check_devices(p: Program, device: torch.device) -> None:
+def check_devices(p: Program, device: Target) -> None:
     """Refuse a program with an op whose chosen implementation does not run on this device. It is never replaced."""
     for site in computed_sites(p):
         one, _ = implementation(site, p.layout)

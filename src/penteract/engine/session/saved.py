@@ -96,14 +96,16 @@ def _is_stored(part: Slice, stored: Mapping[str, ManifestEntry]) -> bool:
 def _widened(p: Program, state: TrainingState) -> Widened:
     dtype = dtype_of("stat", p.precision)
 
+    device = device_of(state.routed.device)
+    host = device.host
     if state.staging:
-        device_of(state.routed.device).settle()  # the last updated slices may still be on their way to the host
+        device.settle()  # the last updated slices may still be on their way to the host
 
     def numbers(flat: Flat, kind: StateKind) -> torch.Tensor | None:
         kept = flat.kept(kind)
         if kept is None or kept.dtype == dtype:
             return kept
-        wide = torch.empty(len(kept), dtype=dtype)
+        wide = torch.empty(len(kept), dtype=dtype, device=host)
         for part in parts(len(kept)):
             wide[part].copy_(flat.read(kind, part, dtype))
         return wide

@@ -14,14 +14,15 @@ import torch
 from penteract.config.run import RunSpec
 from penteract.engine.comm.comm import Comm
 from penteract.engine.data import Samples
-from penteract.engine.device.device import device_of
+from penteract.engine.device.device import Device, device_of
 from penteract.engine.executor.allocator import Arena
 from penteract.engine.executor.batch_loader import BatchLoader, allocate_micro_batches
 from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.hf.weights import open_weights, start_from
 from penteract.engine.kernels.checks import check_kernels
-from penteract.engine.kernels.registry import kernels
+from penteract.engine.kernels.kernel import TorchKernel
+from penteract.engine.kernels.registry import Target, TargetHere, kernels
 from penteract.engine.optim.muon import Muon
 from penteract.engine.optim.optimizer import AdamW, UpdateShard
 from penteract.engine.rank.rank import Rank
@@ -50,6 +51,22 @@ class Outcome:
         return self.loss_scale > 1 and not math.isfinite(self.norm)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a trainer runs on. `kernels`: those of a program there; `initialise`: fills parameters from a seed."""
+
+    device: Device
+    target: Target
+    kernels: Callable[[Program], dict[str, TorchKernel]]
+    initialise: Callable[[Program, TrainingState, int], None] = initialise
+
+    @staticmethod
+    def here(rank: Rank) -> Place:
+        """The device of a rank."""
+        at = rank.device
+        return Place(device_of(at), TargetHere(at), lambda p: kernels(p, at))
+
+
 @dataclass(slots=True)
 class Trainer:
     """`step(n)` trains on batch n; `validate()` evaluates; both use the same state."""
@@ -67,29 +84,34 @@ class Trainer:
     @staticmethod
     def build(spec: RunSpec, rank: Rank, init: Path | None = None) -> Trainer:
         """Compile and allocate; initialise from the weights at `init`, or from the seed."""
-        precision = spec.precision.policy
+        return Trainer.on(spec, rank, Place.here(rank), init)
+
+    @staticmethod
+    def on(spec: RunSpec, rank: Rank, place: Place, init: Path | None = None) -> Trainer:
+        """The same, at another place: `penteract rehearse` has one without peers and numbers."""
+        precision, device = spec.precision.policy, place.device
         program = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
             optimizer_kinds=spec.optimizer.optimizer_kinds,
         )  # fmt: skip
-        check_kernels(program, rank.device, packed=spec.data.pack_documents)
-        comm = device_of(rank.device).comm(rank.number, rank.progress.journal, spec.limits.collective)
+        check_kernels(program, place.target, packed=spec.data.pack_documents)
+        comm = device.comm(rank.number, rank.progress.journal, spec.limits.collective)
         comm.open(program)
         state = allocate(program, rank.device)
         if init is not None:
             start_from(open_weights(init, program), program, state)
         else:
-            initialise(program, state, spec.train.seed)
+            place.initialise(program, state, spec.train.seed)
         memory = Arena(plan_arena(program), precision, rank.device)
         optimizer = _optimizer(spec, rank, state, comm)
-        run = Executor(program, state, comm, kernels(program, rank.device), memory, optimizer)
+        run = Executor(program, state, comm, place.kernels(program), memory, optimizer, fake=device)
         forward = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
             optimizer_kinds=spec.optimizer.optimizer_kinds, training=False,
         )  # fmt: skip
         # Training and validation never run at once, so their arenas share one block.
         validation_memory = Arena(plan_arena(forward, training=False), precision, rank.device, memory.block)
-        validation_run = Executor(forward, state, comm, kernels(forward, rank.device), validation_memory)
+        validation_run = Executor(forward, state, comm, place.kernels(forward), validation_memory, fake=device)
         run.on_action = validation_run.on_action = rank.progress.did
         run.micro_batches = validation_run.micro_batches = allocate_micro_batches(program, rank.device)
         return Trainer(

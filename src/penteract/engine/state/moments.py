@@ -13,6 +13,7 @@ from functools import cache
 import torch
 
 from penteract.config.precision.policy import MOMENT_BLOCK
+from penteract.engine.device.storages import same_memory
 
 _DECADES = 7  # powers of ten below 1
 
@@ -55,7 +56,7 @@ def dequantize(stored: torch.Tensor, scales: torch.Tensor | None, dtype: torch.d
 def quantize(stored: torch.Tensor, scales: torch.Tensor | None, values: torch.Tensor, *, signed: bool) -> None:
     """Quantize `values` [n] into `stored` [n], or copy them if there are no scales; overwrites `values`."""
     if scales is None:
-        if stored.data_ptr() != values.data_ptr():
+        if not same_memory(stored, values):
             stored.copy_(values)
         return
     blocks = values.view(-1, MOMENT_BLOCK)

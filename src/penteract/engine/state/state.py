@@ -11,6 +11,7 @@ import torch
 from penteract.config.optimizers import ADAMW, Moment, OptimizerKind
 from penteract.config.precision.policy import MOMENT_BLOCK, Policy
 from penteract.engine.device.device import device_of
+from penteract.engine.device.storages import same_memory
 from penteract.engine.dtypes import FORMATS, dtype_of
 from penteract.engine.kernels.quantised.quantise import quantiser
 from penteract.engine.state import moments, split_master
@@ -70,7 +71,7 @@ class Flat:
         """The optimizer state of the shard: master weights, moments and their scales. On the host if the bucket is
         offloaded."""
         scales = {f"{kind}/scales": x for kind, x in self.scales.items()}
-        master = {} if self.master.data_ptr() == self.own_parameter.data_ptr() else {"master": self.master}
+        master = {} if same_memory(self.master, self.own_parameter) else {"master": self.master}
         return {**master, **self.moments, **scales}
 
     def part(self, at: slice, buffers: Buffers) -> Flat:
@@ -266,7 +267,7 @@ def _optimizer(
 ) -> Buffers:
     """Optimizer state for n elements: on the device, or on the host in page-locked memory, so that copies overlap
     compute. `scaled`: add scales even if moments of this dtype need none."""
-    where, pinned = (torch.device("cpu"), device_of(device).pinned) if host else (device, False)
+    where, pinned = (device_of(device).host, device_of(device).pinned) if host else (device, False)
 
     def zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(count, dtype=dtype, device=where, pin_memory=pinned)

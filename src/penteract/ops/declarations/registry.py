@@ -17,6 +17,7 @@ from penteract.errors import Bug
 from penteract.ops.declarations.attention import ATTENTION
 from penteract.ops.declarations.declaration import OpDeclaration, Serves
 from penteract.ops.declarations.dense import DENSE
+from penteract.ops.declarations.forms import Takes, aligned_rows, anything
 from penteract.ops.declarations.fused_attention.cudnn import CudnnAttention
 from penteract.ops.declarations.fused_attention.fa4 import Fa4Attention, Fa4Documents
 from penteract.ops.declarations.fused_attention.flash import FlashAttention
@@ -47,11 +48,19 @@ class Implementation:
 
     serves   (site, layout) -> its declaration there, a subclass of the op's; None: it does not serve this call
     kernels  device type -> "module:table", a `TorchKernel` for each op; devices not listed cannot run it
+    takes    how tensors of a call must lie
+    library  device types on which a library computes it, or the host reads numbers: what it allocates is as declared
     """
 
     name: str
     serves: Serves
     kernels: Mapping[str, str]
+    takes: Takes = anything
+    library: tuple[str, ...] = ()
+
+    def emulated(self, device: str) -> bool:
+        """Whether this type of device only emulates it, in more memory than it declares."""
+        return self.kernels[device].endswith(":EMULATED")
 
 
 class Op(NamedTuple):
@@ -104,7 +113,9 @@ _FUSED_ATTENTION: tuple[tuple[AttentionKernel, type[FusedAttention], str], ...] 
 def _attention(over: Callable[[Serves], Serves]) -> tuple[Implementation, ...]:
     """The fused kernels that layouts ask for by name; `over`: how their registers lie."""
     return tuple(
-        Implementation(name, over(when_chosen(name, kind)), {"cuda": f"{_RUNS}.kernels.{table}"})
+        Implementation(
+            name, over(when_chosen(name, kind)), {"cuda": f"{_RUNS}.kernels.{table}"}, aligned_rows, library=("cuda",)
+        )
         for name, kind, table in _FUSED_ATTENTION
     )
 
@@ -123,7 +134,9 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         name: (Implementation("triton", one_pass(name), {"cuda": f"{_RUNS}.kernels.triton.fusions:FUSIONS"}),)
         for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
     },
-    "merged_glu": (Implementation("quack", stored, {"cuda": f"{_RUNS}.kernels.fused_glu:QUACK"}),),
+    "merged_glu": (
+        Implementation("quack", stored, {"cuda": f"{_RUNS}.kernels.fused_glu:QUACK"}, aligned_rows, library=("cuda",)),
+    ),
     "packed_attention": _attention(packed),
     "normed_attention": _attention(normed),
     **{
@@ -158,11 +171,14 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         {"cuda": f"{_FP8_TRITON}.fp8:FP8"}),
         Implementation(
             "grouped", by_groups("grouped"),
-            {"cuda": f"{_GROUPED}:GROUPED", "cpu": f"{_GROUPED}:EMULATED"},
+            {"cuda": f"{_GROUPED}:GROUPED", "cpu": f"{_GROUPED}:EMULATED"}, aligned_rows,
+            ("cpu",),
         ),
-        Implementation("quack", by_groups("quack"), {"cuda": f"{_GROUPED}:QUACK"}),
+        Implementation("quack", by_groups("quack"), {"cuda": f"{_GROUPED}:QUACK"}, aligned_rows, library=("cuda",)),
     ),
-    "expert_pair": (Implementation("quack", in_pairs, {"cuda": f"{_GROUPED}:QUACK"}),),
+    "expert_pair": (
+        Implementation("quack", in_pairs, {"cuda": f"{_GROUPED}:QUACK"}, aligned_rows, library=("cuda",)),
+    ),
 }  # fmt: skip
 
 OPS: dict[str, Op] = (

@@ -31,7 +31,7 @@ def as_one(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Matrices [Fi, D] that lie behind each other in one buffer, as [F1 + F2 + …, D]; None where they do not."""
     first, at = parts[0], parts[0].storage_offset()
     for x in parts:
-        if not x.is_contiguous() or x.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+        if not x.is_contiguous() or x.untyped_storage()._cdata != first.untyped_storage()._cdata:
             return None
         if x.storage_offset() != at:
             return None
