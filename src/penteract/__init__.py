@@ -11,7 +11,7 @@ if (_COMMAND and "train" in sys.argv) or "penteract.engine.runtime.worker" in sy
 
     Stopping.of_process().__enter__()  # to the end of the process
 try:
-    from penteract.api import plan, profile, rehearse, trace, train
+    from penteract.api import bench, plan, profile, rehearse, trace, train
     from penteract.config.hardware import Cluster
     from penteract.config.layout import Layout
     from penteract.config.model import ModelSpec, MoESpec
@@ -28,6 +28,7 @@ __all__ = [
     "MoESpec",
     "ModelSpec",
     "__version__",
+    "bench",
     "estimate",
     "plan",
     "profile",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from penteract.config.hardware import HEADROOM, Cluster, cluster
 from penteract.config.model import ModelSpec
@@ -24,7 +24,11 @@ from penteract.planner.search.collector import uncollected
 from penteract.planner.search.progress import Watch
 from penteract.planner.settle_budget import settle_budget
 
-__all__ = ["plan", "profile", "rehearse", "trace", "train"]
+if TYPE_CHECKING:
+    from penteract.measure.bench.cases.sweep_question import SweepQuestion
+    from penteract.measure.schemas.sweep import Sweep
+
+__all__ = ["bench", "plan", "profile", "rehearse", "trace", "train"]
 
 
 def plan(  # noqa: PLR0913 (a question has many parameters)
@@ -148,3 +152,25 @@ def _last_json(verb: str, words: Sequence[str]) -> dict[str, Any]:
         error.exit_code = done.returncode
         raise error
     return last
+
+
+def bench(sweep: str | Path | SweepQuestion, out: str | Path, *, watch: Callable[[Sweep], None] | None = None) -> Sweep:
+    """Run a sweep as `penteract bench` does, on this machine; returns all its cases, with what was measured.
+
+    `sweep`: a SWEEP.toml, or the question as a value. `out`: its folder; if the same sweep was begun there, it goes on.
+    `watch` is called twice a second with the sweep as it is. Raises BadInput for a question that makes no cases, or
+    where `out` holds another sweep. A case that fails raises nothing: its status says how it ended.
+    """
+    from penteract.cli.resolve.gpu_defaults import card_here, settle_defaults  # here: only runs need what they import
+    from penteract.measure.bench.cases.sweep_file import read_sweep
+    from penteract.measure.bench.sweep_run import SweepRun, again, cases_of, make, settings_of
+    from penteract.measure.schemas.sweep_folder import SweepFolder
+
+    asked = read_sweep(Path(sweep)) if isinstance(sweep, str | Path) else sweep
+    folder = SweepFolder(Path(out))
+    if folder.exists:
+        again(folder, asked)
+    else:
+        cases = cases_of(asked, lambda run, anew: settle_defaults(run, card_here(run.run.precision.device), anew)[0])
+        make(folder, settings_of(asked, cases, "penteract.bench"), cases)
+    return SweepRun(folder, watch=watch or (lambda sweep: None)).go()

@@ -105,8 +105,8 @@ def test_adapters(tmp_path: Path) -> None:
 
 def test_what_nvidia_smi_prints() -> None:
     rows = "".join(
-        f"{i}, NVIDIA H200, GPU-{i}, 580.159.04, 143771, 143156, 9.0, 700.00, 700.00, 345, 1980, Enabled, 0, {i}, "
-        "Enabled, Disabled, Not Active, Active\n"
+        f"{i}, NVIDIA H200, GPU-{i}, 580.159.04, 143771, 143156, 9.0, 75.50, 700.00, 700.00, 345, 1980, Enabled, 0, "
+        f"{i}, Enabled, Disabled, Not Active, Active\n"
         for i in range(2)
     )
     ways = "\t\x1b[4mGPU0\tGPU1\tCPU Affinity\x1b[0m\nGPU0\t X \tSYS\t0-31\nGPU1\tSYS\t X \t0-31\n\nLegend:\n"
@@ -117,6 +117,7 @@ def test_what_nvidia_smi_prints() -> None:
     assert read["matrix"] == [["X", "PCIe"], ["-", "X"]]
     one, two = read["devices"]
     assert (one["memory"], one["capability"], one["power_limit"], one["ecc"]) == (143771 * MIB, [9, 0], 700.0, True)
+    assert one["power"] == 75.5
     assert (one["processes"], two["processes"], two["uncorrected"]) == ([], [[4242, None]], 1)
     assert two["slowed"] == ["heat (software)"]
     nvlink = ways.replace("SYS", "NV18")

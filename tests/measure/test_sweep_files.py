@@ -12,6 +12,7 @@ from penteract.errors import BadInput, CorruptData, DiskFailure
 from penteract.measure.schemas.json_values import from_json
 from penteract.measure.schemas.sweep import (
     SCHEMA,
+    CaseHandle,
     CaseMeasurement,
     CasePrediction,
     CaseProvenance,
@@ -24,8 +25,8 @@ from penteract.measure.schemas.sweep_folder import SweepFolder
 
 CASE = SweepCase(
     name="001_tp2", number=1, origin="grid", varied={"parallel.tp": 2}, model="tiny", parameters=855_000,
-    layout={"tp": 2, "recompute": "none", "reshard_after_step": False}, layout_text="tp=2", ranks=2, precision="fp32",
-    global_batch_size=4, sequence_length=32, model_flops=10, model_flops_causal=9,
+    layout={"tp": 2, "recompute": "none", "reshard_after_step": False}, layout_text="tp=2", ranks=2,
+    limit_s=60.0, precision="fp32", global_batch_size=4, sequence_length=32, model_flops=10, model_flops_causal=9,
     predicted=CasePrediction(allocated_bytes=100, usable_bytes=99, step_s=1),
 )  # fmt: skip
 RESULT = CaseResult(
@@ -52,7 +53,9 @@ def test_it_holds_what_was_written(folder: SweepFolder) -> None:
     (row,) = folder.read().rows
     assert (row.case, row.status, row.result) == (CASE, CaseStatus(), None) and row.case.predicted.fits is False
     assert not folder.read().ended
-    case.write_status(running := CaseStatus(state="running", attempt=1, launcher="local", handle="7"))
+    case.write_status(running := CaseStatus(state="running", attempt=1, losses=1))
+    case.write_handle(1, handle := CaseHandle(launcher="local", handle="7", since="now"))
+    assert (case.handle(1), case.handle(2)) == (handle, None)
     case.write_result(RESULT)
     assert case.row().result is None  # not before the status says so
     assert case.ends(done := replace(running, state="done", error={"code": "X", "exit_code": 2}))
@@ -60,6 +63,11 @@ def test_it_holds_what_was_written(folder: SweepFolder) -> None:
     assert not case.row().counts and folder.read().ranked == []  # its loss is not finite
     assert folder.read().ended and folder.read().settings == SETTINGS
     assert not [*folder.path.rglob(".*")]
+
+
+def test_a_case_that_was_lost_once_is_not_over() -> None:
+    assert [CaseStatus(state="lost", losses=n).over for n in (1, 2)] == [False, True]
+    assert CaseStatus(state="failed").over and not CaseStatus(state="running").over
 
 
 def test_an_attempt_that_is_over_changes_nothing(folder: SweepFolder) -> None:
@@ -100,3 +108,13 @@ def test_keys_of_later_versions_are_left_out_and_numbers_are_exact() -> None:
         from_json(CasePrediction, {}, "predicted")
     with pytest.raises(ValueError, match=r"allocated_bytes is 1\.5, not int"):
         from_json(CasePrediction, {"allocated_bytes": 1.5})
+
+
+def test_a_sweep_that_was_recorded_is_read() -> None:
+    """On two cores of a CPU, in the middle of its run: the shape of files is a contract with who reads them."""
+    found = SweepFolder(Path(__file__).parent / "sweep_of_tiny").read()
+    assert [row.case.number for row in found.rows] == [1, 2, 3, 4, 5, 6] and not found.ended
+    first, last = found.rows[0], found.rows[-1]
+    assert first.result is not None and first.counts and first.result.measured.loss_falls
+    assert first.case.predicted.allocated_bytes == pytest.approx(max(first.result.measured.allocated_bytes), rel=5e-3)
+    assert last.status.state == "skipped" and last.case.predicted.fits is False

@@ -22,6 +22,7 @@ VERBS = (
     "plan",
     "rehearse",
     "train",
+    "bench",
     "checkpoints",
     "convert",
     "doctor",
@@ -92,7 +93,12 @@ def _app(chosen: str) -> App:
     for verb in VERBS:
         if chosen in ("", verb):
             module = import_module(f"penteract.cli.{verb}")
-            app.command(getattr(module, verb), help_epilogue=_examples(module.EXAMPLES))
+            command = getattr(module, verb)
+            if isinstance(command, App):  # a verb with verbs of its own
+                command.help_epilogue = _examples(module.EXAMPLES)
+                app.command(command)
+            else:
+                app.command(command, help_epilogue=_examples(module.EXAMPLES))
         else:
             app.command(f"penteract.cli.{verb}:{verb}", name=verb)
     return app

@@ -12,6 +12,7 @@ from penteract.errors import BadInput
 from penteract.planner.ask import AXES, as_word
 
 _FLAG = re.compile(r"--[A-Za-z_][\w-]*\.[^=]*(=.*)?", re.DOTALL)
+_GRID = "--grid"  # its value looks like a setting
 _PLAN_OPTIONS = {  # the option of `plan` that does what a key of a run file does
     "precision.dtype": "--precision {}", "batch.sequence_length": "--seq {}",
     "batch.global_batch_size": "--batch {}seqs", "batch.global_batch_tokens": "--batch {}",
@@ -23,7 +24,7 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """(the words of the verb, the overrides as `--a.b=v`, `a.b=v`, or `--a.b` for a switch).
 
     A dotted flag takes the next word as its value unless that word sets something itself.
-    Everything after `--` is the verb's.
+    Everything after `--` is the verb's, and so is the word after `--grid`.
     """
     verb: list[str] = []
     overrides: list[str] = []
@@ -32,7 +33,9 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
         word = rest.pop(0)
         if word == "--":
             return [*verb, word, *rest], overrides
-        if found := _FLAG.fullmatch(word):
+        if word == _GRID and rest:
+            verb += [word, rest.pop(0)]
+        elif found := _FLAG.fullmatch(word):
             takes_next = not found[1] and rest and not is_setting(rest[0])
             overrides.append(f"{word}={rest.pop(0)}" if takes_next else word)
         elif is_setting(word) and not word.startswith("--"):

@@ -36,7 +36,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuState:
-    """One GPU as the driver reports it. Memory in bytes, power in W, clocks in MHz, ECC errors since the driver
+    """One GPU as the driver reports it. Memory in bytes, power (now) in W, clocks in MHz, ECC errors since the driver
     started.
 
     `slowed`: reasons for reduced clocks now; `remapping`: "pending" or "failed", if rows of memory were replaced;
@@ -49,6 +49,7 @@ class GpuState:
     memory: Bytes | None = None
     free: Bytes | None = None
     capability: tuple[int, int] | None = None
+    power: float | None = None
     power_limit: float | None = None
     power_default: float | None = None
     clock: int | None = None

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Timer
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -118,19 +119,19 @@ class Rank:
 
     def all_of(self, text: str) -> list[str]:
         """The texts of all ranks in their order, on every rank."""
-        texts = [text] * self.world
+        return self.gather(text)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in their order, on every rank."""
+        values = [value] * self.world
         if self.world > 1:
             with self._inside("all_gather"):
-                dist.all_gather_object(texts, text)
-        return texts
+                dist.all_gather_object(values, value)
+        return values
 
     def one_of(self, error: PenteractError | None) -> PenteractError | None:
         """The error of the first rank that has one, on every rank."""
-        errors = [error] * self.world
-        if self.world > 1:
-            with self._inside("all_gather"):
-                dist.all_gather_object(errors, error)
-        return next((e for e in errors if e is not None), None)
+        return next((e for e in self.gather(error) if e is not None), None)
 
 
 def join(

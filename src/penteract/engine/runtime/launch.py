@@ -87,7 +87,7 @@ def _store_socket() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0), backlog=1024)
 
 
-def _bound_to_parent() -> Callable[[], None]:
+def bound_to_parent() -> Callable[[], None]:
     """A function that a child calls first: on Linux the kernel then kills the child when its parent ends for any
     reason."""
     parent = os.getpid()
@@ -124,7 +124,7 @@ class _Ranks:
             self.logs.append(out)
         process = subprocess.Popen(
             command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, pass_fds=inherited,
-            process_group=0, preexec_fn=_bound_to_parent(),  # own group: only this process passes Ctrl-C on
+            process_group=0, preexec_fn=bound_to_parent(),  # own group: only this process passes Ctrl-C on
         )  # fmt: skip
         self.processes.append(process)
 

@@ -58,7 +58,7 @@ def joined(
     stopping = Stopping.of_process()
     if generation is not None:
         stopping.watch_parent()  # torchrun does not handle each signal that schedulers send: SIGUSR1 ends it
-    rank = _join(spec)
+    rank = join_run(spec)
     path, lease = "", None
     try:
         if rank.number == 0:
@@ -95,7 +95,7 @@ def joined(
             lease.end()
 
 
-def _join(spec: RunSpec, listener: int | None = None) -> Rank:
+def join_run(spec: RunSpec, listener: int | None = None) -> Rank:
     """Join the other ranks, which must have the same run and data as this one."""
     set_up(spec)
     facts = {name: value for name, value in run_values(spec).items() if not name.startswith(_OWN)}
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> int:
     with Stopping.of_process() as stopping, never_fails():
         try:
             spec = resolve(options.folder / (rundir.NEXT if options.resume else rundir.RUN), "").run
-            return work(spec, _join(spec, listener), options, stopping, launcher_reports=number == 0)
+            return work(spec, join_run(spec, listener), options, stopping, launcher_reports=number == 0)
         except Exception as e:
             error = from_exception(e)
             if debug:

@@ -95,8 +95,8 @@ def versions(device: torch.device) -> dict[str, str]:
 def provenance(device: torch.device) -> dict[str, str]:
     """The versions, the date, the commit of the package if it lies in a repository, clocks and power of the GPU."""
     found = {**versions(device), "date": time.strftime("%Y-%m-%d"), "statistic": "median"}
-    if commit := _git("rev-parse", "--short", "HEAD"):
-        found["commit"] = commit + ("-dirty" if _git("status", "--porcelain", "--", ".") else "")
+    if commit := git("rev-parse", "--short", "HEAD"):
+        found["commit"] = commit + ("-dirty" if git("status", "--porcelain", "--", ".") else "")
     if device.type == "cuda" and (state := _state(device)) is not None:
         found |= {k: str(v) for k, v in (
             ("clock_mhz", state.clock), ("clock_most_mhz", state.clock_most), ("power_limit_w", state.power_limit),
@@ -111,7 +111,7 @@ def _state(device: torch.device) -> GpuState | None:
     return next((d for d in devices if uuid and uuid in d.uuid), devices[0] if len(devices) == 1 else None)
 
 
-def _git(*arguments: str) -> str:
+def git(*arguments: str) -> str:
     """The answer of git about the package's own folder; empty without git, or outside of a repository."""
     try:
         asked = subprocess.run(

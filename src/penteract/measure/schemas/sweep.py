@@ -5,7 +5,8 @@
     FOLDER/cases/NAME/run.toml             the run in full, as `penteract train` takes it; written once
     FOLDER/cases/NAME/status.json          CaseStatus; replaced as a whole each time
     FOLDER/cases/NAME/result.json          CaseResult; written before the status says done
-    FOLDER/cases/NAME/attempt-1/           of each attempt: errors.jsonl, logs of its ranks and of its launcher
+    FOLDER/cases/NAME/attempt-1/           of each attempt: job.json (CaseHandle), written once it is started;
+                                           errors.jsonl, and logs of its ranks and of its launcher
 
 Each JSON file is one object: the fields of its value, and `schema`. Units: bytes, seconds, MHz, W; times of day in UTC.
 Readers leave out keys that they do not know. The files are the truth: there is no database, and no lock is needed on
@@ -23,6 +24,7 @@ State = Literal[
     "pending", "running", "done", "failed", "out of memory", "timed out", "lost", "skipped"
 ]  # skipped: predicted not to fit, so it was not run
 ENDED: tuple[State, ...] = ("done", "failed", "out of memory", "timed out", "lost", "skipped")
+LOSSES = 2  # of a case, at most: then it stays lost
 MFU = "matmul parameters without the embedding lookup, full attention, of the dense peak in the compute dtype"
 
 Value = str | int | float | bool
@@ -65,6 +67,7 @@ class SweepCase:
     model, parameters    its name, and how many parameters it has
     layout, layout_text  axes as in `penteract plan --json`, and as `--layout` takes them
     ranks                processes: GPUs, or parts of a CPU
+    limit_s              seconds after which the case is stopped
     precision            the recipe, as `precision.dtype`
     global_batch_size    sequences of a step, of `sequence_length` tokens
     model_flops          of a step, all ranks: the counter of MFU; `model_flops_causal` with half of attention
@@ -79,6 +82,7 @@ class SweepCase:
     layout: dict[str, Value]
     layout_text: str
     ranks: int
+    limit_s: float
     precision: str
     global_batch_size: int
     sequence_length: int
@@ -96,10 +100,10 @@ class SweepCase:
 class CaseStatus:
     """How far a case is.
 
-    state        `ENDED` has the states that do not change any more, but for a lost case, which is tried once more
+    state        `ENDED` has the states in which nothing runs
     since        when the state began
     attempt      0: none yet. What an earlier attempt writes is not taken
-    launcher     what started it: local, slurm; `handle` is the launcher's name for the job, such as a job id
+    losses       attempts that were lost, with their node or by a scheduler: after the first, the case is tried again
     exit_code    of the attempt, if it is known
     error        of a case that did not end well: `code`, `what`, `where`, `found`, `allowed`, `fix`, `exit_code`, as in
                  errors.jsonl
@@ -109,11 +113,25 @@ class CaseStatus:
     state: State = "pending"
     since: str = ""
     attempt: int = 0
-    launcher: str = ""
-    handle: str = ""
+    losses: int = 0
     exit_code: int | None = None
     error: dict[str, Any] | None = None
     gpu_seconds: float = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether it will not change any more: it ended, and is not to be tried again."""
+        return self.state in ENDED and not (self.state == "lost" and self.losses < LOSSES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseHandle:
+    """How an attempt is found again. `launcher`: what started it: local, slurm. `handle`: its name for the job, such as
+    a job id. `since`: when it was started."""
+
+    launcher: str
+    handle: str
+    since: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,10 +207,11 @@ class SweepSettings:
     """What all cases of a sweep share.
 
     steps, warmup       timed steps of a case, and steps before them
-    limit_s             seconds after which a case is stopped
+    limit_s             seconds after which a case is stopped, unless it has its own
     budget_gpu_minutes  of the whole sweep; null: no bound
     data                random, or run: the source of the run file
     cluster             for predictions, as `--gpus`; empty: memory alone is predicted
+    asked               a digest of the question: the same command goes on with the same sweep
     cases               names, in order
     """
 
@@ -204,6 +223,7 @@ class SweepSettings:
     cluster: str
     command: str
     cases: tuple[str, ...]
+    asked: str = ""
     budget_gpu_minutes: float | None = None
 
 
@@ -231,7 +251,7 @@ class Sweep:
     @property
     def ended(self) -> bool:
         """Whether every case has ended, in whatever way."""
-        return all(row.status.state in ENDED for row in self.rows)
+        return all(row.status.over for row in self.rows)
 
     @property
     def ranked(self) -> list[SweepRow]:

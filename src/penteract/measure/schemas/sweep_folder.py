@@ -18,6 +18,7 @@ from penteract.measure.schemas.json_values import from_json
 from penteract.measure.schemas.sweep import (
     ENDED,
     SCHEMA,
+    CaseHandle,
     CaseResult,
     CaseStatus,
     Sweep,
@@ -57,6 +58,14 @@ class CaseFolder:
     def result(self) -> CaseResult | None:
         """What was measured, if it was. Raises CorruptData."""
         return _read(self.path / "result.json", CaseResult)
+
+    def handle(self, attempt: int) -> CaseHandle | None:
+        """How an attempt is found again; None if it was not started. Raises CorruptData."""
+        return _read(self.attempt(attempt) / "job.json", CaseHandle)
+
+    def write_handle(self, attempt: int, handle: CaseHandle) -> None:
+        """Remember how an attempt is found again. Raises DiskFailure."""
+        write_json(self.attempt(attempt) / "job.json", asdict(handle))
 
     def row(self) -> SweepRow:
         """All of that. The status is read first: when it says done, the result is there."""

@@ -61,6 +61,7 @@ def _device(pynvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> di
         "memory": memory and memory.total,
         "free": memory and memory.free,
         "capability": ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
+        "power": _watts(ask(pynvml.nvmlDeviceGetPowerUsage, handle)),
         "power_limit": _watts(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
         "power_default": _watts(ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
         "clock": ask(pynvml.nvmlDeviceGetClockInfo, handle, GRAPHICS),

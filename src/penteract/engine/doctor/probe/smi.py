@@ -10,10 +10,10 @@ from penteract.units import MIB
 
 # Of `nvidia-smi --help-query-gpu`: memory in MiB, power in W, clocks in MHz.
 FIELDS = (
-    "index", "name", "uuid", "driver_version", "memory.total", "memory.free", "compute_cap", "enforced.power.limit",
-    "power.default_limit", "clocks.gr", "clocks.max.gr", "ecc.mode.current", "ecc.errors.corrected.volatile.total",
-    "ecc.errors.uncorrected.volatile.total", "persistence_mode", "mig.mode.current",
-    "clocks_throttle_reasons.hw_slowdown", "clocks_throttle_reasons.sw_thermal_slowdown",
+    "index", "name", "uuid", "driver_version", "memory.total", "memory.free", "compute_cap", "power.draw",
+    "enforced.power.limit", "power.default_limit", "clocks.gr", "clocks.max.gr", "ecc.mode.current",
+    "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total", "persistence_mode",
+    "mig.mode.current", "clocks_throttle_reasons.hw_slowdown", "clocks_throttle_reasons.sw_thermal_slowdown",
 )  # fmt: skip
 # Why clocks are lowered, where a field says "Active".
 SLOWED = {"clocks_throttle_reasons.hw_slowdown": "hardware slowdown",
@@ -84,6 +84,7 @@ def _device(row: dict[str, str], running: list[list[str]]) -> dict[str, Any]:
         "memory": _bytes_of_mib(row["memory.total"]),
         "free": _bytes_of_mib(row["memory.free"]),
         "capability": [int(major), int(minor)] if major.isdigit() and minor.isdigit() else None,
+        "power": _number(row["power.draw"]),
         "power_limit": _number(row["enforced.power.limit"]),
         "power_default": _number(row["power.default_limit"]),
         "clock": _whole(row["clocks.gr"]),

@@ -1,0 +1,130 @@
+"""`penteract bench`: run many layouts, one after the other, and rank them beside what the plan said."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from penteract.cli.benching.running import run_folder
+from penteract.cli.benching.sweep_options import OUT, SweepOptions, question_of
+from penteract.cli.benching.sweep_tables import planned, show
+from penteract.cli.benching.sweep_verbs import compare_sweeps, show_results, status
+from penteract.cli.resolve.gpu_defaults import Again, card_here, settle_defaults
+from penteract.config.rules.resolve import Resolved
+from penteract.errors import BadInput
+from penteract.measure.bench.sweep_run import again, cases_of, make, settings_of
+from penteract.measure.schemas.sweep_folder import SweepFolder
+
+EXAMPLES = (
+    "penteract bench sweep.toml --dry-run",
+    "penteract bench tiny --grid parallel.tp=1/2 --grid parallel.zero=0/1 --ranks 2 batch.global_batch_size=8",
+    "penteract bench llama-3.2-1b --gpus 4xH200 --batch 16seqs --top 20 --budget 60",
+    "penteract bench sweeps/sweep",
+    "penteract bench status sweeps/sweep",
+    "penteract bench show sweeps/sweep --csv sweep.csv --plot sweep.svg",
+    "penteract bench compare sweeps/before sweeps/after",
+)
+
+bench = App(
+    name="bench",
+    help="Run many layouts in fresh processes, and rank them beside what was predicted.",
+    help_format="markdown",
+    result_action="return_value",
+)
+
+
+@bench.default
+def run(  # noqa: PLR0913 (the options of a verb are its parameters)
+    target: Annotated[str, Parameter(help="A sweep's file; a folder of a sweep, to go on; a run file; or a model.")],
+    /,
+    *,
+    grid: Annotated[
+        tuple[str, ...], Parameter(help="A key of a run file and its values: parallel.tp=1/2/4. May be repeated.")
+    ] = (),
+    top: Annotated[int | None, Parameter(help="The first layouts of `plan` with these options.")] = None,
+    gpus: Annotated[
+        str | None, Parameter(help="Such as 8xH200, or a file of `calibrate`: predicts the time, and what fits.")
+    ] = None,
+    ranks: Annotated[
+        int | None, Parameter(help="Of each case; dp is what is left. By default those of --gpus.")
+    ] = None,
+    seq: Annotated[
+        int | None, Parameter(help="With --top: as in `plan`. So are batch, fix, precision, optimizer.")
+    ] = None,
+    batch: Annotated[str | None, Parameter(help="With --top: tokens of a step (1Mi), or sequences (128seqs).")] = None,
+    fix: Annotated[str | None, Parameter(help="With --top: axes that are held, as tp=2/4.")] = None,
+    precision: Annotated[str | None, Parameter(help="With --top: a recipe, or several.")] = None,
+    optimizer: Annotated[str | None, Parameter(help="With --top: adamw or muon.")] = None,
+    headroom: Annotated[float | None, Parameter(help="Share of a GPU's memory that is kept free of tensors.")] = None,
+    steps: Annotated[int | None, Parameter(help="Timed steps of a case; by default 10.")] = None,
+    warmup: Annotated[int | None, Parameter(help="Steps before them; by default 3.")] = None,
+    limit: Annotated[
+        float | None, Parameter(help="Seconds of a case, after which it is stopped; by default 600.")
+    ] = None,
+    budget: Annotated[
+        float | None, Parameter(help="GPU-minutes of all cases: none begins that would exceed it.")
+    ] = None,
+    data: Annotated[str | None, Parameter(help="random, or run: the run file's data.")] = None,
+    out: Annotated[Path | None, Parameter(help="The sweep's folder; by default sweeps/ and its name.")] = None,
+    dry_run: Annotated[bool, Parameter(negative="", help="Print the cases and what they cost, and stop.")] = False,
+    json: Annotated[bool, Parameter(negative="", help="Print one JSON object at the end.")] = False,
+    debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
+    overrides: Annotated[Sequence[str], Parameter(parse=False)],
+) -> int:
+    """Run a sweep: each case for some steps, in fresh processes. Run it again, and it goes on with what is not done.
+
+    A case predicted not to fit is skipped. One that fails, hangs or runs out of memory stops no other.
+
+    Exit codes: 0 each case has ended; 75 some have not, because the budget is spent or it was stopped.
+    """
+    settings = {"gpus": gpus, "ranks": ranks, "steps": steps, "warmup": warmup, "limit": limit, "budget": budget,
+                "headroom": headroom, "data": data}  # fmt: skip
+    plan = {"seq": seq, "batch": batch, "fix": fix, "precision": precision, "optimizer": optimizer}
+    options = SweepOptions(grid=grid, top=top, plan=plan, settings=settings, words=overrides)
+    folder = SweepFolder(Path(target))
+    if folder.exists:
+        _go_on(folder, options, dry_run=dry_run)
+    else:
+        asked = question_of(target, options)
+        folder = SweepFolder(out or Path(OUT) / asked.name)
+        if folder.exists:
+            again(folder, asked)
+        if dry_run or not folder.exists:
+            cases = cases_of(asked, _settle)
+            made = settings_of(asked, cases, shlex.join(["penteract", *sys.argv[1:]]))
+            if dry_run:
+                show(*planned(cases, made))
+                return 0
+            make(folder, made, cases)
+            for name, why in cases.refused:
+                print(f"not a case: {name}: {why}", file=sys.stderr)
+    return run_folder(folder, json=json)
+
+
+def _go_on(folder: SweepFolder, options: SweepOptions, *, dry_run: bool) -> None:
+    """Refuse what a sweep that exists has already; take a new limit and budget."""
+    given = [
+        name for name, value in {**options.plan, **options.settings, "top": options.top}.items() if value is not None
+    ]
+    other = [*(name for name in given if name != "budget"), *["grid"] * bool(options.grid), *options.words]
+    if other or dry_run:
+        raise BadInput("USAGE", "a sweep that exists goes on as it is", found=(other or ["dry-run"])[0],
+                       allowed="--budget", fix=f"penteract bench status {folder.path}")  # fmt: skip
+    if "budget" in given:
+        folder.write_settings(replace(folder.settings(), budget_gpu_minutes=options.settings["budget"]))
+
+
+def _settle(run: Resolved, anew: Again) -> Resolved:
+    """What nobody decided, as `penteract train` chooses it for the GPU that is here."""
+    return settle_defaults(run, card_here(run.run.precision.device), anew)[0]
+
+
+bench.command(status)
+bench.command(show_results, name="show")
+bench.command(compare_sweeps, name="compare")

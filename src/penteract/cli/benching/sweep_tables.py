@@ -1,0 +1,172 @@
+"""The tables of `penteract bench`: cases before they run, how far they are, and what was measured."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from penteract.measure.bench.cases.case_cost import gpu_seconds
+from penteract.measure.bench.cases.sweep_cases import Expanded
+from penteract.measure.bench.results.ranking import CLOSE, FIRST, PlanVerdict, RankedRow
+from penteract.measure.schemas.sweep import CaseStatus, Sweep, SweepCase, SweepSettings
+from penteract.units import gib, show_bytes, show_seconds, show_step, show_whole
+
+_WIDEST = 400  # columns
+_STATES = ("done", "running", "pending", "failed", "out of memory", "timed out", "lost", "skipped")
+
+
+def show(*parts: Table | str) -> None:
+    """Print tables and lines; where there is no terminal, a line stays a line."""
+    width = None if sys.stdout.isatty() else _WIDEST
+    console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
+    for part in parts:
+        console.print(part)
+
+
+def _table(*columns: tuple[str, str]) -> Table:
+    """A table without lines; each column's name and side."""
+    table = Table(box=None, pad_edge=False)
+    for name, side in columns:
+        table.add_column(name, justify="right" if side == "right" else "left", no_wrap=name not in ("why", ""))
+    return table
+
+
+# ---- before ----------------------------------------------------------------------------------------------------------
+
+
+def planned(cases: Expanded, settings: SweepSettings) -> Iterator[Table | str]:
+    """The cases of a sweep that has not begun, and what they are predicted to cost."""
+    table = _table(("#", "right"), ("case", ""), ("layout", ""), ("GPUs", "right"), ("memory", "right"),
+                   ("step", "right"), ("GPU-min", "right"), ("", ""))  # fmt: skip
+    runs = [one.case for one in cases.cases if one.case.predicted.fits is not False]
+    for one in cases.cases:
+        case = one.case
+        skipped = case.predicted.fits is False
+        why = f"skipped: {show_bytes(case.predicted.usable_bytes or 0)} usable" if skipped else ""
+        cost = "" if skipped else f"{gpu_seconds(case, settings) / 60:.1f}"
+        step = "" if case.predicted.step_s is None else show_step(case.predicted.step_s)
+        memory = show_bytes(case.predicted.allocated_bytes)
+        table.add_row(str(case.number), case.name, case.layout_text, str(case.ranks), memory, step, cost, why)
+    yield table
+    yield from (f"not a case: {name}: {why}" for name, why in cases.refused)
+    yield _cost(runs, settings)
+
+
+def _cost(runs: Sequence[SweepCase], settings: SweepSettings) -> str:
+    minutes = sum(gpu_seconds(case, settings) for case in runs) / 60
+    least = "at least " if any(case.predicted.step_s is None for case in runs) else ""
+    steps = f"{settings.warmup} + {settings.steps} steps each"
+    budget = "" if settings.budget_gpu_minutes is None else f" of a budget of {settings.budget_gpu_minutes:g}"
+    return f"{len(runs)} cases to run, {steps}: {least}{minutes:.1f} GPU-minutes{budget}, with 30 s a start"
+
+
+# ---- meanwhile -------------------------------------------------------------------------------------------------------
+
+
+def counts(sweep: Sweep) -> str:
+    """How many cases are in each state, and what they have cost."""
+    found = Counter(row.status.state for row in sweep.rows)
+    states = ", ".join(f"{found[state]} {state}" for state in _STATES if found[state])
+    spent = sum(row.status.gpu_seconds for row in sweep.rows) / 60
+    return f"{sweep.settings.name}: {len(sweep.rows)} cases: {states} · {spent:.1f} GPU-minutes"
+
+
+def state(status: CaseStatus) -> str:
+    """A case's state in a few words, with the attempt if it is not the first."""
+    more = " once, to be tried again" if status.state == "lost" and not status.over else ""
+    return f"{status.state}{more}"
+
+
+def why(status: CaseStatus) -> str:
+    """Why a case did not end well; empty if it did or has not ended."""
+    error = status.error
+    if not error:
+        return ""
+    found, allowed = error.get("found"), error.get("allowed")
+    more = " / ".join(filter(None, (f"found {found}" if found else "", f"allowed {allowed}" if allowed else "")))
+    return " · ".join(filter(None, (str(error.get("what", "")), more)))
+
+
+def progress(sweep: Sweep, most: int | None = None) -> Table:
+    """How far each case is. `most`: rows; then those that run come first, and the last that ended."""
+    rows = list(sweep.rows)
+    if most is not None and len(rows) > most:
+        order = {"running": 0, "pending": 2}
+        rows = sorted(rows, key=lambda row: row.status.since, reverse=True)  # the last that changed first
+        rows = sorted(rows, key=lambda row: order.get(row.status.state, 1))[: max(1, most)]
+        rows = sorted(rows, key=lambda row: row.case.number)
+    table = _table(("case", ""), ("state", ""), ("tok/s/GPU", "right"), ("step", "right"), ("why", ""))
+    for row in rows:
+        measured = row.result.measured if row.result else None
+        speed = show_whole(measured.tokens_per_s_per_gpu) if measured else ""
+        step = show_step(measured.step_s) if measured else ""
+        note = why(row.status) or (f"void: {measured.void}" if measured and measured.void else "")
+        table.add_row(row.case.name, state(row.status), speed, step, note)
+    return table
+
+
+# ---- after -----------------------------------------------------------------------------------------------------------
+
+
+def ranked(sweep: Sweep, rows: Sequence[RankedRow]) -> Iterator[Table | str]:
+    """The measured cases, the fastest first, beside what was predicted; then those without a speed."""
+    timed = any(r.time_error is not None for r in rows)
+    table = _table(
+        ("#", "right"), ("case", ""), ("layout", ""), ("tok/s/GPU", "right"), ("MFU", "right"), ("step", "right"),
+        ("spread", "right"), *((("plan's #", "right"), ("planned", "right"), ("error", "right")) if timed else ()),
+        ("memory", "right"), ("planned", "right"), ("error", "right"), ("", ""),
+    )  # fmt: skip
+    for r in rows:
+        measured, predicted = r.measured, r.row.case.predicted
+        plan = (str(r.planned or ""), show_step(predicted.step_s or 0), _percent(r.time_error)) if timed else ()
+        table.add_row(
+            str(r.place), r.row.case.name, r.row.case.layout_text, show_whole(measured.tokens_per_s_per_gpu),
+            "" if measured.mfu is None else f"{measured.mfu:.1%}", show_step(measured.step_s), f"{measured.spread:.1%}",
+            *plan, f"{gib(max(measured.allocated_bytes, default=0)):.3f} GiB",
+            f"{gib(predicted.allocated_bytes):.3f} GiB", _percent(r.memory_error, 2), _note(r),
+        )  # fmt: skip
+    if rows:
+        yield table
+    for row in sweep.rows:
+        if not row.counts:
+            void = row.result.measured.void if row.result else ""
+            yield f"{row.case.name}: {f'void: {void}' if void else state(row.status)}" + _after(why(row.status))
+
+
+def _after(text: str) -> str:
+    return f": {text}" if text else ""
+
+
+def _note(r: RankedRow) -> str:
+    notes = [] if r.measured.loss_falls else ["the loss does not fall"]
+    return ", ".join((["the plan was wrong"] if r.right is False else []) + notes)
+
+
+def _percent(error: float | None, digits: int = 1) -> str:
+    return "" if error is None else f"{error:+.{digits}%}"
+
+
+def about_plan(found: PlanVerdict | None) -> Iterator[str]:
+    """What the sweep says of the plan."""
+    if found is None:
+        return
+    if found.memory:
+        yield f"Memory: {found.memory[0]:.2%} mean error, {found.memory[1]:.2%} worst, of bytes allocated"
+    if found.time and found.regret is not None:
+        yield (f"Step time: {found.time[0]:.1%} mean error, {found.time[1]:.1%} worst; {found.right} of "
+               f"{found.predicted} cases right, within {CLOSE:.0%} or their spread")  # fmt: skip
+        among = "is" if found.best_in_first else "is not"
+        regret = f"reaches {1 - found.regret:.1%} of the best, {found.best}: a regret of {found.regret:.1%}"
+        yield f"The plan's first, {found.first}, {regret}"
+        yield f"The best, or a case within noise of it, {among} among the plan's first {FIRST}"
+
+
+def left(sweep: Sweep, seconds: float) -> str:
+    """About how long a sweep takes to its end, from the cases that ended meanwhile; empty if none did."""
+    ended = sum(row.status.over and row.status.state != "skipped" for row in sweep.rows)
+    rest = sum(not row.status.over for row in sweep.rows)
+    return f"about {show_seconds(seconds / ended * rest)} left" if ended and rest else ""

@@ -1,0 +1,92 @@
+"""Steps of one rank: some to warm up, then timed ones, as a training run takes them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from penteract.config.run import RunSpec
+from penteract.engine.data import Samples, check_vocabulary, open_samples, open_tokenizer
+from penteract.engine.rank.rank import Rank
+from penteract.engine.session.garbage import collect_after, collected_between_steps
+from penteract.engine.session.trainer import Outcome, Trainer
+from penteract.measure.bench.ranks.random_samples import RandomSamples
+from penteract.units import Bytes
+
+
+@dataclass(slots=True)
+class RankMeasurement:
+    """What one rank measured. `seconds` and `losses` of all steps; bytes of reserved and device: None on a CPU."""
+
+    seconds: list[float] = field(default_factory=list[float])
+    losses: list[float | None] = field(default_factory=list["float | None"])
+    allocated: Bytes = 0
+    reserved: Bytes | None = None
+    device: Bytes | None = None
+
+
+def samples_of(spec: RunSpec, rank: Rank, data: str) -> Samples:
+    """The training samples: random, or those of the run. Raises what opening them raises."""
+    if data == "random":
+        return RandomSamples(spec.model.vocab_size, spec.sequence_length, spec.train.seed)
+    tokenizer = open_tokenizer(spec.tokenizer)
+    check_vocabulary(tokenizer, spec.model.vocab_size)
+    found = list[Samples]()
+
+    def open_them() -> None:
+        cache = Path(spec.out) / "cache"
+        found.append(open_samples(spec.data, tokenizer, spec.sequence_length, spec.train.seed, cache)[0])
+
+    rank.first(open_them, spec.limits.data)
+    return found[0]
+
+
+def take_steps(spec: RunSpec, rank: Rank, samples: Samples) -> RankMeasurement:
+    """All steps of the run. As in training, a device is asked for a step before the one before it is looked at; the
+    second is alone, because its memory is measured."""
+    trainer, made = Trainer.build(spec, rank), RankMeasurement()
+    device, size = trainer.run.device, spec.layout.global_batch_size
+    under_way, ended = list[tuple[float, Callable[[], Outcome]]](), 0.0
+
+    def end() -> None:
+        nonlocal ended
+        for begun, outcome in under_way:
+            loss, now = outcome().loss, time.perf_counter()
+            made.seconds.append(now - max(begun, ended))
+            made.losses.append(loss if math.isfinite(loss) else None)
+            ended = now
+        under_way.clear()
+
+    with collected_between_steps():
+        for number in range(1, spec.train.steps + 1):
+            rank.progress.begin_step(number, first=number == 1)
+            begun, first = time.perf_counter(), (number - 1) * size
+            if number == min(2, spec.train.steps):
+                end()
+                begun = time.perf_counter()
+                measured, made.allocated = trainer.measured_step(number, samples, first)
+                under_way.append((begun, lambda measured=measured: measured))
+            else:
+                started = trainer.start(number, samples, first)
+                collect_after(number)
+                if device.behind:
+                    end()
+                under_way.append((begun, started))
+            if not device.behind or number <= 2:
+                end()
+        end()
+    trainer.run.settle_parameters()
+    _device_memory(made, rank.device)
+    return made
+
+
+def _device_memory(made: RankMeasurement, at: torch.device) -> None:
+    """What the allocator holds, and what is in use on the device, by any process."""
+    if at.type == "cuda":
+        free, total = torch.cuda.mem_get_info(at)
+        made.reserved, made.device = torch.cuda.max_memory_reserved(at), total - free

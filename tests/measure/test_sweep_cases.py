@@ -1,0 +1,177 @@
+"""From a question to cases: files, grids and plans, what is refused, and what is predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penteract.api import plan
+from penteract.cli.benching.sweep_options import SweepOptions, question_of, read_grid
+from penteract.cli.resolve.overrides import split_overrides
+from penteract.config.hardware import cluster
+from penteract.config.rules.resolve import resolve
+from penteract.errors import BadInput
+from penteract.measure.bench.cases.case_cost import gpu_seconds
+from penteract.measure.bench.cases.case_prediction import Predictor
+from penteract.measure.bench.cases.sweep_cases import expand
+from penteract.measure.bench.cases.sweep_file import is_sweep, read_sweep
+from penteract.measure.bench.cases.sweep_question import ExplicitCase, PlanQuestion, SweepQuestion
+from penteract.measure.bench.sweep_run import make, settings_of
+from penteract.measure.schemas.sweep_folder import SweepFolder
+
+SMALL = ("batch.sequence_length=64", "batch.global_batch_size=8", "batch.micro_batch_size=1")
+GRID = {"parallel.tp": (1, 2, 3), "parallel.zero": (0, 1)}
+TINY = SweepQuestion(name="t", preset="tiny", words=SMALL, grid=GRID, ranks=4)
+
+
+def test_a_grid_is_each_combination_that_breaks_no_rule() -> None:
+    made = expand(TINY, Predictor())
+    assert [one.case.name for one in made.cases] == ["001_tp1_zero0", "002_tp1_zero1", "003_tp2_zero0", "004_tp2_zero1"]
+    assert [name for name, _ in made.refused] == ["tp3_zero0", "tp3_zero1"] and all(why for _, why in made.refused)
+    assert {one.case.ranks for one in made.cases} == {4} and made.cases[2].run.run.layout.dp == 2
+    assert made.cases[3].case.varied == {"parallel.tp": 2, "parallel.zero": 1}
+    with pytest.raises(BadInput, match="each combination of the grid breaks a rule"):
+        expand(replace(TINY, grid={"parallel.tp": (3,)}), Predictor())
+    with pytest.raises(BadInput, match="more cases than a sweep holds"):
+        expand(replace(TINY, grid={"training.seed": tuple(range(10_001))}), Predictor())
+
+
+def test_a_written_case_that_breaks_a_rule_is_refused_by_number() -> None:
+    cases = (ExplicitCase(values={"parallel.pp": 2}, limit=5.0), ExplicitCase(values={"parallel.tp": 3}))
+    with pytest.raises(BadInput, match="case 2:"):
+        expand(replace(TINY, grid={}, cases=cases), Predictor())
+    (one,) = expand(replace(TINY, grid={}, cases=cases[:1]), Predictor()).cases
+    assert (one.case.origin, one.case.limit_s, one.case.name) == ("case", 5.0, "001_pp2")
+
+
+def test_a_run_is_written_in_full(tmp_path: Path) -> None:
+    made = expand(TINY, Predictor())
+    folder = SweepFolder(tmp_path / "s")
+    make(folder, settings_of(TINY, made, ""), made)
+    for one in made.cases:
+        assert resolve(folder.case(one.case.name).run_file, "").run == one.run.run
+        assert folder.case(one.case.name).case() == one.case
+
+
+def test_predictions_are_the_plans(tmp_path: Path) -> None:
+    asked = SweepQuestion(name="p", plan=PlanQuestion(model="llama-3.2-1b", gpus="4xH200", batch="16seqs", top=3))
+    made = expand(asked, Predictor(cluster("4xH200")))
+    planned = plan("llama-3.2-1b", "4xH200", batch="16seqs", top=3)
+    assert len(made.cases) == 3
+    for one, timed in zip(made.cases, planned.layouts, strict=True):
+        predicted = one.case.predicted
+        assert one.run.run.layout == timed.layout
+        assert predicted.step_s == timed.time.seconds and predicted.allocated_bytes == timed.estimate.allocated
+        assert predicted.tokens_per_s_per_gpu == planned.rate(timed) and predicted.usable_bytes == planned.ask.usable
+        assert predicted.mfu is not None and 0.2 < predicted.mfu < 1
+        settings = settings_of(asked, made, "")
+        assert gpu_seconds(one.case, settings) == pytest.approx(4 * (30 + 13 * timed.time.seconds))
+
+
+def test_what_does_not_fit_is_skipped_by_name(tmp_path: Path) -> None:
+    asked = replace(TINY, grid={"parallel.tp": (1, 2)})
+    made = expand(asked, Predictor(room=lambda run: 2**22 * run.layout.tp**3))
+    folder = SweepFolder(tmp_path / "s")
+    make(folder, settings_of(asked, made, ""), made)
+    one, two = folder.read().rows
+    assert (one.status.state, two.status.state) == ("skipped", "pending")
+    assert one.status.error is not None and one.status.error["allowed"] == "4.00 MiB"
+
+
+def test_a_device_without_such_products_has_memory_alone() -> None:
+    asked = replace(TINY, grid={"precision.dtype": ("fp8_tensorwise",)}, words=(*SMALL, "model.vocab_size=512"))
+    (one,) = expand(asked, Predictor(cluster("4xA100-80GB"))).cases
+    assert one.case.predicted.step_s is None and one.case.predicted.allocated_bytes
+    assert one.case.predicted.basis.startswith("memory alone: ")
+
+
+FILE = """
+name = "both"
+run = "base.toml"
+gpus = "4xH200"
+steps = 12
+limit = 60
+budget = 30
+data = "run"
+[set]
+batch.global_batch_size = 64
+memory.recompute = ["swiglu"]
+[grid]
+parallel.tp = [1, 2]
+"parallel.zero" = [0, 1]
+[[case]]
+parallel = {pp = 2}
+limit = 5
+"""
+
+
+def test_a_sweeps_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(FILE)
+    asked = read_sweep(path)
+    assert (asked.name, asked.run, asked.steps, asked.budget, asked.data) == (
+        "both",
+        str(tmp_path / "base.toml"),
+        12,
+        30.0,
+        "run",
+    )
+    assert asked.words == ("batch.global_batch_size=64", 'memory.recompute=["swiglu"]')
+    assert asked.grid == {"parallel.tp": (1, 2), "parallel.zero": (0, 1)}
+    assert asked.cases == (ExplicitCase(values={"parallel.pp": 2}, limit=5.0),)
+    assert is_sweep(path) and replace(asked, limit=1.0, budget=1.0).digest == asked.digest
+    assert replace(asked, steps=10).digest != asked.digest
+    before = asked.digest
+    (tmp_path / "base.toml").write_text("[parallel]\ntp = 2\n")
+    assert asked.digest != before and not is_sweep(tmp_path / "base.toml")
+    path.write_text('[plan]\nmodel = "llama-3.2-1b"\ngpus = "4xH200"\ntop = 5\n')
+    assert read_sweep(path).plan == PlanQuestion(model="llama-3.2-1b", gpus="4xH200", top=5)
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("[grid", "TOML"), ("", "no cases"), ("stepz = 1\n[grid]\n", "did you mean steps"),
+    ("[grid]\nparallel.tpp = [1]\n", "parallel.tpp"), ("[grid]\nparallel.tp = 2\n", "a list of values for each key"),
+    ("[grid]\nparallel.tp = []\n", "a list of values"), ("grid = 1\n", "a table of keys"),
+    ("case = 1\n", "cases are a list of tables"), ("[[case]]\nlimit = -1\n", "not a value"),
+    ("[plan]\nmodel = 'a'\n", "a key is missing"), ("[plan]\nmodel='a'\ngpus='b'\n[grid]\n", "a plan's layouts"),
+    ("run='a'\npreset='b'\n[[case]]\n", "starts from one place"), ("data='x'\n[[case]]\n", "random or run"),
+    ("steps = 0\n[[case]]\n", "not a value"), ("[[case]]\nparallel.tp.x = 1\n", "parallel.tp.x"),
+])  # fmt: skip
+def test_what_a_file_may_not_say(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=says):
+        read_sweep(path)
+
+
+def options(*grid: str, words: tuple[str, ...] = (), top: int | None = None, **settings: object) -> SweepOptions:
+    return SweepOptions(grid=grid, top=top, plan={}, settings=settings, words=words)
+
+
+def test_options_make_the_same_questions() -> None:
+    asked = question_of("tiny", options("tp=1/2", "memory.recompute=none/full", words=SMALL, ranks=2, steps=20))
+    assert asked.grid == {"parallel.tp": (1, 2), "memory.recompute": ("none", "full")}
+    assert (asked.preset, asked.ranks, asked.steps, asked.words) == ("tiny", 2, 20, SMALL)
+    asked = question_of("llama-3.2-1b", options(top=7, gpus="4xH200", headroom=0.1))
+    assert asked.plan == PlanQuestion(model="llama-3.2-1b", gpus="4xH200", top=7, headroom=0.1)
+    words = ["bench", "tiny", "--grid", "parallel.tp=1/2", "parallel.pp=2", "--batch.micro_batch_size", "1"]
+    assert split_overrides(words) == (words[:4], ["parallel.pp=2", "--batch.micro_batch_size=1"])
+
+
+@pytest.mark.parametrize(("target", "given", "says"), [
+    ("tiny", options(), "one case is no sweep"), ("tiny", options("tp"), "a grid's key takes values"),
+    ("tiny", options("tp=1", "parallel.tp=2"), "given twice"), ("tiny", options("tpp=1"), "unknown key"),
+    ("tiny", options("tp=1/x"), "not a value"), ("tiny", options("tp=1", steps=0), "--steps"),
+    ("llama-3.2-1b", options(top=3), "a plan needs a model and GPUs"), ("tiny", options("tp=1", limit=-1.0), "--limit"),
+    ("a", options("tp=1", top=3, gpus="4xH200"), "a plan's layouts, or a grid"),
+    ("a", options(top=3, gpus="4xH200", words=("parallel.tp=2",)), "taken as they are"),
+])  # fmt: skip
+def test_what_options_may_not_say(target: str, given: SweepOptions, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        question_of(target, given)
+
+
+def test_a_grid_of_words() -> None:
+    assert read_grid(["reshard_after_step=true/false"]) == {"parallel.reshard_after_step": (True, False)}

@@ -1,0 +1,159 @@
+"""What is read from a sweep: the ranking, the plan's verdict, tables, heat maps, and which of two is slower."""
+
+from __future__ import annotations
+
+import csv
+import io
+import xml.etree.ElementTree as ET
+from itertools import product
+from math import log
+from random import Random
+from statistics import median
+
+import pytest
+
+from measured_sweeps import GIB, case, row, sweep
+from penteract.errors import BadInput
+from penteract.measure.bench.results.comparison import compare, judge_pairs, pair
+from penteract.measure.bench.results.csv_rows import to_csv
+from penteract.measure.bench.results.heat_map import heat_map
+from penteract.measure.bench.results.heat_map_svg import colour, luminance, to_svg
+from penteract.measure.bench.results.ranking import rank, verdict
+from penteract.measure.bench.results.signed_rank import least_pairs, signed_rank
+from penteract.measure.schemas.sweep import Sweep
+
+GOOD = sweep(
+    row(case(1, dp=8, step_s=1.0), [1.3] * 10, mfu=0.41),  # the plan's first, 30 % slower than planned
+    row(case(2, dp=4, tp=2, step_s=1.1), [1.0] * 10, mfu=0.5),  # the best
+    row(case(3, dp=2, tp=2, pp=2, step_s=1.2), [1.25] * 10, mfu=0.4),
+    row(case(4, dp=1, tp=8, step_s=2.0), state="out of memory"),
+    row(case(5, dp=1, tp=4, pp=2, step_s=0.1), [0.1] * 10, void="the loss is not finite at step 2"),
+    row(case(6, dp=2, tp=4, step_s=1.5), state="skipped"),
+)
+
+
+def test_cases_are_ranked_by_what_was_measured() -> None:
+    rows = rank(GOOD)
+    assert [(r.row.case.number, r.place, r.planned, r.right) for r in rows] == [
+        (2, 1, 2, True), (3, 2, 3, True), (1, 3, 1, False)
+    ]  # fmt: skip
+    assert rows[2].time_error == pytest.approx(0.3 / 1.3) and rows[0].memory_error == pytest.approx(1 / 11)
+    found = verdict(rows)
+    assert found is not None and (found.first, found.best, found.right, found.predicted) == ("001", "002", 2, 3)
+    assert found.regret == pytest.approx(1 - 1 / 1.3) and found.best_in_first
+    assert found.time is not None and found.time[1] == pytest.approx(0.3 / 1.3)
+    assert verdict([]) is None
+
+
+def test_what_was_not_predicted_is_not_judged() -> None:
+    found = verdict(rank(sweep(row(case(1, step_s=None), [1.0] * 10))))
+    assert found is not None and (found.regret, found.best_in_first, found.time, found.predicted) == (
+        None,
+        None,
+        None,
+        0,
+    )
+
+
+def test_a_best_outside_of_the_first_three_is_said() -> None:
+    slow = [row(case(n, dp=n, step_s=n / 10), [2.0] * 10) for n in (1, 2, 3)]
+    found = verdict(rank(sweep(*slow, row(case(9, dp=9, step_s=5.0), [1.0] * 10))))
+    assert found is not None and found.best_in_first is False and found.regret == pytest.approx(0.5)
+
+
+def test_a_line_a_case() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(GOOD))))
+    assert [r["case"] for r in rows] == [f"00{n}" for n in range(1, 7)]
+    assert (rows[0]["dp"], rows[0]["step_s"], rows[0]["mfu"], rows[0]["error"]) == ("8", "1.3", "0.41", "")
+    assert (rows[3]["state"], rows[3]["step_s"], rows[3]["error"]) == ("out of memory", "", "it broke")
+    assert rows[4]["void"] and float(rows[0]["allocated_bytes"]) == 11 * GIB
+    assert len({len(r) for r in rows}) == 1 and None not in rows[3]
+
+
+def test_a_cell_is_the_fastest_case_of_its_mesh() -> None:
+    maps = heat_map(sweep(*GOOD.rows, row(case(7, dp=8), [1.1] * 10, mfu=0.45), row(case(8, dp=8), state="failed")))
+    assert (maps.pp, maps.dp, maps.tp) == ((1, 2), (1, 2, 4, 8), (1, 2, 4, 8))
+    cell = maps.cells[1, 8, 1]
+    assert (cell.row.case.number, cell.others, cell.values["MFU, %"]) == (7, 2, 45.0)
+    words = {mesh: cell.word for mesh, cell in maps.cells.items() if cell.word}
+    assert words == {(1, 1, 8): "OOM", (2, 1, 4): "void", (1, 2, 4): "too big"}
+    assert heat_map(sweep(row(case(1), state="lost"))).metrics == ("tokens/s per GPU",)
+
+
+def test_the_picture_has_each_number_and_each_word() -> None:
+    maps = heat_map(GOOD)
+    root = ET.fromstring(to_svg(maps))
+    texts = [e.text for e in root.iter() if e.tag.endswith("text")]
+    for text in ("tokens/s per GPU", "memory, GiB", "MFU, %", "128", "98.5", "50", "OOM", "void", "pp = 2", "tp = 8"):
+        assert text in texts, text
+    cells = [e for e in root.iter() if e.tag.endswith("}g")]
+    assert len(cells) == 3 * len(GOOD.rows)
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    for e in root.iter():
+        if "x" in e.attrib:
+            assert 0 <= float(e.attrib["x"]) <= width and 0 <= float(e.attrib["y"]) <= height
+    assert all(luminance(colour(n / 50)) < luminance(colour((n + 1) / 50)) for n in range(50))
+
+
+@pytest.mark.parametrize("n", [1, 3, 6, 9])
+def test_signed_ranks_count_all_signs(n: int) -> None:
+    draw = Random(n)
+    values = [draw.gauss(0.3, 1.0) for _ in range(n)]
+    order = sorted(range(n), key=lambda i: abs(values[i]))
+    ranks = {i: place for place, i in enumerate(order, 1)}
+    seen = sum(ranks[i] for i in range(n) if values[i] > 0)
+    sums = [
+        sum(r for r, sign in zip(range(1, n + 1), signs, strict=True) if sign) for signs in product((0, 1), repeat=n)
+    ]
+    found = signed_rank(values)
+    assert found.p_above == sum(s >= seen for s in sums) / 2**n
+    assert found.p_below == sum(s <= seen for s in sums) / 2**n
+    means = sorted((a + b) / 2 for i, a in enumerate(values) for b in values[i:])
+    assert found.middle == median(means) and found.low <= found.middle <= found.high
+
+
+def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
+    draw, held, n = Random(5), 0, 400
+    for _ in range(n):
+        found = signed_rank([draw.gauss(0.2, 1.0) for _ in range(10)])
+        assert found.confidence >= 0.95
+        held += found.low <= 0.2 <= found.high
+    assert 0.93 <= held / n <= 0.99
+
+
+def _many(factor: float, noise: float, seed: int, cases: int = 8) -> Sweep:
+    draw = Random(seed)
+    return sweep(*(row(case(n, dp=n), [factor * n * (1 + noise * draw.gauss(0, 1)) for _ in range(10)])
+                   for n in range(1, cases + 1)))  # fmt: skip
+
+
+def test_slower_is_told_from_noise() -> None:
+    before = _many(1.0, 0.01, 1)
+    slower = compare(before, _many(1.05, 0.01, 2))
+    assert (slower.verdict, slower.of, len(slower.pairs)) == ("slower", "cases", 8)
+    assert slower.low > 1.03 and slower.high < 1.07 and "95%" in slower.line and "8 pairs of cases" in slower.line
+    assert compare(before, _many(0.95, 0.01, 3)).verdict == "faster"
+    wrong = sum(compare(_many(1.0, 0.02, 2 * n), _many(1.0, 0.02, 2 * n + 1)).verdict == "slower" for n in range(200))
+    assert wrong <= 0.08 * 200  # 5 % are allowed
+
+
+def test_of_few_cases_steps_are_compared_and_that_is_said() -> None:
+    found = compare(_many(1.0, 0.01, 1, cases=2), _many(1.1, 0.01, 2, cases=2))
+    assert (found.verdict, found.of, found.number, found.needed) == ("slower", "steps", 20, 5)
+    assert "steps" in found.line and least_pairs(0.99) == 7
+
+
+def test_only_what_both_have_is_compared() -> None:
+    before, after = _many(1.0, 0.01, 1), _many(1.0, 0.01, 2, cases=6)
+    broken = sweep(*after.rows[1:], row(case(1, dp=1), state="failed"))
+    found = compare(before, broken)
+    assert len(found.pairs) == 5 and set(found.missing) == {"001", "007", "008"}
+    with pytest.raises(BadInput, match="no measured case in common"):
+        compare(before, sweep(row(case(1, dp=99), [1.0] * 10)))
+
+
+def test_pairs_are_what_they_are_given_as() -> None:
+    one, other = (row(case(n, dp=n), [1.0 + n / 10] * 10) for n in (1, 2))
+    found = judge_pairs([pair(one, other)] * 5)
+    assert found.verdict == "slower" and found.middle == pytest.approx(1.2 / 1.1) and found.p_slower == 1 / 32
+    assert log(found.low) == pytest.approx(log(1.2 / 1.1))
