@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from penteract.cli.resolve.gpu_defaults import Card
+from penteract.cli.resolve.predicted_run import predict_run
 from penteract.config.files.write import to_toml
 from penteract.config.rules.resolve import resolve
 
@@ -28,8 +30,8 @@ def test_alone_it_trains_tiny(tell: Tell, started: Calls) -> None:
     assert tell("train").code == 0
     (call,) = started
     assert call["resolved"].run == resolve().run
-    assert call["predicted"]() > 2**20
-    assert {k: v for k, v in call.items() if k not in ("resolved", "predicted")} == {
+    assert call["predicted"]().allocated_bytes > 2**20
+    assert {k: v for k, v in call.items() if k not in ("resolved", "predicted", "explain")} == {
         "launched": False, "compare": None, "resume": None, "init": None, "into": None, "grace": 30.0, "json": False,
         "debug": False,
     }  # fmt: skip
@@ -161,3 +163,31 @@ def test_a_drawing_starts_nothing(tell: Tell, started: Calls) -> None:
     assert told.code == 0
     assert len([row for row in told.out.splitlines() if row.startswith("rank ")]) == 4
     assert not started
+
+
+def test_a_tracker_that_is_not_installed_is_one_line_with_the_fix(
+    tell: Tell, started: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penteract.cli.train.find_spec", lambda name: None)
+    told = tell("train", 'output.trackers=["wandb", "tensorboard"]')
+    assert (told.code, told.err.count("\n"), started) == (2, 1, [])
+    assert "penteract[wandb,tensorboard]" in told.err and "output.trackers" in told.err
+    assert tell("train", 'output.trackers=["wandb", "wandb"]').code == 2
+    assert tell("train", 'output.trackers=["mlflow"]').code == 2
+    assert tell("train", "output.trackers=none").code == 0
+
+
+@pytest.mark.parametrize(
+    ("card", "nodes", "peak"),
+    [("NVIDIA H200", 8, 989.4e12), ("NVIDIA A100-SXM4-80GB", 8, 312e12), ("NVIDIA H100 PCIe", 8, 756e12),
+     ("NVIDIA H100 80GB HBM3", 8, 989.4e12), ("NVIDIA H200", 4, 989.4e12)],
+)  # fmt: skip
+def test_the_time_of_a_step_is_predicted_on_a_card_of_the_catalog(card: str, nodes: int, peak: float) -> None:
+    run = resolve(None, "tiny", ["precision.dtype=bf16", "parallel.dp=8"], world=8).run
+    here = Card(name=card, free=2**36, capability=(9, 0), packages=frozenset())
+    predicted = predict_run(run, here, {"LOCAL_WORLD_SIZE": str(nodes)})
+    assert predicted.step_s and predicted.peak_flops == pytest.approx(8 * peak, rel=1e-3)
+    assert 0 < (predicted.mfu(predicted.step_s) or 0) < 1
+    unknown = predict_run(run, Card(name="GeForce 1", free=1, capability=(1, 0), packages=frozenset()))
+    assert (unknown.step_s, unknown.mfu(1.0)) == (None, None)
+    assert (unknown.allocated_bytes, unknown.model_flops) == (predicted.allocated_bytes, predicted.model_flops)

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +14,7 @@ from cyclopts import Parameter
 
 from penteract.cli.resolve.folders import find_run, has_checkpoint
 from penteract.cli.resolve.gpu_defaults import card_here, settle_defaults
+from penteract.cli.resolve.predicted_run import predict_run
 from penteract.cli.resolve.slurm_run import SlurmRun
 from penteract.cli.resolve.weights import check_resumable, check_weights, find_weights, words_of
 from penteract.cli.resolve.world import launched
@@ -20,14 +22,11 @@ from penteract.cli.torch_modules import torch_module
 from penteract.config.files.keys import keys
 from penteract.config.presets import PRESETS
 from penteract.config.rules.resolve import Resolved, resolve
-from penteract.config.run import RunSpec
 from penteract.errors import BadInput
 from penteract.measure.profile.out_of_memory import out_of_memory_line
 from penteract.planner.settle_budget import settle_budget
-from penteract.readings.composed import Composer
-from penteract.readings.price import price
 from penteract.schedule.draw import draw_generated
-from penteract.step.program import check_op_names, compile_step
+from penteract.step.program import check_op_names
 
 EXAMPLES = (
     "penteract train",
@@ -37,7 +36,6 @@ EXAMPLES = (
     "torchrun --nproc-per-node 8 -m penteract train run.toml --parallel.tp 2",
     "penteract train run.toml --slurm --dry-run --slurm.time 24:00:00 --usd-per-gpu-hour 2.5",
 )
-_WALKED = 256  # layers times micro-batches: a fraction of a second
 
 
 def train(  # noqa: PLR0913 (the options of a verb are its parameters)
@@ -102,8 +100,8 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         world = resolved.run.slurm.nodes * resolved.run.slurm.ranks_per_node
         resolved = again([])
     check_op_names(resolved.run.layout)
+    card = None if slurm else card_here(resolved.run.precision.device, launched=launch is not None)
     if not resumed and not slurm:
-        card = card_here(resolved.run.precision.device, launched=launch is not None)
         resolved, line = settle_defaults(resolved, card, again)
         if line and not json and (launch is None or launch.rank == 0):
             print(line)
@@ -112,6 +110,8 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         print(f"Recomputation {chosen.text()}")
     compared = _compared(compare, resolved.run.out)
     _check_paths(resolved)
+    if not slurm and (launch is None or launch.rank == 0):  # which alone shows metrics
+        _check_trackers(resolved)
     if weights:
         check_weights(weights, resolved)
     if draw:
@@ -124,7 +124,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         job = SlurmRun(resolved=resolved, file=run, words=[*more, *given], folder=resumed or into)
         return job.go(dry_run=dry_run, as_json=json)
     return torch_module("engine.runtime.start", "training needs").train(
-        resolved, launched=launch is not None, predicted=lambda: _predicted(resolved.run),
+        resolved, launched=launch is not None, predicted=lambda: predict_run(resolved.run, card),
         compare=compared, resume=resumed, init=start, into=None if resumed else into, grace=grace,
         json=json, debug=debug, explain=partial(out_of_memory_line, run=resolved.run),
     )  # fmt: skip
@@ -187,16 +187,10 @@ def _check_paths(resolved: Resolved) -> None:
             raise BadInput("FILE", "no such file or folder", where=where, found=name[:120], fix="check the path")
 
 
-def _predicted(run: RunSpec) -> int:
-    """Bytes that rank 0 will allocate. The command line alone may use both the predictions and the engine.
-
-    Where routing decides sizes, a walk of the step is closer than a sum over layers, which is a bound; a long step has
-    the bound, because a walk takes as long as its micro-batches and layers are many.
-    """
-    kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
-    summed = Composer(run.model, run.sequence_length, policy, kinds).rank(run.layout, 0)
-    if not summed.routed or run.layout.gradient_accumulation_steps * run.model.layers > _WALKED:
-        return summed.allocated
-    return price(
-        compile_step(run.model, run.layout, run.sequence_length, precision=policy, optimizer_kinds=kinds)
-    ).allocated
+def _check_trackers(resolved: Resolved) -> None:
+    """Check before anything starts that the packages of the run's trackers are installed. Raises BadInput."""
+    missing = [name for name in resolved.run.trackers if find_spec(name) is None]
+    if missing:
+        where = f"output.trackers ({resolved.origins['output.trackers']})"
+        raise BadInput("TRACKER", "a package is not installed", where=where, found=", ".join(missing),
+                       fix=f"pip install 'penteract[{','.join(missing)}]', or --output.trackers none")  # fmt: skip

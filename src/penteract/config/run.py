@@ -79,6 +79,9 @@ class Training:
     sample_tokens: int = 0  # written by the model at the end; 0: none
 
 
+TrackerName = Literal["tensorboard", "wandb", "trackio"]  # the package that it needs, and the extra that installs it
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
     """When and where checkpoints are saved, and how many are kept."""
@@ -252,9 +255,30 @@ class RunSpec:
     precision: Precision = field(default_factory=Precision)
     limits: Limits = field(default_factory=Limits)
     out: str = "runs"  # the folder that holds run folders
+    trackers: tuple[TrackerName, ...] = ()  # what shows the metrics too
     slurm: Slurm = field(default_factory=Slurm)  # of its jobs; decides no results
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens of a global batch: its sequences times their length."""
         return self.layout.global_batch_size * self.sequence_length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPrediction:
+    """What was predicted of a run before it started, for its metrics.
+
+    allocated_bytes  of tensors on rank 0; 0: not predicted
+    step_s           seconds of a step; None where the devices have no known rates, as CPUs
+    model_flops      of a step, all ranks: matmul parameters without the embedding lookup, full attention; 0: not known
+    peak_flops       a second, of all ranks: the dense peak in the compute dtype; None where it is not known
+    """
+
+    allocated_bytes: int = 0
+    step_s: float | None = None
+    model_flops: int = 0
+    peak_flops: float | None = None
+
+    def mfu(self, seconds: float) -> float | None:
+        """Model FLOPs utilisation of a step that took `seconds`; None without a known peak."""
+        return self.model_flops / seconds / self.peak_flops if self.peak_flops and seconds > 0 else None

@@ -227,6 +227,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "limits.validate": ("seconds without progress in a validation", 1, _WEEK),
     "limits.save": ("seconds in which a rank saves its part of a checkpoint", 1, _WEEK),
     "output.folder": ("the folder for run folders", 0, 0),
+    "output.trackers": ('what shows the metrics too: "none", or some of tensorboard, wandb, trackio', 0, 0),
     "slurm.ranks_per_node": ("ranks of a node: its GPUs", 1, 1024),
     "slurm.nodes": ("nodes of a job; auto: as many as the layout's ranks need", 1, _RANKS),
     "slurm.partition": ("auto: the cluster's default; so for account, qos and time", 0, 0),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NewType
 
 from penteract.config.layout import AttentionKernel, CpMethod, Elementwise, ExpertKernel, Fusion, LossKernel
+from penteract.config.run import TrackerName
 from penteract.schedule.registry import ScheduleName
 
 Count = NewType("Count", int)  # read from 4096, "1M" (10^6) or "1Mi" (2^20)
@@ -80,6 +81,7 @@ class TokenizerSection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
-    """Where run folders go."""
+    """Where run folders go, and what else shows the metrics."""
 
     folder: str = "runs"
+    trackers: Literal["none"] | tuple[TrackerName, ...] = "none"

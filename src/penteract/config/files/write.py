@@ -116,7 +116,7 @@ def _sections(run: RunSpec, budget: MemoryBudget | None) -> Iterator[tuple[str, 
         "checkpoint": run.checkpoint,
         "precision": run.precision.changes,
         "limits": run.limits,
-        "output": {"folder": run.out},
+        "output": {"folder": run.out, "trackers": run.trackers or "none"},
         "slurm": run.slurm,
     }
     for section in SECTIONS:

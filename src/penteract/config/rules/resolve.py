@@ -17,7 +17,18 @@ from penteract.config.presets import preset as find_preset
 from penteract.config.recompute import MemoryBudget, ops_of
 from penteract.config.rules.legal import check_legal
 from penteract.config.rules.settle import Settle
-from penteract.config.run import Checkpoint, Data, LearningRate, Limits, Optimizer, Precision, RunSpec, Slurm, Training
+from penteract.config.run import (
+    Checkpoint,
+    Data,
+    LearningRate,
+    Limits,
+    Optimizer,
+    Precision,
+    RunSpec,
+    Slurm,
+    TrackerName,
+    Training,
+)
 from penteract.errors import BadInput
 
 # The parts of a model that have their own sections.
@@ -118,10 +129,20 @@ def _build(settings: Settings, layers: list[Settings], largest: int, world: int 
         precision=Precision(**_section(settings, "precision")),
         limits=Limits(**_section(settings, "limits")),
         out=settings["output.folder"].value,
+        trackers=_trackers(settings["output.trackers"]),
         slurm=Slurm(**_section(settings, "slurm")),
     )  # fmt: skip
     _check_sections(run, settings)
     return Resolved(run=run, origins={k: settings[k].origin for k in settings}, budget=budget)
+
+
+def _trackers(named: Setting) -> tuple[TrackerName, ...]:
+    """Each once. Raises BadInput for one that is named twice."""
+    trackers = () if named.value == "none" else tuple(named.value)
+    if len(set(trackers)) < len(trackers):
+        raise BadInput("TRACKER", "a tracker is named twice", where=f"output.trackers ({named.origin})",
+                       found=", ".join(trackers), fix="name each once")  # fmt: skip
+    return trackers
 
 
 def _last_of_budgets(settings: Settings, flags: Settings) -> None:

@@ -6,14 +6,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
+from json import dumps
 from pathlib import Path
 from typing import NamedTuple
 
 from penteract.config.files.write import to_toml
 from penteract.config.rules.resolve import Resolved
-from penteract.config.run import RunSpec
+from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.device import host_memory
 from penteract.engine.device.cpu_affinity import usable_here
 from penteract.engine.hf.folder import remember
@@ -28,7 +29,7 @@ def train(  # noqa: PLR0913 (options of the command line)
     resolved: Resolved,
     *,
     launched: bool = False,
-    predicted: Callable[[], int] = lambda: 0,
+    predicted: Callable[[], RunPrediction] = RunPrediction,
     compare: Path | None = None,
     resume: Path | None = None,
     init: Path | None = None,
@@ -38,7 +39,7 @@ def train(  # noqa: PLR0913 (options of the command line)
     debug: bool = False,
     explain: Callable[[str], str] = lambda line: line,
 ) -> int:
-    """Train; returns the exit code. `predicted()`: bytes that rank 0 will allocate; called once ranks can start.
+    """Train; returns the exit code. `predicted()`: memory, time and FLOPs; called once ranks can start.
     `grace`: seconds that a scheduler gives the run to stop. `into`: the folder of a new run.
 
     `explain`: what is printed where a rank had no memory left.
@@ -51,14 +52,14 @@ def train(  # noqa: PLR0913 (options of the command line)
         raise error
     if not launched:
         _check_ranks(resolved)
-    rank_bytes = predicted()
-    words = [f"--predicted={rank_bytes}", f"--grace={grace}", *["--json"] * json, *["--debug"] * debug]
+    prediction = predicted()
+    words = [f"--predicted={dumps(asdict(prediction))}", f"--grace={grace}", *["--json"] * json, *["--debug"] * debug]
     paths = (("compare", compare), ("resume", resume), ("init", init))
     words += [f"--{name}={path}" for name, path in paths if path is not None]
     if launched:
         worker = import_module("penteract.engine.runtime.worker")
         return worker.joined(lambda: _lease_run(resolved, resume, init, into), resolved.run, words, generation)
-    _check_memory(resolved, rank_bytes)
+    _check_memory(resolved, prediction.allocated_bytes)
     folder, run_lease, _ = _lease_run(resolved, resume, init, into)
     command = ["-m", "penteract.engine.runtime.worker", str(folder), f"--epoch={run_lease.epoch}", *words]
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penteract.config.files.write import run_values
 from penteract.config.rules.resolve import resolve
-from penteract.config.run import RunSpec
+from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.data.description import describe
 from penteract.engine.rank.failures import from_exception
 from penteract.engine.rank.rank import Rank, join
@@ -134,7 +134,7 @@ def _options(argv: list[str]) -> tuple[SessionOptions, int | None, bool]:
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--init", type=Path)
     parser.add_argument("--epoch", type=int, default=0)
-    parser.add_argument("--predicted", type=int, default=0)
+    parser.add_argument("--predicted", type=lambda text: RunPrediction(**json.loads(text)), default=RunPrediction())
     parser.add_argument("--grace", type=float, default=30.0)
     parser.add_argument("--store-fd", type=int)
     parser.add_argument("--json", action="store_true")

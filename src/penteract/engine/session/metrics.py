@@ -16,8 +16,15 @@
 | `val/loss` | nats a token | when it was measured |
 | `perf/tokens_per_sec` | tokens a second, all ranks | always |
 | `perf/step_time_s` | seconds | always |
+| `perf/predicted_step_time_s` | seconds that a step was predicted to take; null without a GPU of the catalog | always |
+| `perf/mfu` | model FLOPs over the dense peak in the compute dtype; null where that is not known | always |
+| `perf/model_tflops_per_rank` | model TFLOP/s of a rank, by the FLOPs of `perf/mfu` | in a run |
+| `energy/gpu_j` | joules that rank 0's GPU used since the row before | with NVML |
 | `mem/predicted_gib` | GiB that rank 0 was predicted to allocate | when it is known |
 | `mem/measured_gib` | GiB allocated by rank 0, at the peak | when it can be measured |
+
+MFU counts three forward passes of the matmul parameters, without the embedding lookup, and of full attention, without
+what is recomputed: the convention of `penteract plan --json`, `mfu`.
 
 Rows may have other fields. A value that is not finite is written as null: JSON has no NaN.
 
@@ -38,9 +45,21 @@ from types import TracebackType
 from typing import Self
 
 from penteract.config.files.run_folder import Number, Row, metrics_row, without_repeated
+from penteract.config.run import RunPrediction
 from penteract.errors import Bug, DiskFailure
 
 log = logging.getLogger("penteract")
+
+
+def speed(tokens: int, seconds: float, ranks: int, predicted: RunPrediction) -> Row:
+    """How fast a step of `tokens` tokens was on all ranks, and what was predicted of it."""
+    row: Row = {
+        "perf/tokens_per_sec": tokens / seconds, "perf/step_time_s": seconds,
+        "perf/predicted_step_time_s": predicted.step_s, "perf/mfu": predicted.mfu(seconds),
+    }  # fmt: skip
+    if predicted.model_flops:
+        row["perf/model_tflops_per_rank"] = predicted.model_flops / seconds / ranks / 1e12
+    return row
 
 
 class MetricsWriter:

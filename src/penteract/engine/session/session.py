@@ -7,8 +7,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from penteract.config.run import RunSpec
+from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.data import Samples, check_vocabulary, open_samples, open_tokenizer
 from penteract.engine.rank.failures import from_exception
 from penteract.engine.rank.rank import Rank
@@ -28,11 +27,12 @@ from penteract.engine.session.compare import Comparison, load_gradients, save_gr
 from penteract.engine.session.display import LiveTable
 from penteract.engine.session.garbage import collect_after, collected_between_steps
 from penteract.engine.session.grace import Grace
-from penteract.engine.session.metrics import MetricsWriter
+from penteract.engine.session.metrics import speed
 from penteract.engine.session.resume import other_precision, resume_settings
 from penteract.engine.session.sample import write
 from penteract.engine.session.saved import Recipe, after_load, load_state, saved_bytes
 from penteract.engine.session.state_saver import StateSaver
+from penteract.engine.session.step_outputs import StepOutputs, step_outputs
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.errors import BadNumerics, Preempted
 from penteract.units import gib, show_count
@@ -51,7 +51,7 @@ class SessionOptions:
     resume: Path | None = None
     init: Path | None = None  # the weights to start from
     as_json: bool = False
-    predicted: int = 0  # bytes that rank 0 will allocate
+    predicted: RunPrediction = field(default_factory=RunPrediction)
     epoch: int = 0  # of the run: one more each time that a process group goes on with it
     grace: float = 30.0  # seconds from a request to stop to the kill
 
@@ -163,7 +163,10 @@ class Session:
         """Train to the end; returns the closing line of `--json`."""
         compare = Comparison(self.options.compare) if self.options.compare else None
         under_way: Begun | None = None
-        with self._showing() as shown, collected_between_steps(), self.saver.ending_writer():
+        options = self.options
+        outputs = step_outputs(self.spec, self.rank, options.folder, self._title(), first=self.first,
+                               epoch=options.epoch, as_json=options.as_json)  # fmt: skip
+        with outputs as shown, collected_between_steps(), self.saver.ending_writer():
             for number in range(self.first, self.spec.train.steps + 1):
                 begun = self._begin(number)
                 collect_after(number - self.first + 1)  # while the device computes
@@ -174,7 +177,7 @@ class Session:
                     self._end(begun, shown, compare)
                     under_way = None
             self.saver.close()
-            return self._finish(shown[0] if self.rank.number == 0 else None, compare)
+            return self._finish(shown and shown.table, compare)
 
     def _at_once(self, number: int) -> bool:
         """Whether a step's outcome is read before the next begins. A GPU need not wait for that, but where the state
@@ -194,7 +197,7 @@ class Session:
             return Begun(number, at, lambda: outcome)
         return Begun(number, at, self.trainer.start(number, self.train, first))
 
-    def _end(self, begun: Begun, shown: tuple[Any, Any], compare: Comparison | None = None) -> None:
+    def _end(self, begun: Begun, shown: StepOutputs | None, compare: Comparison | None = None) -> None:
         """Read a step's outcome, show it, and save where it is time to."""
         number, outcome = begun.number, self._outcome(begun)
         has_first_gradients = number == 1 and not outcome.skipped  # a gradient that overflowed is none
@@ -206,10 +209,8 @@ class Session:
         if _every(self.spec.train.replica_check_every, number):
             self.saver.check(number)
         row = self._row(begun, outcome, last)
-        if self.rank.number == 0:
-            table, metrics = shown
-            metrics.write(row)
-            table.step(row)
+        if shown is not None:
+            shown.write(row)
         if last:
             self.saver.save()
         else:
@@ -252,8 +253,8 @@ class Session:
         row: dict[str, Any] = {
             "step": number, "tokens": self._samples_after(number) * spec.sequence_length, "train/loss": outcome.loss,
             "train/grad_norm": outcome.norm, "train/lr": self.trainer.rate(number),
-            "perf/tokens_per_sec": spec.tokens_per_step / self.times[-1], "perf/step_time_s": self.times[-1],
-            "mem/predicted_gib": gib(self.options.predicted),
+            **speed(spec.tokens_per_step, self.times[-1], self.rank.world, self.options.predicted),
+            "mem/predicted_gib": gib(self.options.predicted.allocated_bytes),
         }  # fmt: skip
         if self.measured:
             row["mem/measured_gib"] = gib(self.measured)
@@ -311,7 +312,7 @@ class Session:
     def _result(self) -> dict[str, Any]:
         tokens = self.spec.tokens_per_step / median(self.times[2:] or self.times) if self.times else 0.0
         memory = {
-            "predicted_gib": gib(self.options.predicted),
+            "predicted_gib": gib(self.options.predicted.allocated_bytes),
             "measured_gib": gib(self.measured) if self.measured else None,
         }
         first, last = (self.losses[0], self.losses[-1]) if self.losses else (None, None)
@@ -325,24 +326,12 @@ class Session:
             "memory": memory,
         }
 
-    # ---- output ----------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _showing(self) -> Iterator[tuple[Any, Any]]:
-        """The live table and metrics.jsonl, on rank 0."""
-        if self.rank.number:
-            yield None, None
-            return
-        lay, steps = self.spec.layout, self.spec.train.steps
+    def _title(self) -> str:
+        """Above the table of steps."""
+        lay = self.spec.layout
         degrees = " ".join(f"{a}={getattr(lay, a)}" for a in ("dp", "tp", "pp", "cp", "ep"))
         n = sum(math.prod(q.shape) for q in self.trainer.program.everything)
-        title = f"{self.spec.model.name}, {show_count(n)} parameters · {degrees} · {self.rank.device}"
-        metrics_file = self.options.folder / "metrics.jsonl"
-        with (
-            LiveTable(steps, title, json=self.options.as_json) as table,
-            MetricsWriter(metrics_file, resume_at=self.first - 1, epoch=self.options.epoch) as metrics,
-        ):
-            yield table, metrics
+        return f"{self.spec.model.name}, {show_count(n)} parameters · {degrees} · {self.rank.device}"
 
 
 def _every(n: int, number: int) -> bool:

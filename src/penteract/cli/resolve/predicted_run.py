@@ -1,0 +1,69 @@
+"""What is predicted of a run before it starts. The command line alone may use both the predictions and the engine."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from penteract.cli.resolve.gpu_defaults import Card
+from penteract.config.hardware import Cluster, cluster
+from penteract.config.run import RunPrediction, RunSpec
+from penteract.errors import BadInput
+from penteract.readings.composed import Composer
+from penteract.readings.estimator import Estimator
+from penteract.readings.ideal import Forward
+from penteract.readings.price import price
+from penteract.step.program import compile_step
+from penteract.units import Bytes
+
+_WALKED = 256  # layers times micro-batches: a fraction of a second
+
+
+def predict_run(run: RunSpec, card: Card | None, environment: Mapping[str, str] = os.environ) -> RunPrediction:
+    """Memory of rank 0, FLOPs, and, on a card of the catalog, the time of a step. `environment`: a launcher's, which
+    says how many ranks share a host."""
+    kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
+    composer = Composer(run.model, run.sequence_length, policy, kinds)
+    flops = Forward.of(composer).step(run.tokens_per_step, run.sequence_length).full
+    memory, nodes = _allocated(run, composer), _nodes(run.layout.world, card, environment)
+    if nodes is None or nodes.gpu is None:
+        return RunPrediction(allocated_bytes=memory, model_flops=flops)
+    try:
+        estimator = Estimator(run.model, nodes, run.sequence_length, policy, optimizer_kinds=kinds)
+        seconds = estimator.time(estimator.estimate(run.layout)).seconds
+        peak = run.layout.world * nodes.gpu.peak(policy.products)
+    except BadInput:  # the card has no products in this dtype, so nothing is known of its time
+        return RunPrediction(allocated_bytes=memory, model_flops=flops)
+    return RunPrediction(allocated_bytes=memory, step_s=seconds, model_flops=flops, peak_flops=peak)
+
+
+def _allocated(run: RunSpec, composer: Composer) -> Bytes:
+    """Bytes that rank 0 will allocate.
+
+    Where routing decides sizes, a walk of the step is closer than a sum over layers, which is a bound; a long step has
+    the bound, because a walk takes as long as its micro-batches and layers are many.
+    """
+    summed = composer.rank(run.layout, 0)
+    if not summed.routed or run.layout.gradient_accumulation_steps * run.model.layers > _WALKED:
+        return summed.allocated
+    kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
+    return price(
+        compile_step(run.model, run.layout, run.sequence_length, precision=policy, optimizer_kinds=kinds)
+    ).allocated
+
+
+def _nodes(world: int, card: Card | None, environment: Mapping[str, str]) -> Cluster | None:
+    """The cluster of a run's ranks, by the name that the driver gives its cards; None where the catalog has no such."""
+    if card is None:
+        return None
+    here = environment.get("LOCAL_WORLD_SIZE", "")
+    each = int(here) if here.isdecimal() and 0 < int(here) <= world and world % int(here) == 0 else world
+    size = re.search(r"(\d+)\s?GB\b", card.name)
+    for word in re.findall(r"[A-Z]+\d+\w*", card.name):
+        for name in ([f"{word}-{size[1]}GB"] if size else []) + [f"{word}-PCIe"] * ("PCIe" in card.name) + [word]:
+            try:
+                return cluster(f"{world // each}x{each}x{name}")
+            except BadInput:
+                continue
+    return None
