@@ -39,7 +39,7 @@ test-faults: setup
 # Runs and sweeps under a Slurm that is started here: two nodes on this machine, in a temporary folder, on free ports. It
 # needs root and Debian's slurm-wlm, munge, slurmdbd and mariadb-server.
 test-slurm: setup
-	$(RUN) -m pytest tests/slurm/of_runs.py tests/slurm/of_harness.py -x --durations=5
+	$(RUN) -m pytest tests/slurm/of_runs.py tests/slurm/of_sweeps.py tests/slurm/of_harness.py -x --durations=5
 
 # 10,000 drawn inputs, 2,000 layouts asked in any order, every recipe of precision for 300 steps, and every layout of 2, 4
 # and 8 ranks; the last are resumable. Their last results are benchmarks/results/drawn_10000.json, asked_2000.json,

@@ -12,6 +12,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from penteract.cli.benching.running import run_folder
+from penteract.cli.benching.slurm_jobs import batches, for_slurm, slurm_words
 from penteract.cli.benching.sweep_options import OUT, SweepOptions, question_of
 from penteract.cli.benching.sweep_tables import planned, show
 from penteract.cli.benching.sweep_verbs import compare_sweeps, show_results, status
@@ -25,6 +26,7 @@ EXAMPLES = (
     "penteract bench sweep.toml --dry-run",
     "penteract bench tiny --grid parallel.tp=1/2 --grid parallel.zero=0/1 --ranks 2 batch.global_batch_size=8",
     "penteract bench llama-3.2-1b --gpus 4xH200 --batch 16seqs --top 20 --budget 60",
+    "penteract bench sweep.toml --slurm --dry-run slurm.partition=gpu slurm.ranks_per_node=8",
     "penteract bench sweeps/sweep",
     "penteract bench status sweeps/sweep",
     "penteract bench show sweeps/sweep --csv sweep.csv --plot sweep.svg",
@@ -72,7 +74,13 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
     ] = None,
     data: Annotated[str | None, Parameter(help="random, or run: the run file's data.")] = None,
     out: Annotated[Path | None, Parameter(help="The sweep's folder; by default sweeps/ and its name.")] = None,
-    dry_run: Annotated[bool, Parameter(negative="", help="Print the cases and what they cost, and stop.")] = False,
+    slurm: Annotated[
+        bool, Parameter(negative="", help="Each case is a job of Slurm, as [slurm] of its run says.")
+    ] = False,
+    usd_per_gpu_hour: Annotated[float | None, Parameter(help="Short for --slurm.usd_per_gpu_hour.")] = None,
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="Print the cases, with --slurm the batch files, and what they cost; stop.")
+    ] = False,
     json: Annotated[bool, Parameter(negative="", help="Print one JSON object at the end.")] = False,
     debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
     overrides: Annotated[Sequence[str], Parameter(parse=False)],
@@ -86,7 +94,8 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
     settings = {"gpus": gpus, "ranks": ranks, "steps": steps, "warmup": warmup, "limit": limit, "budget": budget,
                 "headroom": headroom, "data": data}  # fmt: skip
     plan = {"seq": seq, "batch": batch, "fix": fix, "precision": precision, "optimizer": optimizer}
-    options = SweepOptions(grid=grid, top=top, plan=plan, settings=settings, words=overrides)
+    of_jobs, words = slurm_words(overrides, usd_per_gpu_hour)
+    options = SweepOptions(grid=grid, top=top, plan=plan, settings=settings, words=words)
     folder = SweepFolder(Path(target))
     if folder.exists:
         _go_on(folder, options, dry_run=dry_run)
@@ -96,10 +105,12 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
         if folder.exists:
             again(folder, asked)
         if dry_run or not folder.exists:
-            cases = cases_of(asked, _settle)
-            made = settings_of(asked, cases, shlex.join(["penteract", *sys.argv[1:]]))
+            cases = for_slurm(cases_of(asked, here=False), of_jobs) if slurm else cases_of(asked, _settle)
+            launcher = "slurm" if slurm else "local"
+            made = settings_of(asked, cases, shlex.join(["penteract", *sys.argv[1:]]), launcher)
             if dry_run:
                 show(*planned(cases, made))
+                print(*batches(folder, cases) if slurm else (), sep="\n\n")
                 return 0
             make(folder, made, cases)
             for name, why in cases.refused:

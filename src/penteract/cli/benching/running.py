@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from penteract.cli.benching.slurm_jobs import slurm_launcher
 from penteract.cli.benching.sweep_progress import StopRequests, SweepProgress
 from penteract.cli.benching.sweep_tables import about_plan, counts, ranked, show
 from penteract.cli.planning.progress_line import on_a_terminal
@@ -20,13 +21,13 @@ from penteract.measure.schemas.sweep import Sweep
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
 
-def run_folder(folder: SweepFolder, launcher: Launcher | None = None, *, json: bool) -> int:
-    """Run what is not over, on this machine or by another launcher; returns the exit code. With `json`, an object is
-    printed at the end, and nothing else."""
+def run_folder(folder: SweepFolder, *, json: bool) -> int:
+    """Run what is not over, by the sweep's launcher; returns the exit code. With `json`, an object is printed at the
+    end, and nothing else."""
     torch_module("measure.bench.sweep_run", "running cases needs")
     live = on_a_terminal() and not json
     with StopRequests() as stop, SweepProgress(live=live, quiet=json) as line:
-        sweep = SweepRun(folder, launcher or LocalLauncher(), watch=line, stopped=stop, notify=_notify).go()
+        sweep = SweepRun(folder, _launcher(folder), watch=line, stopped=stop, notify=_notify).go()
     if json:
         print(to_json.dumps(as_dict(folder, sweep)))
     else:
@@ -38,6 +39,10 @@ def run_folder(folder: SweepFolder, launcher: Launcher | None = None, *, json: b
     why = "stopped" if stop.asked else budget
     print(f"{why}: `penteract bench {folder.path}` goes on", file=sys.stderr)
     return Preempted.exit_code
+
+
+def _launcher(folder: SweepFolder) -> Launcher:
+    return slurm_launcher(folder) if folder.settings().launcher == "slurm" else LocalLauncher()
 
 
 def _notify(line: str) -> None:

@@ -146,9 +146,7 @@ class SweepLoop:
             case.attempt(attempt).mkdir(parents=True, exist_ok=True)
             fresh: dict[str, Any] = {"state": "pending", "since": now(), "error": None, "exit_code": None}
             case.write_status(replace(row.status, attempt=attempt, **fresh))
-            words = (sys.executable, "-m", _RANK, str(case.path.resolve()), "--attempt", str(attempt))
-            jobs.append(CaseJob(name=row.case.name, folder=case.attempt(attempt).resolve(), ranks=row.case.ranks,
-                                command=words, limit_s=row.case.limit_s))  # fmt: skip
+            jobs.append(job_of(self.folder, row.case, attempt))
         for row, handle in zip(rows, self.launcher.start(jobs), strict=True):
             case = self.folder.case(row.case.name)
             case.write_handle(
@@ -160,6 +158,14 @@ class SweepLoop:
 def _forget(case: CaseFolder, status: CaseStatus) -> None:
     """An attempt counts for nothing: the next has another number, and what it still writes is not taken."""
     case.write_status(replace(status, state="pending", since=now(), attempt=status.attempt + 1))
+
+
+def job_of(folder: SweepFolder, case: SweepCase, attempt: int) -> CaseJob:
+    """An attempt at a case, as launchers take it."""
+    at = folder.case(case.name)
+    command = (sys.executable, "-m", _RANK, str(at.path.resolve()), "--attempt", str(attempt))
+    return CaseJob(name=case.name, folder=at.attempt(attempt).resolve(), ranks=case.ranks, command=command,
+                   limit_s=case.limit_s)  # fmt: skip
 
 
 def budget_left(sweep: Sweep, running: Sequence[SweepCase] = ()) -> float | None:

@@ -24,19 +24,23 @@ from penteract.units import show_bytes
 Watch = Callable[[Sweep], None]
 
 
-def cases_of(asked: SweepQuestion, settle: Settle = lambda run, again: run) -> Expanded:
-    """The cases of a question, with what is predicted. Nothing is written. Raises BadInput."""
+def cases_of(asked: SweepQuestion, settle: Settle = lambda run, again: run, *, here: bool = True) -> Expanded:
+    """The cases of a question, with what is predicted. `here`: they run on this machine, whose memory bounds them.
+    Nothing is written. Raises BadInput."""
     named = asked.plan.gpus if asked.plan else asked.gpus
     headroom = asked.plan.headroom if asked.plan else asked.headroom
-    return expand(asked, Predictor(cluster(named) if named else None, headroom, RoomHere()), settle)
+    return expand(
+        asked, Predictor(cluster(named) if named else None, headroom, RoomHere() if here else lambda run: None), settle
+    )
 
 
-def settings_of(asked: SweepQuestion, cases: Expanded, command: str) -> SweepSettings:
+def settings_of(asked: SweepQuestion, cases: Expanded, command: str, launcher: str = "local") -> SweepSettings:
     """The settings of a sweep of these cases."""
     return SweepSettings(
         name=asked.name, steps=asked.steps, warmup=asked.warmup, limit_s=asked.limit, data=asked.data,
         cluster=asked.plan.gpus if asked.plan else asked.gpus, command=command,
         cases=tuple(one.case.name for one in cases.cases), asked=asked.digest, budget_gpu_minutes=asked.budget,
+        launcher=launcher,
     )  # fmt: skip
 
 

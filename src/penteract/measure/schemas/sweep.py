@@ -213,6 +213,7 @@ class SweepSettings:
     cluster             for predictions, as `--gpus`; empty: memory alone is predicted
     asked               a digest of the question: the same command goes on with the same sweep
     cases               names, in order
+    launcher            what starts them: local, slurm
     """
 
     name: str
@@ -224,6 +225,7 @@ class SweepSettings:
     command: str
     cases: tuple[str, ...]
     asked: str = ""
+    launcher: str = "local"
     budget_gpu_minutes: float | None = None
 
 

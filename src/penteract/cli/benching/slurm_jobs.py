@@ -1,0 +1,46 @@
+"""`penteract bench --slurm`: what jobs of a sweep need, and their batch files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from penteract.config.files.read import read_overrides
+from penteract.measure.bench.cases.sweep_cases import Expanded, ReadyCase
+from penteract.measure.bench.slurm_launcher import SlurmLauncher, of_run
+from penteract.measure.bench.sweep_loop import job_of
+from penteract.measure.schemas.sweep_folder import SweepFolder
+
+_SECTION = "slurm."
+
+
+def slurm_words(words: Sequence[str], usd: float | None) -> tuple[list[str], list[str]]:
+    """(keys of `[slurm]`, the other overrides). They decide no result: a sweep with others is the same sweep."""
+    own = [word for word in words if word.removeprefix("--").startswith(_SECTION)]
+    price = [f"slurm.usd_per_gpu_hour={usd}"] if usd is not None else []
+    return [*own, *price], [word for word in words if word not in own]
+
+
+def for_slurm(cases: Expanded, words: Sequence[str]) -> Expanded:
+    """The cases with these keys of `[slurm]`. Raises BadInput."""
+    given = {name.removeprefix(_SECTION): setting.value for name, setting in read_overrides(words).items()}
+    changed = list[ReadyCase]()
+    for one in cases.cases:
+        run = replace(one.run.run, slurm=replace(one.run.run.slurm, **given))
+        changed.append(replace(one, run=replace(one.run, run=run)))
+    return Expanded(tuple(changed), cases.refused)
+
+
+def slurm_launcher(folder: SweepFolder) -> SlurmLauncher:
+    """For jobs of a sweep, from this working folder."""
+    return SlurmLauncher(folder=folder.path.resolve(), working=Path.cwd())
+
+
+def batches(folder: SweepFolder, cases: Expanded) -> Iterator[str]:
+    """The batch files of a sweep that is not made yet, each with its cost. Raises BadInput."""
+    runs = {one.case.name: one.run.run for one in cases.cases if one.case.predicted.fits is not False}
+    launcher = replace(slurm_launcher(folder), slurm_of=lambda job: of_run(runs[job.name]))
+    jobs = [job_of(folder, one.case, 1) for one in cases.cases if one.case.name in runs]
+    for _, batch, cost in launcher.batches(jobs):
+        yield f"{batch}\n# {cost}"
