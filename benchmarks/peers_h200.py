@@ -15,12 +15,12 @@ import json
 from dataclasses import replace
 from statistics import median
 
-from fused_kernels import fused, with_other_host
 from provenance import provenance
 
 from penteract import Layout
 from penteract.config.catalog import model
 from penteract.config.hardware import cluster
+from penteract.measure.report.one_kernel_ops import fused, with_other_host
 from penteract.planner.ask import as_text
 from penteract.readings.estimator import Estimator
 from penteract.units import gib

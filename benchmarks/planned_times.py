@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fused_kernels import fused, with_other_host
 from peers_h200 import ROWS
 from playbook_sweep import LENGTH, MODELS, layout_of
 from provenance import provenance
@@ -32,6 +31,7 @@ from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import RECIPES
 from penteract.config.run import Optimizer, Precision
+from penteract.measure.report.one_kernel_ops import fused, with_other_host
 from penteract.readings.estimator import Estimator
 from penteract.units import gib
 

@@ -23,20 +23,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fused_kernels import fused, with_other_host
 from provenance import provenance
 
-from penteract import Layout, ModelSpec
 from penteract.config.hardware import cluster
+from penteract.measure.report.one_kernel_ops import fused, with_other_host
+from penteract.measure.report.published_sets import PLAYBOOK_LENGTH as LENGTH
+from penteract.measure.report.published_sets import PLAYBOOK_MODELS as MODELS
+from penteract.measure.report.published_sets import playbook_layout as layout_of
 from penteract.planner.ask import as_text
 from penteract.readings.estimator import Estimator
 from penteract.units import gib
-
-MODELS = {
-    "1.34": ModelSpec(name="1.34B", layers=16, hidden_size=2048, heads=32, kv_heads=32, head_size=64, ffn_size=8192, vocab_size=131_072, tied=True),
-    "8.86": ModelSpec(name="8.86B", layers=32, hidden_size=4096, heads=32, kv_heads=32, head_size=128, ffn_size=14_336, vocab_size=131_072),
-}  # fmt: skip
-LENGTH = 4096
 
 
 def ranks(values: Sequence[float]) -> list[float]:
@@ -55,15 +51,6 @@ def ranks(values: Sequence[float]) -> list[float]:
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     """Spearman's rank correlation."""
     return statistics.correlation(ranks(a), ranks(b))
-
-
-def layout_of(row: dict[str, str]) -> Layout:
-    """The layout of a row of the table."""
-    n = {name: int(row[name]) for name in ("dp", "tp", "pp")}
-    return Layout(
-        **n, zero=int(row["zero_stage"]), micro_batch_size=int(row["micro_batch_size"]),
-        gradient_accumulation_steps=int(row["grad_acc_steps"]), attention="flash",
-    )  # fmt: skip
 
 
 def group(name: str, nodes: int, rows: list[dict[str, str]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from penteract import plan
-from penteract.cli.planning.progress_line import AFTER, ProgressLine, sentence
+from penteract.cli.resolve.planning.progress_line import AFTER, ProgressLine, sentence
 from penteract.planner.plan import NOT_REACHED
 from penteract.planner.search.progress import EVERY, Progress, Pulse, Stopped
 

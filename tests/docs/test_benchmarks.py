@@ -33,7 +33,9 @@ def test_page_is_what_the_records_give(script: str) -> None:
 
 
 def test_every_record_is_in_a_page() -> None:
-    pages = "".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("benchmarks", "kernels"))
+    pages = "".join(
+        (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("benchmarks", "kernels", "accuracy")
+    )
     assert [path.name for path in RESULTS.iterdir() if f"results/{path.name})" not in pages] == []
 
 

@@ -139,6 +139,7 @@ def test_no_class_has_the_name_of_another() -> None:
 MIRRORS = (
     {"ops/declarations", "engine/kernels", "engine/kernels/triton", "model", "config/precision"},
     {"cli", "cli/resolve", "planner", "planner/search", "planner/report", "config", "engine/hf", "engine/session"},
+    {"cli", "engine/doctor"},
     {"engine/doctor", "engine/doctor/probe"}, {"engine/checkpoint", "engine/hf"}, {"cli", "measure/schemas"},
     {"step", "engine/optim", "engine/kernels/triton"}, {"readings/time", "planner/report"},
     {"schedule", "ops/declarations", "engine/kernels"},

@@ -27,6 +27,7 @@ VERBS = (
     "convert",
     "doctor",
     "calibrate",
+    "report",
     "profile",
     "init",
     "explore",

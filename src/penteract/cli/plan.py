@@ -14,9 +14,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from penteract.api import plan as ask_plan
-from penteract.cli.planning.files import check_files, not_written, report_if_stopped, write_all
-from penteract.cli.planning.progress_line import ProgressLine, on_a_terminal
 from penteract.cli.resolve.overrides import parts_of_precision
+from penteract.cli.resolve.planning.files import check_files, not_written, report_if_stopped, write_all
+from penteract.cli.resolve.planning.progress_line import ProgressLine, on_a_terminal
 from penteract.config.hardware import HEADROOM
 from penteract.errors import BadInput
 from penteract.planner.options import check_option, check_options

@@ -10,7 +10,7 @@ from typing import Any
 from penteract.cli.benching.slurm_jobs import slurm_launcher
 from penteract.cli.benching.sweep_progress import StopRequests, SweepProgress
 from penteract.cli.benching.sweep_tables import about_plan, counts, ranked, show
-from penteract.cli.planning.progress_line import on_a_terminal
+from penteract.cli.resolve.planning.progress_line import on_a_terminal
 from penteract.cli.torch_modules import torch_module
 from penteract.errors import Preempted
 from penteract.measure.bench.launcher import Launcher

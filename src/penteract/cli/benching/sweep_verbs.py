@@ -14,7 +14,7 @@ from penteract.cli.benching.running import as_dict, run_folder, show_ranking
 from penteract.cli.benching.sweep_options import OUT
 from penteract.cli.benching.sweep_progress import StopRequests, SweepProgress
 from penteract.cli.benching.sweep_tables import counts, progress, show
-from penteract.cli.planning.progress_line import on_a_terminal
+from penteract.cli.resolve.planning.progress_line import on_a_terminal
 from penteract.errors import BadInput, DiskFailure
 from penteract.measure.bench.alternated import make_pairs, pairs_of
 from penteract.measure.bench.results.comparison import CONFIDENCE, SweepComparison, compare, judge_pairs

@@ -6,7 +6,7 @@ calls is not used either: each call takes the average of an eager step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
@@ -27,7 +27,7 @@ def with_other_host(nodes: Cluster) -> Cluster:
 
 
 @contextmanager
-def fused() -> Iterator[None]:
+def fused() -> Generator[None]:
     """Within this context, plans use such kernels."""
     ops = {name: op for name, op in OPS.items() if type(op.declaration).traffic is not OpDeclaration.traffic}
     with patch.dict(OPS, {name: op._replace(implementations=(_fused(op.declaration),)) for name, op in ops.items()}):

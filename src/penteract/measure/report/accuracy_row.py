@@ -1,0 +1,102 @@
+"""A layout that was measured, beside what today's planner predicts of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Literal, get_args
+
+from penteract.config.layout import Layout
+from penteract.readings.estimator import Estimator
+from penteract.units import GIB
+
+Quantity = Literal["allocated", "reserved", "device", "step"]
+QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
+ROUNDING = 2e-4  # of an error: the record has four digits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Amounts:
+    """Of one layout, in GiB and milliseconds. None: not measured, or not predicted.
+
+    allocated  tensors on the fullest rank; `reserved` by torch's allocator there, `device` in use on its device
+    step       an optimizer step
+    """
+
+    allocated: float | None = None
+    reserved: float | None = None
+    device: float | None = None
+    step: float | None = None
+
+    @staticmethod
+    def of(estimator: Estimator, layout: Layout) -> Amounts:
+        """What is predicted today. Reserved memory and the device's are not predicted."""
+        estimate = estimator.estimate(layout)
+        return Amounts(allocated=estimate.allocated / GIB, step=1e3 * estimator.time(estimate).seconds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccuracyRow:
+    """A case of a record or of a sweep, its `group`. `same_program`: what was measured is the program that is planned
+    today; False where the engine has changed since, so that the row tells how it changed too."""
+
+    group: str
+    name: str
+    predicted: Amounts
+    measured: Amounts
+    same_program: bool = True
+
+    def error(self, quantity: Quantity) -> float | None:
+        """Predicted over measured, less 1; None where one of them is not there."""
+        predicted, measured = getattr(self.predicted, quantity), getattr(self.measured, quantity)
+        return None if predicted is None or not measured else predicted / measured - 1
+
+    @property
+    def errors(self) -> dict[Quantity, float]:
+        """The errors that there are, with four digits."""
+        found: dict[Quantity, float] = {}
+        for quantity in QUANTITIES:
+            if (error := self.error(quantity)) is not None:
+                found[quantity] = round(error, 4)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorSummary:
+    """Of the absolute errors of `n` rows."""
+
+    n: int
+    mean: float
+    median: float
+    worst: float
+
+    @staticmethod
+    def of(errors: Iterable[float]) -> ErrorSummary | None:
+        """None without rows."""
+        found = [abs(error) for error in errors]
+        if not found:
+            return None
+        return ErrorSummary(n=len(found), mean=mean(found), median=median(found), worst=max(found))
+
+
+Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]  # group -> row -> quantity -> error
+
+
+def worse_than(baseline: Baseline, rows: Iterable[AccuracyRow]) -> list[str]:
+    """A line for each error that has grown by more than rounding: row, quantity, before, now."""
+    return [
+        f"{row.group}: {row.name}: {quantity}: {100 * before:+.2f} % before, {100 * now:+.2f} % now"
+        for row in rows
+        for quantity, now in row.errors.items()
+        if (before := baseline.get(row.group, {}).get(row.name, {}).get(quantity)) is not None
+        and abs(now) > abs(before) + ROUNDING
+    ]  # fmt: skip
+
+
+def baseline_of(rows: Iterable[AccuracyRow]) -> dict[str, dict[str, dict[Quantity, float]]]:
+    """The errors of today, to compare with later."""
+    found: dict[str, dict[str, dict[Quantity, float]]] = {}
+    for row in rows:
+        found.setdefault(row.group, {})[row.name] = row.errors
+    return found
