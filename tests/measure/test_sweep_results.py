@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import product
 from math import log
+from pathlib import Path
 from random import Random
 from statistics import median
 
@@ -14,6 +16,7 @@ import pytest
 
 from measured_sweeps import GIB, case, row, sweep
 from penteract.errors import BadInput
+from penteract.measure.bench.alternated import make_pairs, pairs_of
 from penteract.measure.bench.results.comparison import compare, judge_pairs, pair
 from penteract.measure.bench.results.csv_rows import to_csv
 from penteract.measure.bench.results.heat_map import heat_map
@@ -21,6 +24,7 @@ from penteract.measure.bench.results.heat_map_svg import colour, luminance, to_s
 from penteract.measure.bench.results.ranking import rank, verdict
 from penteract.measure.bench.results.signed_rank import least_pairs, signed_rank
 from penteract.measure.schemas.sweep import Sweep
+from penteract.measure.schemas.sweep_folder import SweepFolder
 
 GOOD = sweep(
     row(case(1, dp=8, step_s=1.0), [1.3] * 10, mfu=0.41),  # the plan's first, 30 % slower than planned
@@ -112,6 +116,16 @@ def test_signed_ranks_count_all_signs(n: int) -> None:
     assert found.middle == median(means) and found.low <= found.middle <= found.high
 
 
+@pytest.mark.parametrize(
+    ("values", "above"),
+    [([1, 2, 3, 4, 0], 2 / 32), ([1, -1], 3 / 4), ([1, 1, 1, 1, 1, -1], 7 / 64), ([2, 2, 3, 4, 5], 1 / 32)],
+)
+def test_a_chance_is_never_told_as_smaller_than_it_is(values: list[float], above: float) -> None:
+    """Of ties and zeros, by hand: a zero adds half of its rank whatever the signs, ties share theirs."""
+    assert signed_rank(values).p_above == above
+    assert signed_rank([-value for value in values]).p_below == above
+
+
 def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
     draw, held, n = Random(5), 0, 400
     for _ in range(n):
@@ -157,3 +171,41 @@ def test_pairs_are_what_they_are_given_as() -> None:
     found = judge_pairs([pair(one, other)] * 5)
     assert found.verdict == "slower" and found.middle == pytest.approx(1.2 / 1.1) and found.p_slower == 1 / 32
     assert log(found.low) == pytest.approx(log(1.2 / 1.1))
+
+
+def test_steps_of_unlike_ranks_are_compared_by_gpu() -> None:
+    """Half of the GPUs at the same step is twice the speed of a GPU, by cases and by steps."""
+    both = pair(row(case(1, ranks=8), [1.0] * 10), row(case(1, ranks=4), [1.0] * 10))
+    found = judge_pairs([both])
+    assert found.of == "steps" and both.slower == 0.5 and found.middle == pytest.approx(0.5)
+
+
+def test_keys_that_vary_beside_the_layout_are_held_apart() -> None:
+    """Of two optimizers on one layout, each failed in one sweep: nothing pairs one with the other."""
+    kinds = [replace(case(n, dp=2), varied={"optimizer.name": name}) for n, name in ((1, "adamw"), (2, "muon"))]
+    third = replace(case(3, dp=4), varied={"optimizer.name": "adamw"})
+    before = sweep(row(kinds[0], [1.0] * 10), row(kinds[1], state="failed"), row(third, [1.0] * 10))
+    after = sweep(row(kinds[0], state="failed"), row(kinds[1], [5.0] * 10), row(third, [1.0] * 10))
+    found = compare(before, after)
+    assert [p.first.case.name for p in found.pairs] == ["003"] and found.verdict == "noise"
+
+
+def test_pairs_again_in_turns_are_of_these_sweeps_and_no_others(tmp_path: Path) -> None:
+    one, other = (SweepFolder(tmp_path / name / "s") for name in "ab")
+    for folder in (one, other):
+        made = sweep(row(case(1, dp=8), [1.0] * 10))
+        folder.case("001").make(made.rows[0].case, "")
+        folder.write_settings(made.settings)
+    pairs = compare(GOOD, GOOD).pairs[:1]
+    turns = SweepFolder(tmp_path / "turns")
+    make_pairs(turns, one, other, pairs, 2)
+    names = turns.settings().cases
+    assert names == ("001_001a", "001_001b", "001_002b", "001_002a")
+    make_pairs(turns, one, other, pairs, 2)
+    for second, count in ((other, 3), (one, 2)):
+        with pytest.raises(BadInput, match="the folder holds other pairs"):
+            make_pairs(turns, one, second, pairs, count)
+    rows = [row(replace(case(n), name=name), [1.0 + n] * 10) for n, name in enumerate(names)]
+    rows += [row(replace(case(9), name=f"1000_001{side}"), [1.0] * 10) for side in "ab"]
+    found, missing = pairs_of(sweep(*rows))
+    assert [p.slower for p in found] == [2.0, 3.0 / 4.0, 1.0] and not missing

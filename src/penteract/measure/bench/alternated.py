@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
+from penteract.errors import BadInput
 from penteract.measure.bench.results.comparison import CasePair, pair
 from penteract.measure.schemas.sweep import Sweep, SweepCase
 from penteract.measure.schemas.sweep_folder import SweepFolder
@@ -16,11 +17,15 @@ _SIDES = ("a", "b")
 def make_pairs(
     folder: SweepFolder, first: SweepFolder, second: SweepFolder, pairs: Sequence[CasePair], count: int
 ) -> None:  # fmt: skip
-    """Write a sweep in which each pair runs `count` times, in fresh processes. A folder that is one stays as it is.
+    """Write a sweep in which each pair runs `count` times, in fresh processes. A folder that has these stays as it is.
 
-    Raises DiskFailure, and what reading the two sweeps raises.
+    Raises BadInput where the folder has others, DiskFailure, and what reading the two sweeps raises.
     """
+    asked = digest(first, second, pairs, count)
     if folder.exists:
+        if (there := folder.settings()).asked != asked:
+            raise BadInput("SWEEP", "the folder holds other pairs", where=str(folder.path),
+                           found=f"{there.name}, {len(there.cases)} runs", fix="--out another folder")  # fmt: skip
         return
     names = list[str]()
     for number, one in enumerate(pairs, 1):
@@ -34,7 +39,7 @@ def make_pairs(
                 names.append(name)
     settings = replace(
         first.settings(), name=f"{first.path.name} against {second.path.name}", cases=tuple(names),
-        asked=digest(first, second, pairs, count), budget_gpu_minutes=None,
+        asked=asked, budget_gpu_minutes=None,
     )  # fmt: skip
     folder.write_settings(settings)
 
@@ -42,7 +47,8 @@ def make_pairs(
 def digest(first: SweepFolder, second: SweepFolder, pairs: Sequence[CasePair], count: int) -> str:
     """What decides the cases."""
     names = [(one.first.case.name, one.second.case.name) for one in pairs]
-    return hashlib.sha256(repr((first.settings().asked, second.settings().asked, names, count)).encode()).hexdigest()
+    sweeps = [(str(at.path.resolve()), at.settings().asked) for at in (first, second)]
+    return hashlib.sha256(repr((sweeps, names, count)).encode()).hexdigest()
 
 
 def _renamed(case: SweepCase, name: str, number: int) -> SweepCase:
@@ -51,9 +57,9 @@ def _renamed(case: SweepCase, name: str, number: int) -> SweepCase:
 
 def pairs_of(sweep: Sweep) -> tuple[list[CasePair], list[str]]:
     """The pairs of such a sweep, and the names of cases that are in none because one of the two has no speed."""
-    rows = {row.case.name[:8]: row for row in sweep.rows}
+    rows = {"_".join(row.case.name.split("_")[:2]): row for row in sweep.rows}  # as 001_001a
     pairs, missing = list[CasePair](), list[str]()
-    for key in sorted({key[:7] for key in rows}):
+    for key in dict.fromkeys(key[:-1] for key in rows):
         a, b = (rows.get(f"{key}{side}") for side in _SIDES)
         if a is not None and b is not None and a.counts and b.counts:
             pairs.append(pair(a, b))

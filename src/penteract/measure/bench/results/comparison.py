@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Literal
 
+from penteract.config.case import AXES
 from penteract.errors import BadInput
 from penteract.measure.bench.results.signed_rank import SignedRank, least_pairs, signed_rank
 from penteract.measure.schemas.sweep import Sweep, SweepCase, SweepRow
@@ -68,14 +69,16 @@ class SweepComparison:
 
 
 def compare(first: Sweep, second: Sweep, confidence: float = CONFIDENCE) -> SweepComparison:
-    """Compare what two sweeps have in common: cases of the same model, layout, precision and batch; if there are none,
-    cases in which the two varied the same. Several of a kind are paired in their order.
+    """Compare what two sweeps have in common: cases of the same model, layout, precision and batch, and of the same
+    further keys that vary in a sweep. If there are none, cases that are alike in all but such keys; if there are none
+    of them either, cases in which the two varied the same. Several of a kind are paired in their order.
 
     Raises BadInput where they have nothing in common.
     """
-    pairs, missing = _pairs(first, second, _key)
-    if not pairs:
-        pairs, missing = _pairs(first, second, _varied)
+    pairs, missing = list[CasePair](), list[str]()
+    for key in (_exact, _key, _varied):
+        if not pairs:
+            pairs, missing = _pairs(first, second, key)
     if not pairs:
         raise BadInput("COMPARE", "the sweeps have no measured case in common", found=", ".join(missing[:3]) or "none",
                        fix="sweeps of the same layouts, model and batch")  # fmt: skip
@@ -137,6 +140,11 @@ def _key(case: SweepCase) -> tuple[object, ...]:
     return (case.model, tuple(case.layout.items()), case.precision, case.global_batch_size, case.sequence_length)
 
 
+def _exact(case: SweepCase) -> tuple[object, ...]:
+    more = {key: value for key, value in case.varied.items() if key not in AXES.values()}
+    return *_key(case), *sorted(more.items())
+
+
 def _varied(case: SweepCase) -> tuple[object, ...]:
     return case.model, tuple(case.varied.items())
 
@@ -146,9 +154,14 @@ def _rate(row: SweepRow) -> float:
     return row.result.measured.tokens_per_s_per_gpu
 
 
+def _step(row: SweepRow) -> float:
+    assert row.result is not None
+    return row.result.measured.step_s
+
+
 def _by_step(pairs: Sequence[CasePair]) -> list[float]:
     found = list[float]()
     for pair in pairs:
-        tokens = pair.first.case.tokens / pair.second.case.tokens
-        found += [log(b / a * tokens) for a, b in zip(steps_of(pair.first), steps_of(pair.second), strict=False)]
+        work = pair.slower / (_step(pair.second) / _step(pair.first))  # 1, unless the two differ in tokens or ranks
+        found += [log(b / a * work) for a, b in zip(steps_of(pair.first), steps_of(pair.second), strict=False)]
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from itertools import accumulate
 from statistics import median
 
 MOST_PAIRS = 200  # more change nothing but the time that they take
@@ -48,9 +48,13 @@ def least_pairs(confidence: float) -> int:
 
 
 def _tail(n: int) -> Callable[[float], float]:
-    """k -> the chance that the sum of positive ranks of n differences is k or more, if all signs are equally likely."""
+    """k -> the chance that the sum of positive ranks of n differences is k or more, if all signs are equally likely.
+
+    Halves, which ties and zeros make, are rounded down: a chance is never told as smaller than it is.
+    """
     ways = [1] + [0] * (n * (n + 1) // 2)
     for rank in range(1, n + 1):
         for total in range(len(ways) - 1, rank - 1, -1):
             ways[total] += ways[total - rank]
-    return lambda k: sum(ways[max(0, ceil(k)) :]) / 2**n
+    above = [*accumulate(reversed(ways))][::-1]
+    return lambda k: (above[max(0, int(k))] if k < len(above) else 0) / 2**n
