@@ -116,6 +116,10 @@ def test_a_batch_file_with_everything() -> None:
     assert "rank apptainer exec --nv --bind /work:/work,/runs/a:/runs/a,/data:/data --pwd /work" in apptainer
 
 
+def test_a_name_with_a_blank_is_one_name() -> None:
+    assert "--job-name='my run'" in lines(of_run(PLAIN, 4, run=Path("/runs/my run")))
+
+
 def test_the_key_of_a_run_is_made_in_the_job() -> None:
     """Neither the file nor an argument has it: whoever may look at jobs may look at these."""
     batch = of_run(PLAIN, 4)

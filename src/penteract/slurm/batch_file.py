@@ -51,7 +51,12 @@ def header(
 ) -> list[str]:
     """The `#SBATCH` lines that every job has. `limit`: seconds; None: `slurm.time`. Raises BadInput."""
     check(slurm)
-    options = {"job-name": name, "nodes": shape.nodes, "ntasks": shape.ranks, "ntasks-per-node": shape.on_a_node}
+    options = {
+        "job-name": shlex.quote(name),
+        "nodes": shape.nodes,
+        "ntasks": shape.ranks,
+        "ntasks-per-node": shape.on_a_node,
+    }
     options |= {term: getattr(slurm, term) for term in _TERMS if getattr(slurm, term) != _AUTO}
     time = slurm.time if limit is None else _minutes(limit)
     options |= {"time": time} if time != _AUTO else {}
