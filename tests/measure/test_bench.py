@@ -159,3 +159,10 @@ def test_it_is_over_and_cannot_become_another(
     assert "the folder holds another sweep" in capsys.readouterr().err
     assert main(["bench", "sweeps/all", "--steps", "11"]) == 2
     assert "goes on as it is" in capsys.readouterr().err
+    assert main(["bench", "all.toml", "--slurm"]) == 2
+    assert "goes on where it began" in capsys.readouterr().err
+    assert main(["bench", "sweeps/all", "--budget", "nan"]) == 2
+    assert "--budget" in capsys.readouterr().err
+    before = (swept / "sweep.json").read_bytes()
+    assert main(["bench", "all.toml", "--budget", "1", "--dry-run"]) == 0
+    assert (swept / "sweep.json").read_bytes() == before  # nothing but printing

@@ -128,6 +128,10 @@ def test_a_sweeps_file(tmp_path: Path) -> None:
     assert asked.digest != before and not is_sweep(tmp_path / "base.toml")
     path.write_text('[plan]\nmodel = "llama-3.2-1b"\ngpus = "4xH200"\ntop = 5\n')
     assert read_sweep(path).plan == PlanQuestion(model="llama-3.2-1b", gpus="4xH200", top=5)
+    with pytest.raises(BadInput, match=r"the table \[plan\] says that"):
+        question_of(str(path), options(gpus="8xH200"))
+    path.write_text('[plan]\nmodel = "llama-3.2-1b"\ngpus = "ours.toml"\n')
+    assert (found := read_sweep(path).plan) and found.gpus == str(tmp_path / "ours.toml")
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -136,6 +140,7 @@ def test_a_sweeps_file(tmp_path: Path) -> None:
     ("[grid]\nparallel.tp = []\n", "a list of values"), ("grid = 1\n", "a table of keys"),
     ("case = 1\n", "cases are a list of tables"), ("[[case]]\nlimit = -1\n", "not a value"),
     ("[plan]\nmodel = 'a'\n", "a key is missing"), ("[plan]\nmodel='a'\ngpus='b'\n[grid]\n", "a plan's layouts"),
+    ("ranks=2\n[plan]\nmodel='a'\ngpus='b'\n", "a plan's layouts"),
     ("run='a'\npreset='b'\n[[case]]\n", "starts from one place"), ("data='x'\n[[case]]\n", "random or run"),
     ("steps = 0\n[[case]]\n", "not a value"), ("[[case]]\nparallel.tp.x = 1\n", "parallel.tp.x"),
 ])  # fmt: skip
@@ -150,12 +155,15 @@ def options(*grid: str, words: tuple[str, ...] = (), top: int | None = None, **s
     return SweepOptions(grid=grid, top=top, plan={}, settings=settings, words=words)
 
 
-def test_options_make_the_same_questions() -> None:
+def test_options_make_the_same_questions(tmp_path: Path) -> None:
     asked = question_of("tiny", options("tp=1/2", "memory.recompute=none/full", words=SMALL, ranks=2, steps=20))
     assert asked.grid == {"parallel.tp": (1, 2), "memory.recompute": ("none", "full")}
     assert (asked.preset, asked.ranks, asked.steps, asked.words) == ("tiny", 2, 20, SMALL)
     asked = question_of("llama-3.2-1b", options(top=7, gpus="4xH200", headroom=0.1))
     assert asked.plan == PlanQuestion(model="llama-3.2-1b", gpus="4xH200", top=7, headroom=0.1)
+    assert asked.name == "llama-3.2-1b"
+    (tmp_path / "my.toml").write_text("")
+    assert question_of(str(tmp_path / "my.toml"), options("tp=1/2")).name == "my"
     words = ["bench", "tiny", "--grid", "parallel.tp=1/2", "parallel.pp=2", "--batch.micro_batch_size", "1"]
     assert split_overrides(words) == (words[:4], ["parallel.pp=2", "--batch.micro_batch_size=1"])
 

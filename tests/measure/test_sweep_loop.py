@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from measured_sweeps import case, result
-from penteract.errors import PeerLost
+from penteract.errors import BadInput, PeerLost
 from penteract.measure.bench.attempt_outcome import outcome, state_of
+from penteract.measure.bench.cases.sweep_question import SweepQuestion
 from penteract.measure.bench.launcher import CaseJob, JobState
+from penteract.measure.bench.ranks.rank_process import Attempt
 from penteract.measure.bench.sweep_loop import SweepLoop, budget_left
+from penteract.measure.bench.sweep_run import again, held
 from penteract.measure.schemas.sweep import CaseHandle, CaseStatus, State, SweepCase, SweepSettings
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
@@ -66,6 +69,14 @@ class FakeLauncher:
 
     def stop(self, handles: Sequence[str]) -> None:
         self.stopped += handles
+
+
+class SlowToEnd(FakeLauncher):
+    """A scheduler's job runs on for some time after it was told to end."""
+
+    def _state(self, handle: str) -> JobState | None:
+        script = self.scripts["001"][0]
+        return script.pop(0) if script else JobState(state="ended", exit_code=137, seconds=61.0)
 
 
 def make(at: Path, *cases: SweepCase, budget: float | None = None) -> SweepFolder:
@@ -177,6 +188,27 @@ def test_jobs_that_outlive_it_are_found_again(tmp_path: Path) -> None:
     assert loop(folder, launcher).run().ended and launcher.started == ["001"]  # unknown: lost, and tried again
 
 
+def test_what_ended_while_nobody_looked_has_its_cost_once(tmp_path: Path) -> None:
+    folder = make(tmp_path, case(1), case(2), case(3))
+    for name in ("001", "002", "003"):
+        folder.case(name).write_handle(1, CaseHandle(launcher="fake", handle=f"{name} 1", since=""))
+    folder.case("001").write_status(CaseStatus(state="done", attempt=1))
+    lost = CaseStatus(state="lost", attempt=1, losses=1, gpu_seconds=80.0, counted=1)
+    folder.case("002").write_status(lost)
+    folder.case("003").write_status(CaseStatus(state="done", attempt=1, gpu_seconds=80.0, counted=1))
+    launcher = FakeLauncher(folder, {"001": [[ENDED]], "002": [[LOST], [ENDED]]}, outlives=True, at_once=0)
+    launcher.started.append("002")  # its first job, by an earlier process
+    swept = loop(folder, launcher).run()
+    assert [row.status.gpu_seconds for row in swept.rows] == [80.0, 160.0, 80.0] and states(folder) == ["done"] * 3
+
+
+def test_a_job_is_told_to_end_once(tmp_path: Path) -> None:
+    folder = make(tmp_path, case(1))
+    launcher = SlowToEnd(folder, {"001": [[replace(RUNNING, seconds=61.0)] * 5]}, outlives=True, at_once=0)
+    assert loop(folder, launcher).run().ended
+    assert launcher.stopped == ["001 1"] and states(folder) == ["timed out"]
+
+
 @pytest.mark.parametrize("outlives", [False, True])
 def test_a_stop_leaves_nothing_half_done(tmp_path: Path, outlives: bool) -> None:
     folder = make(tmp_path, case(1), case(2))
@@ -199,3 +231,33 @@ def test_the_ranks_own_error_says_why(tmp_path: Path) -> None:
     assert (found.state, found.error["what"]) == ("failed", "error[DEVICE]: torch sees no GPU")
     assert outcome(tmp_path, JobState(state="ended", exit_code=0)).error["what"] == "it ended without a result"
     assert [state_of(72, "HUNG"), state_of(72), state_of(75), state_of(73)] == ["timed out", "lost", "lost", "failed"]
+
+
+def test_a_longer_limit_gives_more_time_to_what_ran_out_of_it(tmp_path: Path) -> None:
+    asked = SweepQuestion(name="s", limit=60.0, budget=5.0)
+    folder = make(tmp_path, case(1), case(2, limit_s=5.0), case(3))
+    folder.write_settings(replace(folder.settings(), asked=asked.digest, budget_gpu_minutes=5.0))
+    timed_out = CaseStatus(state="timed out", attempt=1, gpu_seconds=480.0, counted=1, error={"code": "LIMIT"})
+    for name in ("001", "002"):
+        folder.case(name).write_status(timed_out)
+    with held(folder), pytest.raises(BadInput, match="another process"):
+        again(folder, replace(asked, limit=120.0))
+    again(folder, asked)
+    assert folder.case("001").status() == timed_out and folder.settings().budget_gpu_minutes == 5.0
+    again(folder, replace(asked, limit=120.0, budget=None))
+    assert [row.case.limit_s for row in folder.read().rows] == [120.0, 5.0, 120.0]
+    assert states(folder) == ["pending", "timed out", "pending"]
+    assert folder.case("001").status().gpu_seconds == 480.0 and folder.settings().budget_gpu_minutes is None
+    with pytest.raises(BadInput, match="another sweep"):
+        again(folder, replace(asked, steps=99))
+
+
+def test_a_late_result_of_an_earlier_attempt_is_not_taken(tmp_path: Path) -> None:
+    folder = make(tmp_path, case(1))
+    at = folder.case("001")
+    good = replace(result([1.0] * 10, at.case()), attempt=2)
+    at.write_status(CaseStatus(state="done", attempt=2))
+    at.write_result(good)
+    with pytest.raises(BadInput, match="another attempt"):
+        Attempt(at, 1, folder.settings(), "").write(replace(good, attempt=1))
+    assert folder.read().rows[0].result == good

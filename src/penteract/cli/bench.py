@@ -19,7 +19,8 @@ from penteract.cli.benching.sweep_verbs import compare_sweeps, show_results, sta
 from penteract.cli.resolve.gpu_defaults import Again, card_here, settle_defaults
 from penteract.config.rules.resolve import Resolved
 from penteract.errors import BadInput
-from penteract.measure.bench.sweep_run import again, cases_of, make, settings_of
+from penteract.measure.bench.cases.sweep_file import FILE
+from penteract.measure.bench.sweep_run import again, cases_of, held, make, refuse_other, settings_of
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
 EXAMPLES = (
@@ -98,12 +99,15 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
     options = SweepOptions(grid=grid, top=top, plan=plan, settings=settings, words=words)
     folder = SweepFolder(Path(target))
     if folder.exists:
-        _go_on(folder, options, dry_run=dry_run)
+        _go_on(folder, options, dry_run=dry_run, out=out)
+        if slurm or of_jobs:
+            _same_launcher(folder, slurm=slurm)
     else:
         asked = question_of(target, options)
         folder = SweepFolder(out or Path(OUT) / asked.name)
         if folder.exists:
-            again(folder, asked)
+            _same_launcher(folder, slurm=slurm)
+            (refuse_other if dry_run else again)(folder, asked)
         if dry_run or not folder.exists:
             cases = for_slurm(cases_of(asked, here=False), of_jobs) if slurm else cases_of(asked, _settle)
             launcher = "slurm" if slurm else "local"
@@ -118,17 +122,31 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
     return run_folder(folder, json=json)
 
 
-def _go_on(folder: SweepFolder, options: SweepOptions, *, dry_run: bool) -> None:
+def _same_launcher(folder: SweepFolder, *, slurm: bool) -> None:
+    """Refuse to go on with jobs of Slurm here, or the other way round."""
+    if slurm != (folder.settings().launcher == "slurm"):
+        raise BadInput("USAGE", "a sweep goes on where it began", where=str(folder.path),
+                       found="--slurm" if slurm else "no --slurm", fix="another --out")  # fmt: skip
+
+
+def _go_on(folder: SweepFolder, options: SweepOptions, *, dry_run: bool, out: Path | None) -> None:
     """Refuse what a sweep that exists has already; take a new limit and budget."""
     given = [
         name for name, value in {**options.plan, **options.settings, "top": options.top}.items() if value is not None
     ]
-    other = [*(name for name in given if name != "budget"), *["grid"] * bool(options.grid), *options.words]
+    other = [
+        *(name for name in given if name != "budget"),
+        *["grid"] * bool(options.grid),
+        *["out"] * (out is not None),
+        *options.words,
+    ]
     if other or dry_run:
         raise BadInput("USAGE", "a sweep that exists goes on as it is", found=(other or ["dry-run"])[0],
                        allowed="--budget", fix=f"penteract bench status {folder.path}")  # fmt: skip
     if "budget" in given:
-        folder.write_settings(replace(folder.settings(), budget_gpu_minutes=options.settings["budget"]))
+        budget = FILE.check({"budget": options.settings["budget"]}, "", lambda name: f"--{name}")["budget"]
+        with held(folder):
+            folder.write_settings(replace(folder.settings(), budget_gpu_minutes=budget))
 
 
 def _settle(run: Resolved, anew: Again) -> Resolved:

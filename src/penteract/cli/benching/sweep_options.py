@@ -12,7 +12,7 @@ from penteract.config.files.keys import find_key
 from penteract.config.files.read import read_overrides
 from penteract.config.hardware import HEADROOM
 from penteract.errors import BadInput
-from penteract.measure.bench.cases.sweep_file import FILE, is_sweep, read_sweep
+from penteract.measure.bench.cases.sweep_file import FILE, OF_CASES, is_sweep, read_sweep
 from penteract.measure.bench.cases.sweep_question import PlanQuestion, SweepQuestion, Values
 
 OUT = "sweeps"
@@ -43,6 +43,9 @@ def question_of(target: str, options: SweepOptions) -> SweepQuestion:
         made = replace(read_sweep(path), **given)
         if options.words and made.plan:
             raise _fixed(options.words[0])
+        if made.plan and (own := [key for key in OF_CASES if key in given]):
+            raise BadInput("USAGE", "the table [plan] says that", where=f"--{own[0]}", found=target,
+                           fix="write it into the file")  # fmt: skip
         return replace(made, words=(*made.words, *options.words))
     if options.top is not None:
         return _of_plan(target, options, given, plan)
@@ -55,7 +58,7 @@ def question_of(target: str, options: SweepOptions) -> SweepQuestion:
                        fix="penteract bench tiny --grid parallel.tp=1/2")  # fmt: skip
     is_file = path.suffix == ".toml"
     return SweepQuestion(
-        name=path.stem, run=target if is_file else "", preset="" if is_file else target, words=tuple(options.words),
+        name=_name(target), run=target if is_file else "", preset="" if is_file else target, words=tuple(options.words),
         grid=read_grid(options.grid), **given,
     )  # fmt: skip
 
@@ -74,7 +77,13 @@ def _of_plan(target: str, options: SweepOptions, given: dict[str, Any], plan: di
                        fix="--gpus with so many")  # fmt: skip
     headroom = given.pop("headroom", HEADROOM)
     asked = PlanQuestion(model=target, gpus=given.pop("gpus"), top=options.top or 10, headroom=headroom, **plan)
-    return SweepQuestion(name=Path(target).stem, plan=asked, **given)
+    return SweepQuestion(name=_name(target), plan=asked, **given)
+
+
+def _name(target: str) -> str:
+    """Of the sweep of a run file or a model. llama-3.2-1b is no file with a suffix."""
+    path = Path(target)
+    return path.stem if path.suffix in (".toml", ".json") else path.name
 
 
 def _fixed(word: str) -> BadInput:

@@ -29,6 +29,7 @@ class SweepProgress:
     def __init__(self, *, live: bool, quiet: bool = False) -> None:
         self._live = Live(console=Console(stderr=True), transient=True, auto_refresh=False) if live else None
         self._quiet, self._seen, self._begun = quiet, dict[str, str](), time.monotonic()
+        self._before: int | None = None  # cases that were over at the first call
 
     def __enter__(self) -> Self:
         if self._live:
@@ -43,8 +44,11 @@ class SweepProgress:
 
     def __call__(self, sweep: Sweep) -> None:
         """Show it."""
+        if self._before is None:
+            self._before = sum(row.status.over for row in sweep.rows)
         if self._live:
-            line = " · ".join(filter(None, (counts(sweep), left(sweep, time.monotonic() - self._begun))))
+            rest = left(sweep, time.monotonic() - self._begun, self._before)
+            line = " · ".join(filter(None, (counts(sweep), rest)))
             lines = shutil.get_terminal_size().lines
             self._live.update(Group(progress(sweep, lines - _OTHERS), Text(line, no_wrap=True)), refresh=True)
         elif not self._quiet:

@@ -165,8 +165,9 @@ def about_plan(found: PlanVerdict | None) -> Iterator[str]:
         yield f"The best, or a case within noise of it, {among} among the plan's first {FIRST}"
 
 
-def left(sweep: Sweep, seconds: float) -> str:
-    """About how long a sweep takes to its end, from the cases that ended meanwhile; empty if none did."""
-    ended = sum(row.status.over and row.status.state != "skipped" for row in sweep.rows)
+def left(sweep: Sweep, seconds: float, before: int) -> str:
+    """About how long a sweep takes to its end, from the cases that ended in these seconds: all but the `before` that
+    were over then. Empty if none did."""
+    ended = sum(row.status.over for row in sweep.rows) - before
     rest = sum(not row.status.over for row in sweep.rows)
-    return f"about {show_seconds(seconds / ended * rest)} left" if ended and rest else ""
+    return f"about {show_seconds(seconds / ended * rest)} left" if ended > 0 and rest else ""

@@ -8,11 +8,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from penteract.engine.runtime.launch import bound_to_parent
 from penteract.measure.bench.launcher import CaseJob, JobState
 
-_FORGET_S = 10.0  # for a process that was killed to be gone
+_FORGET_S = 10.0  # for processes that were killed to be gone
+_LOOK_S = 0.02
 
 
 @dataclass(slots=True)
@@ -59,10 +61,29 @@ class LocalLauncher:
         return JobState(state="ended", exit_code=code if code >= 0 else 128 - code, seconds=seconds)
 
     def stop(self, handles: Sequence[str]) -> None:
-        """Kill jobs; their ranks end with them."""
+        """Kill jobs; their ranks end with them, and have given their memory back when this returns."""
         for handle in handles:
             if handle in self._jobs:
                 process, _ = self._jobs[handle]
+                ranks, until = _children(process.pid), time.monotonic() + _FORGET_S
                 process.kill()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_FORGET_S)
+                while any(map(_runs, ranks)) and time.monotonic() < until:
+                    time.sleep(_LOOK_S)
+
+
+def _children(pid: int) -> list[int]:
+    """The processes that a process has started and that run; empty where the system does not tell."""
+    with suppress(OSError):
+        return [
+            int(child) for at in Path(f"/proc/{pid}/task").iterdir() for child in (at / "children").read_text().split()
+        ]
+    return []
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process has not ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    return False

@@ -21,12 +21,13 @@ _RANK = "penteract.measure.bench.ranks.rank_process"
 @dataclass(slots=True)
 class _UnderWay:
     """A job that has not ended. `spent`: GPU-seconds of earlier attempts; `since`: when it was first seen to run, by
-    this process's clock."""
+    this process's clock; `stopped`: whether it was told to end."""
 
     case: SweepCase
     handle: str
     spent: float
     since: float | None = None
+    stopped: bool = False
 
     def seconds(self, job: JobState) -> float:
         """For which it has run, by the launcher if it knows."""
@@ -66,10 +67,11 @@ class SweepLoop:
     # ---- what runs -------------------------------------------------------------------------------------------
 
     def _pick_up(self, sweep: Sweep) -> None:
-        """What an earlier process left running: its jobs go on, or they ended with it and count for nothing."""
+        """What an earlier process left running: its jobs go on, or they ended with it and count for nothing. One that
+        has ended meanwhile has cost something."""
         for row in sweep.rows:
             case, status = self.folder.case(row.case.name), row.status
-            if status.over or not status.attempt:
+            if not status.attempt or status.counted >= status.attempt:
                 continue
             handle = case.handle(status.attempt)
             if handle is not None and self.launcher.outlives and handle.launcher == self.launcher.name:
@@ -93,7 +95,8 @@ class SweepLoop:
         status, seconds = case.status(), one.seconds(job)
         if status.state == "pending":  # a rank writes it too, once it has read its run
             case.write_status(replace(status, state="running", since=now()))
-        if seconds > one.case.limit_s:
+        if seconds > one.case.limit_s and not one.stopped:
+            one.stopped = True
             self.launcher.stop([one.handle])
             if (status := case.status()).state not in ENDED:
                 error = {"code": "LIMIT", "what": f"not done in {one.case.limit_s:g} s", "exit_code": None,
@@ -107,7 +110,8 @@ class SweepLoop:
             state, error = outcome(case.attempt(status.attempt), job)
             losses = status.losses + (state == "lost")
             status = replace(status, state=state, since=now(), error=error, exit_code=job.exit_code, losses=losses)
-        case.write_status(replace(status, gpu_seconds=one.spent + one.seconds(job) * one.case.ranks))
+        spent = one.spent + one.seconds(job) * one.case.ranks
+        case.write_status(replace(status, gpu_seconds=spent, counted=status.attempt))
         del self._jobs[one.case.name]
 
     def _leave(self) -> None:

@@ -67,17 +67,32 @@ def skipped(one: ReadyCase) -> CaseStatus:
     return CaseStatus(state="skipped", since=now(), error=error)
 
 
-def again(folder: SweepFolder, asked: SweepQuestion) -> SweepSettings:
-    """The settings of the sweep that the folder holds, with the limit and budget of this question. Raises BadInput if
-    it is of another question."""
+def refuse_other(folder: SweepFolder, asked: SweepQuestion) -> None:
+    """Raise BadInput if the folder holds the sweep of another question."""
     there = folder.settings()
     if there.asked != asked.digest:
         raise BadInput("SWEEP", "the folder holds another sweep", where=str(folder.path), found=there.command,
                        fix=f"--out another folder, or `penteract bench {folder.path}` to go on with it")  # fmt: skip
+
+
+def again(folder: SweepFolder, asked: SweepQuestion) -> None:
+    """Take the limit and the budget of this question for the sweep that the folder holds. Cases with a limit of their
+    own keep it; those that a longer limit gives more time are pending again. Raises BadInput if another process runs
+    the sweep, or if it is of another question."""
+    refuse_other(folder, asked)
+    there = folder.settings()
     settings = replace(there, limit_s=asked.limit, budget_gpu_minutes=asked.budget)
-    if settings != there:
+    if settings == there:
+        return
+    with held(folder):
+        for row in folder.read().rows:
+            case, limit = folder.case(row.case.name), row.case.limit_s
+            if limit != there.limit_s or limit == asked.limit:
+                continue
+            case.write_case(replace(row.case, limit_s=asked.limit))
+            if row.status.state == "timed out" and asked.limit > limit:
+                case.write_status(replace(row.status, state="pending", since=now(), error=None, exit_code=None))
         folder.write_settings(settings)
-    return settings
 
 
 @dataclass(slots=True)

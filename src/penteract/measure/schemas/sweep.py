@@ -1,7 +1,7 @@
 """A sweep: cases, what was predicted of each, how far each is, and what was measured. Schema `penteract.sweep/1`.
 
     FOLDER/sweep.json                      SweepSettings, and the names of the cases in order
-    FOLDER/cases/NAME/case.json            SweepCase, with its CasePrediction; written once
+    FOLDER/cases/NAME/case.json            SweepCase, with its CasePrediction; only its limit may change
     FOLDER/cases/NAME/run.toml             the run in full, as `penteract train` takes it; written once
     FOLDER/cases/NAME/status.json          CaseStatus; replaced as a whole each time
     FOLDER/cases/NAME/result.json          CaseResult; written before the status says done
@@ -108,6 +108,7 @@ class CaseStatus:
     error        of a case that did not end well: `code`, `what`, `where`, `found`, `allowed`, `fix`, `exit_code`, as in
                  errors.jsonl
     gpu_seconds  of all attempts so far: seconds times ranks
+    counted      the last attempt whose seconds are in it
     """
 
     state: State = "pending"
@@ -117,6 +118,7 @@ class CaseStatus:
     exit_code: int | None = None
     error: dict[str, Any] | None = None
     gpu_seconds: float = 0.0
+    counted: int = 0
 
     @property
     def over(self) -> bool:

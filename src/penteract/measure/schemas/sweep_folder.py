@@ -76,8 +76,12 @@ class CaseFolder:
 
     def make(self, case: SweepCase, run_file: str) -> None:
         """Write what a case is. Raises DiskFailure."""
-        write_json(self.path / "case.json", asdict(case))
+        self.write_case(case)
         write_text(self.run_file, run_file)
+
+    def write_case(self, case: SweepCase) -> None:
+        """Replace what a case is: its limit may change. Raises DiskFailure."""
+        write_json(self.path / "case.json", asdict(case))
 
     def write_status(self, status: CaseStatus) -> None:
         """Replace the status. Raises DiskFailure."""

@@ -116,7 +116,8 @@ FILE = Table({}, {
     "headroom": Number(float, 0, 0.99), "data": OneOf(("random", "run")), "set": RunKeys(), "grid": RunKeys(lists=True),
     "case": CaseTables(), "plan": _PLAN,
 })  # fmt: skip
-_OF_RUNS = ("run", "preset", "set", "grid", "case")
+OF_CASES = ("gpus", "ranks", "headroom")  # a plan has its own, in its table
+_OF_RUNS = ("run", "preset", "set", "grid", "case", *OF_CASES)
 
 
 def read_sweep(path: Path) -> SweepQuestion:
@@ -137,9 +138,9 @@ def read_sweep(path: Path) -> SweepQuestion:
     if not {"plan", "grid", "case"} & found.keys():
         raise BadInput("SWEEP", "no cases", where=str(path), found=", ".join(found) or "nothing",
                        allowed="[plan], [grid] or [[case]]", fix="the guide shows a sweep")  # fmt: skip
-    for key in ("run", "gpus"):
-        if (name := found.get(key, "")).endswith(".toml"):
-            found[key] = str(path.parent / name)
+    for table, key in ((found, "run"), (found, "gpus"), (found.get("plan", {}), "gpus")):
+        if (name := table.get(key, "")).endswith(".toml"):
+            table[key] = str(path.parent / name)
     if (plan := found.pop("plan", None)) is not None:
         found["plan"] = PlanQuestion(**plan)
     found["grid"] = {key: tuple(values) for key, values in found.pop("grid", {}).items()}

@@ -72,7 +72,7 @@ class SweepQuestion:
         """Of all that decides the cases; not of limits and budgets, which may change on the way. Files count by their
         content."""
         asked = {k: v for k, v in asdict(self).items() if k not in ("limit", "budget")}
-        for name in (self.run, self.gpus):
+        for name in (self.run, self.gpus, self.plan.gpus if self.plan else ""):
             if name.endswith(".toml") and Path(name).is_file():
                 asked[name] = Path(name).read_text(encoding="utf-8", errors="replace")
         return hashlib.sha256(json.dumps(asked, sort_keys=True, default=list).encode()).hexdigest()

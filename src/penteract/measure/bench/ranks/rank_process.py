@@ -51,12 +51,21 @@ class Attempt:
         return replace(run, train=replace(run.train, steps=self.settings.warmup + self.settings.steps))
 
     def begin(self) -> None:
-        """Write that it runs, unless a later attempt has begun."""
+        """Write that it runs. Raises BadInput if a later attempt has begun."""
+        self.folder.write_status(replace(self._status(), state="running", since=now()))
+
+    def write(self, result: CaseResult) -> None:
+        """Write what was measured. Raises BadInput if a later attempt has begun: its result stays."""
+        self._status()
+        self.folder.write_result(result)
+
+    def _status(self) -> CaseStatus:
+        """The case's, while it is of this attempt."""
         status = self.folder.status()
         if status.attempt != self.number:
             raise BadInput("ATTEMPT", "another attempt at this case has begun", where=str(self.folder.path),
                            found=status.attempt, allowed=self.number)  # fmt: skip
-        self.folder.write_status(replace(status, state="running", since=now()))
+        return status
 
     def end(self, status: CaseStatus) -> None:
         """Write how it ended, if nobody has; what is known of earlier attempts stays."""
@@ -82,7 +91,7 @@ def measure(attempt: Attempt, rank: Rank) -> None:
             rank.device, attempt.began, now(), [host for _, _, host in every], [some for _, some, _ in every],
             settings.command,
         )  # fmt: skip
-        attempt.folder.write_result(CaseResult(attempt=attempt.number, measured=measured, provenance=source))
+        attempt.write(CaseResult(attempt=attempt.number, measured=measured, provenance=source))
     rank.barrier()
 
 
