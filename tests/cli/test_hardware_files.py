@@ -134,6 +134,12 @@ def test_options_have_bounds(tell: Tell, words: list[object], line: str) -> None
     assert told.code == 2 and line in told.err and told.err.count("\n") == 1, told
 
 
+def test_a_small_product_on_a_busy_cpu_has_a_rate(tell: Tell, tmp_path: Path) -> None:
+    first = r"^  \[1, 512, 512, 512, 51.91\]"
+    slow = changed(tmp_path, (first, "  [1, 64, 64, 64, 7.2e-05],\n  [1, 512, 512, 512, 51.91]"))
+    assert tell("plan", "--gpus", slow, *ASKED).code == 0
+
+
 def test_few_measurements_are_enough(tell: Tell, tmp_path: Path) -> None:
     """One shape tells no term of a product from another; one point is a rate without a latency."""
     one = (r"(?s)^\[gemm.bf16\]\nshapes = \[.*?^\]", "[gemm.bf16]\nshapes = [[1, 4096, 4096, 4096, 600.0]]")

@@ -104,6 +104,13 @@ def test_a_folder_that_is_full_is_refused(site: Path, capsys: pytest.CaptureFixt
     assert said.startswith("error[FILE]: it exists already · --export · found") and said.count("\n") == 1
 
 
+def test_files_cannot_follow_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explore", "--runs", str(tmp_path), "--export", str(tmp_path / "site")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error[USAGE]: files for a web server cannot follow runs · --runs") and said.count("\n") == 1
+    assert not (tmp_path / "site").exists()
+
+
 @pytest.mark.parametrize("seed", [101, 103, 106, 108, 112, 118, 123, 127])
 def test_it_answers_as_the_command_line(live: Opened, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     live.go(drawn(seed))

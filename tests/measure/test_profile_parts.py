@@ -7,15 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from penteract.cli import main
+from penteract.config.hardware import cluster
 from penteract.config.rules.resolve import resolve
 from penteract.engine.rank.failures import from_exception, is_of_a_peer
 from penteract.errors import OutOfMemory
 from penteract.measure.profile.attribution import attribute, split_evenly
 from penteract.measure.profile.out_of_memory import out_of_memory_line
+from penteract.measure.profile.prediction import ask_of_run
 from penteract.measure.profile.show.difference import as_difference, changes
 from penteract.measure.profile.show.profile_text import as_text
 from penteract.measure.profile.trace_events import recorded_steps
 from penteract.measure.schemas.profile import read_profile
+from penteract.planner.ask import as_axes
+from penteract.planner.plan import estimator, plan_one
+from penteract.planner.report.smaller_layouts import smaller
 
 PROFILES = Path(__file__).parent / "profiles"
 PARTS = {"forward linear (a.py:1)": "compute", "start all_gather (a.py:2)": "tensor"}
@@ -72,3 +78,24 @@ def test_a_run_without_memory_is_told_owners_and_what_fits():
     assert "error[MEMORY]: no memory left · found planned for the fullest rank: " in line
     assert "of a step" in line
     assert line.count("\n") == 0
+
+
+def test_the_optimizer_on_the_host_is_among_what_fits():
+    run = resolve(None, "llama-3.2-1b", ["parallel.dp=8", "batch.sequence_length=1024"]).run
+    axes = {axis: (value,) for axis, value in as_axes(run.layout).items()}
+    plan = plan_one(ask_of_run(run, cluster("8xH100")), axes, estimator)
+    need = plan.best.estimate.allocated
+    found = {one.keys: one.allocated for one in smaller(plan, need)}
+    assert found["--memory.offload_optimizer true"] < need
+    assert found["--parallel.zero 1"] < need
+    assert all(size <= need for size in found.values())
+
+
+@pytest.mark.parametrize("word", ["parallel.tp=2", "--gpus=8xH100", "--out=new"])
+def test_two_profiles_are_compared_as_they_are(word: str, capsys: pytest.CaptureFixture[str]):
+    file = str(PROFILES / "tiny_tp2_pp2.json")
+    assert main(["profile", file, file]) == 0
+    assert "it may be noise" in capsys.readouterr().out
+    assert main(["profile", file, file, word]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("error[USAGE]: two profiles take no values of a run") and told.err.count("\n") == 1

@@ -56,6 +56,9 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
     With --export the page is written as files, in which the planner runs in the browser.
     """
     if export is not None:
+        if runs is not None:
+            raise BadInput("USAGE", "files for a web server cannot follow runs", where="--runs", found="--export too",
+                           fix="leave one of them out")  # fmt: skip
         return _export(export, _opening(model, gpus, layout, seq, batch, precision), json=json)
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise BadInput("EXTRA", f"explore needs {' and '.join(missing)}", found="none",

@@ -59,7 +59,9 @@ def profile(  # noqa: PLR0913 (the options of a verb are its parameters)
     set, as of train. Nothing of the run is changed.
     """
     if other is not None:
-        return _compare(run, other, overrides, every=all, json=json)
+        ours = {"--preset": preset, "--gpus": gpus, "--init": init, "--out": out}
+        words = [*overrides, *(name for name, value in ours.items() if value is not None)]
+        return _compare(run, other, words, every=all, json=json)
     resolved, file, weights = _resolved(run, preset, init, overrides)
     if gpus is not None:
         estimator_of(resolved.run, cluster(gpus))  # what it cannot predict is refused before anything is measured
@@ -105,9 +107,11 @@ def _folder(resolved: Resolved) -> Path:
     return Path("profiles") / f"{datetime.now().astimezone():%Y-%m-%d}_{plain}_{secrets.token_hex(3)}"
 
 
-def _compare(run: str | None, other: str, overrides: Sequence[str], *, every: bool, json: bool) -> int:
-    if overrides:
-        raise BadInput("USAGE", "two profiles take no values of a run", found=printable(overrides[0], 80))
+def _compare(run: str | None, other: str, words: Sequence[str], *, every: bool, json: bool) -> int:
+    """`words`: of the command line that belong to a run, of which there is none."""
+    if words:
+        raise BadInput("USAGE", "two profiles take no values of a run", found=printable(words[0], 80),
+                       fix="leave it out, or name one run")  # fmt: skip
     before, after = read_profile(Path(str(run))), read_profile(Path(other))
     print(as_difference(before, after, every=every, json=json))
     return 0

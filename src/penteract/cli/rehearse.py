@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from penteract.cli.torch_modules import torch_module
 from penteract.config.hardware import HEADROOM, cluster
 from penteract.config.rules.resolve import resolve
-from penteract.errors import Bug, OutOfMemory
+from penteract.errors import BadInput, Bug, OutOfMemory
 from penteract.planner.options import check_option
 from penteract.planner.settle_budget import settle_budget
 from penteract.units import show_bytes
@@ -30,7 +30,7 @@ def rehearse(  # noqa: PLR0913 (the options of a verb are its parameters)
     run: Annotated[Path | None, Parameter(help="A run file; see `penteract init` and `penteract plan --out`.")] = None,
     /,
     *,
-    rank: Annotated[int, Parameter(help="The rank to rehearse.")] = 0,
+    rank: Annotated[int | None, Parameter(help="The rank to rehearse; by default 0.")] = None,
     corners: Annotated[bool, Parameter(negative="", help="Rehearse a rank of every kind instead.")] = False,
     gpus: Annotated[str | None, Parameter(help="The GPUs that it is for, as `plan` takes them: 512x8xH100.")] = None,
     headroom: Annotated[float, Parameter(help="Share of a GPU's memory that is kept free of tensors.")] = HEADROOM,
@@ -45,12 +45,15 @@ def rehearse(  # noqa: PLR0913 (the options of a verb are its parameters)
     one line; 71: a rank does not fit its GPU. Any value of a run file can be set: `--section.key VALUE`.
     """
     check_option("--headroom", headroom)
+    if corners and rank is not None:
+        raise BadInput("USAGE", "a rank of every kind, or one rank", where="--corners", found=f"--rank {rank} too",
+                       fix="leave one of them out")  # fmt: skip
     on = cluster(gpus) if gpus is not None else None
     resolved, _ = settle_budget(resolve(run, preset, list(overrides), on.gpus if on is not None else None))
     rehearsing = torch_module("measure.rehearse.rehearsing", "a rehearsal needs")
     texts = torch_module("measure.rehearse.text", "a rehearsal needs")
     made: Any = rehearsing.rehearse_run(
-        resolved.run, rank, on, every_kind=corners, headroom=headroom, progress=None if json else _progress
+        resolved.run, rank or 0, on, every_kind=corners, headroom=headroom, progress=None if json else _progress
     )
     if json:
         print(json_module.dumps(made.as_dict()))

@@ -124,6 +124,16 @@ def collective_left_out(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Executor, "all_reduce", all_reduce))
 
 
+def no_wires_at_all(stack: ExitStack) -> None:
+    """A rank that starts nothing."""
+    real = wires.WireLog.start
+
+    def start(self: wires.WireLog, *about: Any, **named: Any) -> Any:
+        return real(self if self.findings.rank != RANK else wires.WireLog(self.findings), *about, **named)
+
+    stack.enter_context(patch.object(wires.WireLog, "start", start))
+
+
 # ---- registers ---------------------------------------------------------------------------------------------------
 
 

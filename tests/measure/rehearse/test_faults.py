@@ -23,6 +23,7 @@ FAULTS: tuple[tuple[Fault, Layout, str, str], ...] = (
     (faults.group_never_made, PLAIN, "GROUP", "{0,1}, a group that no round makes"),
     (faults.collectives_in_another_order, PLAIN, "COLLECTIVE", "reduce bucket"),
     (faults.collective_left_out, PLAIN, "COLLECTIVE", "has no partner on rank 1"),
+    (faults.no_wires_at_all, PLAIN, "COLLECTIVE", "has no partner on rank"),
     (faults.register_freed_too_early, PLAIN, "FREED", "freed after"),
     (faults.free_left_out, PLAIN, "KEPT", "is never freed"),
     (faults.wait_left_out, PLAIN, "WAIT", "still fills it"),

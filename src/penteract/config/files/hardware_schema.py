@@ -16,7 +16,7 @@ _TEXT, _NOTE = Text(), Note()
 _DOMAIN = Number(int, 1, 2**20, or_zero=True)  # 0: a fabric between nodes
 _RANKS = Number(int, 2, 2**20)
 _GIB = Number(float, 2**-10, 2**20)
-_TFLOPS = Number(float, 1e-3, 1e6)
+_TFLOPS = Number(float, 1e-6, 1e6)  # a small product on a busy CPU is far below a GFLOP/s
 _PEAK = Number(float, 1e-3, 1e6, or_zero=True)  # 0: no such products
 _RATE = Number(float, 1e-3, 1e6)  # GB/s
 _MICROSECONDS = Number(float, 1e-3, 1e9)

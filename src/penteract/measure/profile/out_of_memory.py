@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 from penteract.config.hardware import Cluster, cluster
 from penteract.config.run import RunSpec
-from penteract.errors import BadInput, OutOfMemory, PenteractError
+from penteract.errors import OutOfMemory, PenteractError
 from penteract.measure.profile.prediction import ask_of_run, estimator_of
 from penteract.planner.ask import as_axes
-from penteract.planner.plan import Plan, estimator, plan_one
-from penteract.planner.report.smaller_layouts import other_step, same_step
+from penteract.planner.plan import estimator, plan_one
+from penteract.planner.report.smaller_layouts import smaller
 from penteract.units import show_bytes
 
 _CURVES = "1xH200"  # where the device has no curves, prices are ratios of its
 _LESS = 0.9  # of the present bytes, where nothing tells how many there are
 _MOST = 3
-
-
-class SmallerLayout(NamedTuple):
-    """A change with what it needs, and the share of a step that it costs; negative: it gains."""
-
-    what: str
-    allocated: int
-    price: float
 
 
 def out_of_memory_line(line: str, run: RunSpec, limit: int = 0, gpus: str | None = None) -> str:
@@ -42,7 +31,7 @@ def explained(line: str, run: RunSpec, limit: int, found: Cluster) -> OutOfMemor
     need, memory = plan.best.estimate.allocated, plan.best.estimate.memory
     most = min(limit, need) if limit and need > limit else int(_LESS * need)
     owners = ", ".join(f"{owner} {show_bytes(n)}" for owner, n in sorted(memory.items(), key=lambda kn: -kn[1]) if n)
-    some = sorted(smaller(plan, most), key=lambda one: one.price)[:_MOST]
+    some = smaller(plan, most)[:_MOST]
     basis = "" if found.curves is not None or gpu_named(run) else f" by curves of {_CURVES}"
     texts = [f"{one.what} ({show_bytes(one.allocated)}, {one.price:+.0%} of a step{basis})" for one in some]
     what = line.removeprefix("error[MEMORY]: ").split(" · ")[0]
@@ -55,22 +44,6 @@ def explained(line: str, run: RunSpec, limit: int, found: Cluster) -> OutOfMemor
 def gpu_named(run: RunSpec) -> bool:
     """Whether the run asks for GPUs."""
     return run.precision.device == "cuda"
-
-
-def smaller(plan: Plan, most: int) -> Iterator[SmallerLayout]:
-    """The changes of one decision that need at most `most` bytes."""
-    own, before = as_axes(plan.best.layout), plan.best.time.seconds
-    for group in (same_step, other_step):
-        for what, changes in group(plan, plan.best.layout):
-            if not changes.keys() <= own.keys():
-                continue
-            axes = {axis: (value,) for axis, value in {**own, **changes}.items()}
-            try:
-                other = plan_one(plan.ask, axes, estimator).best
-            except BadInput:
-                continue
-            if other.estimate.allocated <= most:
-                yield SmallerLayout(what, other.estimate.allocated, other.time.seconds / before - 1)
 
 
 def _cluster(run: RunSpec, gpus: str | None) -> Cluster:

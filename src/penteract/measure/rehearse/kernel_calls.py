@@ -57,7 +57,6 @@ class KernelCounter:
     findings: Findings
     log: WireLog
     routing: Routing
-    received: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     counts: dict[KernelCall, int] = field(default_factory=dict[KernelCall, int])
     workspaces: dict[KernelCall, int] = field(default_factory=dict[KernelCall, int])
     _measured: dict[tuple[Any, ...], MeasuredCall] = field(default_factory=dict[tuple[Any, ...], MeasuredCall])

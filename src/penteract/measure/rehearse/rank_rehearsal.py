@@ -57,6 +57,7 @@ class RankRehearsal:
     groups     that it makes, with the channel of messages
     kernels    how often each kind of call was made, and `workspaces`: what it makes and frees
     allocations  how many storages of so many bytes an owner was given, at the start and in the first call of each kind
+    stopped    a fault ended its walk: its wires are not all that a step has
     """
 
     rank: int
@@ -75,6 +76,7 @@ class RankRehearsal:
     allocations: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     checkpoint: PlannedFile = NO_FILE
     faults: tuple[Fault, ...] = ()
+    stopped: bool = False
 
 
 class Blank:
@@ -139,7 +141,9 @@ class _Rehearsing:
             except (Stop, *BREAKS) as error:
                 if not self.findings.faults:
                     return self._broken(error)
-                return self._made(trainer, RankRehearsal(self.rank, self._at(trainer.program), resident, 0))
+                return self._made(
+                    trainer, RankRehearsal(self.rank, self._at(trainer.program), resident, 0, stopped=True)
+                )
             held = state_slices(trainer.program, trainer.state)
             file = planned([entry(s, finite=False) for s in held], self.rank)
         found = list[OwnerCount]()
@@ -157,7 +161,7 @@ class _Rehearsing:
         """A rank whose own checks have raised."""
         self.findings.add("PROGRAM", " ".join(str(error).split()) or type(error).__name__)
         at = Mesh(self.spec.layout).coordinates(self.rank)
-        return RankRehearsal(self.rank, at, 0, 0, faults=tuple(self.findings.faults))
+        return RankRehearsal(self.rank, at, 0, 0, faults=tuple(self.findings.faults), stopped=True)
 
     def _start(self) -> Trainer:
         """The run's own start, at a place without numbers."""

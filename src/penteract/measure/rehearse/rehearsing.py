@@ -20,7 +20,7 @@ from penteract.measure.rehearse.findings import Fault
 from penteract.measure.rehearse.partners import unmatched
 from penteract.measure.rehearse.rank_kinds import corners, peers
 from penteract.measure.rehearse.rank_rehearsal import RankRehearsal, rehearse_rank
-from penteract.measure.rehearse.smaller import smaller
+from penteract.measure.rehearse.smaller import smaller_runs
 from penteract.measure.rehearse.wires import RehearsedWire
 from penteract.measure.schemas.rehearsal import (
     Allocations,
@@ -72,7 +72,8 @@ def rehearse_run(
     began, lay = time.process_time(), spec.layout
     check_legal(spec.model, lay, spec.sequence_length)
     if not 0 <= rank < lay.world:
-        raise BadInput("RANK", "the run has no such rank", where="--rank", found=rank, allowed=f"0 to {lay.world - 1}")
+        raise BadInput("RANK", "the run has no such rank", where="--rank", found=rank, allowed=f"0 to {lay.world - 1}",
+                       fix=f"--rank {lay.world - 1}, or a layout of more ranks")  # fmt: skip
     if cluster is not None and cluster.gpus != lay.world:
         raise BadInput("RANKS", "a rank has a GPU of its own", where="--gpus", found=f"{cluster.gpus} GPUs",
                        allowed=f"{lay.world}, as the layout has ranks",
@@ -86,7 +87,7 @@ def rehearse_run(
             progress(len(done), all_of_them)
         done.append(rehearse_rank(spec, number, target, steps=steps))
     faults = [fault for one in done for fault in one.faults]
-    if all(one.first for one in done):  # no rank has stopped
+    if not any(one.stopped for one in done):
         faults += unmatched(done)
     usable = cluster.usable(headroom) or None if cluster is not None else None
     made = tuple(_public(one, lay, chosen[one.rank], usable) for one in done if one.rank in chosen)
@@ -97,7 +98,7 @@ def rehearse_run(
         precision=spec.precision.dtype, sequence_length=spec.sequence_length, device=target.name,
         usable=usable, ranks=made, held_against={str(r): axis for r, axis in against.items()},
         mismatches=_mismatches(faults),
-        smaller=smaller(spec, cluster, usable) if too_large and cluster is not None and usable is not None else (),
+        smaller=smaller_runs(spec, cluster, usable) if too_large and cluster is not None and usable is not None else (),
         assumed=_assumed(lay, target), cpu_seconds=time.process_time() - began,
     )  # fmt: skip
 

@@ -39,11 +39,12 @@ def _in_full(one: RehearsedRank, made: Rehearsal) -> Iterator[str]:
     busiest = max(one.timeline, key=lambda point: point.most, default=None)
     when = f", in {busiest.action}" if busiest is not None else ""
     room = "" if made.usable is None else f" of {show_bytes(made.usable)}"
-    yield f"  start       {show_bytes(one.resident)} on the device; {len(one.groups)} process groups: {_groups(one)}"
+    yield f"  start       {show_bytes(one.resident)} on the device; {_groups(one)}"
     yield f"  step        {show_bytes(one.peak)}{room} at its peak{when}; the plan says {show_bytes(one.predicted)}"
     yield from _table([("  owner", "most", "at the peak", "plan", ""), *map(_owner, one.owners)])
-    yield "  on wires, a step"
-    yield from _table([("  what", "over", "calls", "bytes"), *_wires(one.wires)])
+    if one.wires:
+        yield "  on wires, a step"
+        yield from _table([("  what", "over", "calls", "bytes"), *_wires(one.wires)])
     calls = sum(k.calls for k in one.kernels)
     yield f"  kernels     {show_whole(calls)} calls of {len(one.kernels)} kinds in two steps; the largest workspaces:"
     largest = sorted(one.kernels, key=lambda k: -k.workspace)[:_KERNELS]
@@ -59,7 +60,7 @@ def _in_full(one: RehearsedRank, made: Rehearsal) -> Iterator[str]:
 
 def _groups(one: RehearsedRank) -> str:
     texts = [f"{g.axis} of {show_whole(g.ranks)}" + (f" for {g.channel}s" if g.channel else "") for g in one.groups]
-    return ", ".join(texts) or "none"
+    return f"{len(texts)} process group{'s' * (len(texts) > 1)}: {', '.join(texts)}" if texts else "no process groups"
 
 
 def _owner(o: OwnerBytes) -> tuple[str, ...]:
@@ -101,7 +102,8 @@ def _checked(made: Rehearsal) -> Iterator[str]:
     for mismatch in made.mismatches:
         yield str(mismatch)
     if not made.mismatches:
-        yield f"Nothing is wrong: rehearsed in {made.cpu_seconds:.1f} s of one core."
+        found = "No mismatch, but it does not fit" if made.fits is False else "Nothing is wrong"
+        yield f"{found}: rehearsed in {made.cpu_seconds:.1f} s of one core."
 
 
 def too_large(made: Rehearsal) -> tuple[str, str]:

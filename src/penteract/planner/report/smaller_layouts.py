@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from penteract.config.case import AXES as KEYS
 from penteract.config.catalog.hardware import tables
 from penteract.config.layout import Layout
-from penteract.planner.plan import Plan
+from penteract.errors import BadInput
+from penteract.planner.ask import as_axes, as_word
+from penteract.planner.plan import Plan, estimator, plan_one
 
 Changes = Mapping[str, Any]  # axes of a layout, and other keys of a question, with their new values
 
@@ -19,8 +22,11 @@ def same_step(plan: Plan, lay: Layout) -> Iterator[tuple[str, Changes]]:
     if lay.recompute != ("*",):
         yield "recompute norms and activation", {"recompute": "tp_all_gather+rms_norm+swiglu"}
         yield "recompute all", {"recompute": "full"}
-    if lay.micro_batch_size > 1:
-        yield f"micro-batch {lay.micro_batch_size // 2}", {"micro_batch_size": lay.micro_batch_size // 2}
+    if lay.recompute and (lay.recompute_every > 1 or lay.recompute_first):
+        yield "recompute in all layers", {"recompute_every": 1, "recompute_first": 0}
+    size = lay.micro_batch_size
+    while (size := size // 2) > 0:
+        yield f"micro-batch {size}", {"micro_batch_size": size}
     if lay.loss != "chunked":
         yield "loss in chunks", {"loss": "chunked"}
     if not lay.offload_optimizer:
@@ -66,3 +72,32 @@ GROUPS: tuple[tuple[str, _Candidates], ...] = (
     ("The same step on other GPUs", other_gpus),
     (_SAME, by_search),
 )
+
+
+class SmallerLayout(NamedTuple):
+    """A change with what it needs, and the share of a step that it costs; negative: it gains. `keys`: the change as
+    options of `train`."""
+
+    what: str
+    keys: str
+    allocated: int
+    price: float
+
+
+def smaller(plan: Plan, most: int) -> list[SmallerLayout]:
+    """The changes of the plan's best layout that leave the step and the GPUs as they are, and need at most `most`
+    bytes; the cheapest first."""
+    own, before = as_axes(plan.best.layout), plan.best.time.seconds
+    found = list[SmallerLayout]()
+    for what, changes in same_step(plan, plan.best.layout):
+        try:
+            other = plan_one(plan.ask, {axis: (value,) for axis, value in {**own, **changes}.items()}, estimator).best
+        except BadInput:
+            continue
+        if (need := other.estimate.allocated) <= most:
+            found.append(SmallerLayout(what, _as_options(changes), need, other.time.seconds / before - 1))
+    return sorted(found, key=lambda one: one.price)
+
+
+def _as_options(changes: Changes) -> str:
+    return " ".join(f"--{KEYS[axis]} {as_word(value).replace('+', ',')}" for axis, value in changes.items())
