@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from penteract.errors import BadInput, CorruptData, DiskFailure
-from penteract.measure.schemas.json_values import from_json
 from penteract.measure.schemas.sweep import (
     SCHEMA,
     CaseHandle,
@@ -22,6 +21,7 @@ from penteract.measure.schemas.sweep import (
     SweepSettings,
 )
 from penteract.measure.schemas.sweep_folder import SweepFolder
+from penteract.measure.schemas.typed_json import from_json
 
 CASE = SweepCase(
     name="001_tp2", number=1, origin="grid", varied={"parallel.tp": 2}, model="tiny", parameters=855_000,
@@ -104,9 +104,9 @@ def test_what_is_missing_is_named(folder: SweepFolder, tmp_path: Path) -> None:
 def test_keys_of_later_versions_are_left_out_and_numbers_are_exact() -> None:
     found = from_json(CasePrediction, {"allocated_bytes": 2**60 + 1, "step_s": 1, "new": []})
     assert found == CasePrediction(allocated_bytes=2**60 + 1, step_s=1.0) and isinstance(found.step_s, float)
-    with pytest.raises(ValueError, match=r"predicted\.allocated_bytes is missing"):
+    with pytest.raises(ValueError, match=r"predicted\.allocated_bytes: missing"):
         from_json(CasePrediction, {}, "predicted")
-    with pytest.raises(ValueError, match=r"allocated_bytes is 1\.5, not int"):
+    with pytest.raises(ValueError, match=r"allocated_bytes: 1\.5 is not int"):
         from_json(CasePrediction, {"allocated_bytes": 1.5})
 
 

@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast
 
 from penteract.config.files.regular import read_regular
 from penteract.errors import BadInput, CorruptData, DiskFailure
-from penteract.measure.schemas.json_values import from_json
 from penteract.measure.schemas.sweep import (
     ENDED,
     SCHEMA,
@@ -26,6 +25,7 @@ from penteract.measure.schemas.sweep import (
     SweepRow,
     SweepSettings,
 )
+from penteract.measure.schemas.typed_json import from_json
 
 _T = TypeVar("_T")
 _LARGEST = 2**26  # bytes of a file
