@@ -342,6 +342,15 @@ def test_cases_of_a_shape_are_an_array(launcher: SlurmLauncher, tmp_path: Path) 
     assert (tmp_path / "cancelled").read_text() == "--quiet 12_0 13_1\n"
 
 
+def test_of_several_arrays_all_are_submitted_or_none_runs(launcher: SlurmLauncher, tmp_path: Path) -> None:
+    sbatch = tmp_path / "bin" / "sbatch"
+    refuses = f"[ $(ls {tmp_path}/batches | wc -l) -lt 1 ] || {{ echo 'Requested node configuration' >&2; exit 1; }}"
+    sbatch.write_text(sbatch.read_text().replace("#!/bin/bash\n", f"#!/bin/bash\n{refuses}\n"))
+    with pytest.raises(BadInput, match="Requested node configuration"):
+        launcher.start(jobs(tmp_path, 1, 8))
+    assert (tmp_path / "cancelled").read_text() == "--quiet 12\n"
+
+
 def test_what_jobs_leave_and_what_slurm_says(launcher: SlurmLauncher, tmp_path: Path) -> None:
     handles = launcher.start(made := jobs(tmp_path, *[1] * 8))
     (tmp_path / "squeue").write_text(SQUEUE)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penteract.api import plan
+from penteract.cli.app import main
 from penteract.cli.benching.sweep_options import SweepOptions, question_of, read_grid
 from penteract.cli.resolve.overrides import split_overrides
 from penteract.config.hardware import cluster
@@ -179,6 +180,12 @@ def test_options_make_the_same_questions(tmp_path: Path) -> None:
 def test_what_options_may_not_say(target: str, given: SweepOptions, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         question_of(target, given)
+
+
+@pytest.mark.parametrize("words", [["slurm.partition=gpu"], ["--slurm.nodes", "2"], ["--usd-per-gpu-hour", "2"]])
+def test_what_jobs_need_is_refused_where_there_are_none(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "tiny", "--grid", "tp=1/2", "--dry-run", *words]) == 2
+    assert "only jobs of Slurm need that" in capsys.readouterr().err
 
 
 def test_a_grid_of_words() -> None:

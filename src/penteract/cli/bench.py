@@ -95,12 +95,12 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
     settings = {"gpus": gpus, "ranks": ranks, "steps": steps, "warmup": warmup, "limit": limit, "budget": budget,
                 "headroom": headroom, "data": data}  # fmt: skip
     plan = {"seq": seq, "batch": batch, "fix": fix, "precision": precision, "optimizer": optimizer}
-    of_jobs, words = slurm_words(overrides, usd_per_gpu_hour)
+    of_jobs, words = slurm_words(overrides, usd_per_gpu_hour, slurm=slurm)
     options = SweepOptions(grid=grid, top=top, plan=plan, settings=settings, words=words)
     folder = SweepFolder(Path(target))
     if folder.exists:
-        _go_on(folder, options, dry_run=dry_run, out=out)
-        if slurm or of_jobs:
+        _go_on(folder, replace(options, words=[*words, *of_jobs]), dry_run=dry_run, out=out)
+        if slurm:
             _same_launcher(folder, slurm=slurm)
     else:
         asked = question_of(target, options)

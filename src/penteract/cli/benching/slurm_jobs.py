@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penteract.config.files.read import read_overrides
+from penteract.errors import BadInput
 from penteract.measure.bench.cases.sweep_cases import Expanded, ReadyCase
 from penteract.measure.bench.slurm_launcher import SlurmLauncher, of_run
 from penteract.measure.bench.sweep_loop import job_of
@@ -15,10 +16,13 @@ from penteract.measure.schemas.sweep_folder import SweepFolder
 _SECTION = "slurm."
 
 
-def slurm_words(words: Sequence[str], usd: float | None) -> tuple[list[str], list[str]]:
-    """(keys of `[slurm]`, the other overrides). They decide no result: a sweep with others is the same sweep."""
+def slurm_words(words: Sequence[str], usd: float | None, *, slurm: bool) -> tuple[list[str], list[str]]:
+    """(keys of `[slurm]`, the other overrides). They decide no result: a sweep with others is the same sweep.
+    Raises BadInput for them without --slurm: cases would run here."""
     own = [word for word in words if word.removeprefix("--").startswith(_SECTION)]
     price = [f"slurm.usd_per_gpu_hour={usd}"] if usd is not None else []
+    if not slurm and (alone := [*own, *price]):
+        raise BadInput("USAGE", "only jobs of Slurm need that", found=alone[0], fix="--slurm, or leave it out")
     return [*own, *price], [word for word in words if word not in own]
 
 

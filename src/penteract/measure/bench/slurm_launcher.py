@@ -13,7 +13,7 @@ from typing import Literal
 
 from penteract.config.rules.resolve import resolve
 from penteract.config.run import RunSpec, Slurm
-from penteract.errors import BadInput, DiskFailure, PeerLost
+from penteract.errors import BadInput, DiskFailure, PeerLost, PenteractError
 from penteract.measure.bench.launcher import CaseJob, JobState
 from penteract.slurm.answers import RUNNING, WAITING, Answer, ask
 from penteract.slurm.array_job import EXIT, LOG, ArrayJob, ArrayTask
@@ -79,19 +79,31 @@ class SlurmLauncher:
             yield array, array.text(slurm), cost_line(shape, slurm, limit + SPARE_S, len(group))
 
     def start(self, jobs: Sequence[CaseJob]) -> list[str]:
-        """See `Launcher`. Raises BadInput, PeerLost, DiskFailure."""
-        handles = dict[Path, str]()
-        for array, batch, _ in list(self.batches(jobs)):  # all are checked before the first is submitted
-            try:
-                self._own.mkdir(parents=True, exist_ok=True)
-                number = submit(batch)
-                (self._own / f"{number}.sh").write_text(batch, encoding="utf-8")
-                (self._own / f"{number}.json").write_text(json.dumps([str(task.folder) for task in array.tasks]))
-            except OSError as e:
-                raise DiskFailure("DISK", "could not write a batch file", where=str(e.filename), found=e.strerror,
-                                  fix="free some space; the same command goes on") from e  # fmt: skip
-            handles |= {task.folder: f"{number}_{index}" for index, task in enumerate(array.tasks)}
+        """See `Launcher`. Where one array cannot be submitted, those before it end: nobody would know of them. Raises
+        BadInput, PeerLost, DiskFailure."""
+        handles, numbers = dict[Path, str](), list[str]()
+        try:
+            for array, batch, _ in list(self.batches(jobs)):  # all are checked before the first is submitted
+                numbers.append(number := self._submit(array, batch))
+                handles |= {task.folder: f"{number}_{index}" for index, task in enumerate(array.tasks)}
+        except PenteractError:
+            self.stop(numbers)
+            raise
         return [handles[job.folder.resolve()] for job in jobs]
+
+    def _submit(self, array: ArrayJob, batch: str) -> str:
+        """Submit an array, and write which attempts it has; returns its number."""
+        number = ""
+        try:
+            self._own.mkdir(parents=True, exist_ok=True)
+            number = submit(batch)
+            (self._own / f"{number}.sh").write_text(batch, encoding="utf-8")
+            (self._own / f"{number}.json").write_text(json.dumps([str(task.folder) for task in array.tasks]))
+        except OSError as e:
+            self.stop([number] if number else [])
+            raise DiskFailure("DISK", "could not write a batch file", where=str(e.filename), found=e.strerror,
+                              fix="free some space; the same command goes on") from e  # fmt: skip
+        return number
 
     def states(self, handles: Sequence[str]) -> list[JobState | None]:
         """See `Launcher`."""
@@ -139,12 +151,12 @@ class SlurmLauncher:
 
     def _state(self, handle: str, said: Answer | None) -> JobState:
         """The state of a job that has left nothing, by what Slurm says of it."""
+        if said is not None and said.state in WAITING | RUNNING:
+            state = "waiting" if said.state in WAITING else "running"
+            return JobState(state=state, seconds=said.seconds, about=said.about)
         sign = self._sign(handle)
         if said is None:
             return JobState(state="unknown", cause=sign)
-        if said.state in WAITING | RUNNING:
-            state = "waiting" if said.state in WAITING else "running"
-            return JobState(state=state, seconds=said.seconds, about=said.about)
         cause = sign or _CAUSES.get(said.state, "")
         return JobState(state="ended", exit_code=said.exit_code, cause=cause, seconds=said.seconds, about=said.about)
 
