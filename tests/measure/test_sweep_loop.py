@@ -217,6 +217,7 @@ def test_a_stop_leaves_nothing_half_done(tmp_path: Path, outlives: bool) -> None
     swept = loop(folder, launcher, stopped=lambda: turns.append(1) or len(turns) > 3).run()
     assert not swept.ended and launcher.started == ["001"]
     assert launcher.stopped == ([] if outlives else ["001 1"])
+    assert (swept.rows[0].status.gpu_seconds > 0) == (not outlives)  # what ended has cost something
     assert states(folder) == ["running" if outlives else "pending", "pending"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import product
@@ -14,7 +15,8 @@ from statistics import median
 
 import pytest
 
-from measured_sweeps import GIB, case, row, sweep
+from measured_sweeps import GIB, case, result, row, sweep
+from penteract.cli.app import main
 from penteract.errors import BadInput
 from penteract.measure.bench.alternated import make_pairs, pairs_of
 from penteract.measure.bench.results.comparison import compare, judge_pairs, pair
@@ -23,7 +25,7 @@ from penteract.measure.bench.results.heat_map import heat_map
 from penteract.measure.bench.results.heat_map_svg import colour, luminance, to_svg
 from penteract.measure.bench.results.ranking import rank, verdict
 from penteract.measure.bench.results.signed_rank import least_pairs, signed_rank
-from penteract.measure.schemas.sweep import Sweep
+from penteract.measure.schemas.sweep import CaseStatus, Sweep
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
 GOOD = sweep(
@@ -209,3 +211,29 @@ def test_pairs_again_in_turns_are_of_these_sweeps_and_no_others(tmp_path: Path) 
     rows += [row(replace(case(9), name=f"1000_001{side}"), [1.0] * 10) for side in "ab"]
     found, missing = pairs_of(sweep(*rows))
     assert [p.slower for p in found] == [2.0, 3.0 / 4.0, 1.0] and not missing
+
+
+def test_pairs_that_were_run_are_told_as_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All has been run, so nothing starts: the second is slower, though the sweeps say that both are alike."""
+    one, other, turns = (SweepFolder(tmp_path / name) for name in ("one", "other", "turns"))
+
+    def fill(folder: SweepFolder, name: str, steps: float) -> None:
+        at = folder.case(name)
+        at.write_result(result([steps] * 10, at.case()))
+        at.write_status(CaseStatus(state="done", attempt=1, counted=1))
+
+    for folder in (one, other):
+        made = sweep(row(case(1, dp=8), [1.0] * 10))
+        folder.case("001").make(made.rows[0].case, "")
+        folder.write_settings(made.settings)
+        fill(folder, "001", 1.0)
+    make_pairs(turns, one, other, compare(one.read(), other.read()).pairs, 5)
+    words = ["bench", "compare", str(one.path), str(other.path), "--pairs", "5", "--out", str(turns.path), "--json"]
+    for name in turns.settings().cases:
+        turns.case(name).write_status(CaseStatus(state="failed", attempt=1, counted=1))
+    assert main(words) == 2 and "no measured case in common" in capsys.readouterr().err
+    for name in turns.settings().cases:
+        fill(turns, name, 1.0 + name.endswith("b"))
+    assert main(words) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["of"], len(found["pairs"])) == ("slower", "cases", 5)

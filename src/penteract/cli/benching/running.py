@@ -21,16 +21,16 @@ from penteract.measure.schemas.sweep import Sweep
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
 
-def run_folder(folder: SweepFolder, *, json: bool) -> int:
+def run_folder(folder: SweepFolder, *, json: bool, tell: bool = True) -> int:
     """Run what is not over, by the sweep's launcher; returns the exit code. With `json`, an object is printed at the
-    end, and nothing else."""
+    end, and nothing else. `tell`: whether results are printed at all."""
     torch_module("measure.bench.sweep_run", "running cases needs")
     live = on_a_terminal() and not json
     with StopRequests() as stop, SweepProgress(live=live, quiet=json) as line:
         sweep = SweepRun(folder, _launcher(folder), watch=line, stopped=stop, notify=_notify).go()
-    if json:
+    if json and tell:
         print(to_json.dumps(as_dict(folder, sweep)))
-    else:
+    elif tell:
         show_ranking(sweep)
         print(f"\n{counts(sweep)} · {folder.path}")
     if sweep.ended:

@@ -161,7 +161,7 @@ def about_plan(found: PlanVerdict | None) -> Iterator[str]:
                f"{found.predicted} cases right, within {CLOSE:.0%} or their spread")  # fmt: skip
         among = "is" if found.best_in_first else "is not"
         regret = f"reaches {1 - found.regret:.1%} of the best, {found.best}: a regret of {found.regret:.1%}"
-        yield f"The plan's first, {found.first}, {regret}"
+        yield f"Of the cases with a speed, the plan's first, {found.first}, {regret}"
         yield f"The best, or a case within noise of it, {among} among the plan's first {FIRST}"
 
 

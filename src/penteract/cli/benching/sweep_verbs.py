@@ -103,7 +103,7 @@ def compare_sweeps(
     if pairs is not None:
         folder = SweepFolder(out or Path(OUT) / f"{first.name}-against-{second.name}")
         make_pairs(folder, one, other, found.pairs, pairs)
-        if code := run_folder(folder, json=json):
+        if code := run_folder(folder, json=json, tell=not json):
             return code
         found = judge_pairs(*pairs_of(folder.read()), confidence)
     _show_comparison(found, json=json, again=pairs is None)

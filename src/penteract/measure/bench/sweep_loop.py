@@ -119,10 +119,13 @@ class SweepLoop:
         if self.launcher.outlives:
             return
         self.launcher.stop([one.handle for one in self._jobs.values()])
-        for name in self._jobs:
-            case = self.folder.case(name)
-            if (status := case.status()).state not in ENDED:
+        for name, one in self._jobs.items():
+            case, seconds = self.folder.case(name), one.seconds(JobState(state="ended"))
+            status = replace(case.status(), gpu_seconds=one.spent + seconds * one.case.ranks)
+            if status.state not in ENDED:
                 _forget(case, status)
+            else:
+                case.write_status(replace(status, counted=status.attempt))
 
     # ---- what begins -----------------------------------------------------------------------------------------
 

@@ -79,9 +79,6 @@ def compare(first: Sweep, second: Sweep, confidence: float = CONFIDENCE) -> Swee
     for key in (_exact, _key, _varied):
         if not pairs:
             pairs, missing = _pairs(first, second, key)
-    if not pairs:
-        raise BadInput("COMPARE", "the sweeps have no measured case in common", found=", ".join(missing[:3]) or "none",
-                       fix="sweeps of the same layouts, model and batch")  # fmt: skip
     return judge_pairs(pairs, missing, confidence)
 
 
@@ -89,7 +86,10 @@ def judge_pairs(
     pairs: Sequence[CasePair], missing: Sequence[str] = (), confidence: float = CONFIDENCE
 ) -> SweepComparison:
     """Test pairs of cases. Of fewer than can show a difference, the timed steps are tested, in their order: that is
-    only noise within a run."""
+    only noise within a run. Raises BadInput where there are no pairs."""
+    if not pairs:
+        raise BadInput("COMPARE", "the sweeps have no measured case in common", found=", ".join(missing[:3]) or "none",
+                       fix="sweeps of the same layouts, model and batch")  # fmt: skip
     needed = least_pairs(confidence)
     by_case = len(pairs) >= needed
     tested = signed_rank([log(p.slower) for p in pairs] if by_case else _by_step(pairs), confidence)

@@ -34,8 +34,8 @@ class RankedRow:
 class PlanVerdict:
     """How good the plan was for a sweep. `right` of `predicted` cases with a predicted step were right.
 
-    regret          how much less than the best the plan's first case reaches: 0.02 is 2 % of the best's tokens/s
-    first, best     names of the plan's first case and of the measured best
+    regret          how much less than the best the first reaches: 0.02 is 2 % of the best's tokens/s
+    first, best     names of the plan's first among the cases whose speed counts, and of the measured best
     best_in_first   whether the measured best, or a case within noise of it, is among the plan's first `FIRST`
     time, memory    (mean, worst) of the errors' absolute values; None: nothing was predicted
     """
