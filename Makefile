@@ -31,9 +31,11 @@ SEED ?= $(shell date +%s)
 test-random: setup
 	$(RUN) -m pytest tests --random-order-bucket=global --random-order-seed=$(SEED) --hypothesis-profile=ci
 
+# Saves in the background, killed and failing at each of their file operations. Then
 # 200 runs that are killed and resumed, and 1,500 damaged checkpoints, drawn by a seed; resumable. `make test-faults
 # PART="--seconds 600"` draws for so long. The last result is benchmarks/results/test_faults.json.
 test-faults: setup
+	ALL_CRASH_POINTS=1 $(RUN) -m pytest tests/faults/test_background.py -q
 	$(RUN) tests/faults_long.py $(PART)
 
 # Runs and sweeps under a Slurm that is started here: two nodes on this machine, in a temporary folder, on free ports. It

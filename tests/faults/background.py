@@ -214,3 +214,23 @@ class OneRank:
         self.checkpoints.close()
         self.saves.close()
         self.saves.writer.payload.close()
+
+
+def begun(folder: Path, before: list[tuple[int, float]]) -> OneRank:
+    one = OneRank(folder)
+    for step, value in before:
+        one.save_at_once(step, value)
+    return one
+
+
+def check_next_save(one: OneRank, step: int) -> None:
+    """It tidies up."""
+    one.save(step, 88.0)
+    assert one.read() == (step, 88.0)
+    assert one.saves.failures == 0
+    assert not list(one.folder.glob("*.old"))
+    assert [p.name for p in one.folder.iterdir() if not p.name.startswith("step-")] in (
+        ["latest", "work-000001"], ["work-000001", "latest"]
+    )  # fmt: skip
+    assert not list((one.folder / "work-000001").iterdir())
+    one.close()

@@ -91,6 +91,7 @@ class StateSaver:
         if self.background is not None and background is None:
             with self.rank.progress.during("save"), self.stopping.held():
                 self.background.finish(prune=prune)
+                self.rank.barrier()  # no writer is in the folder any more that rank 0 clears for the next save
         trainer.run.settle_parameters()
         step = int(trainer.run.done)
         if step == self.checkpoints.last:

@@ -113,11 +113,12 @@ class BackgroundTracker:
         """Give it `seconds` for what is left."""
         if self.broken:
             return
+        until = time.monotonic() + seconds
         try:
             self.waiting.put(None, timeout=seconds)
         except Full:
             self._break(f"it is {_WAITING} steps behind")
-        self.thread.join(seconds)
+        self.thread.join(max(0.0, until - time.monotonic()))
         if self.thread.is_alive():
             self._break(f"it had not ended after {seconds:.0f} s")
 

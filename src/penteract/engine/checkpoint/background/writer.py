@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,11 +21,11 @@ from penteract.engine.checkpoint.background.writer_process import SIGNALS
 from penteract.errors import PenteractError
 
 _MODULE = "penteract.engine.checkpoint.background.writer_process"
-_END_S = 10.0  # for a writer without requests to end
+_END_S = 10.0  # for a writer to end that has no requests, or was killed
 
 
 class WriterDied(Exception):
-    """The writer's process has ended before it answered; its message goes on after "the writer"."""
+    """The writer's process has ended before it answered, or did not start; its message goes on after "the writer"."""
 
 
 class Process(Protocol):
@@ -64,7 +65,8 @@ def spawned(words: Sequence[str], files: Sequence[int]) -> Process:
 class BackgroundWriter:
     """Starts the writer when it is first asked, and again after it has died.
 
-    `description`: what lies where in the snapshot, as JSON. `spawn(words, files)` starts a process.
+    `description`: what lies where in the snapshot, as JSON. `spawn(words, files)` starts a process. `asked`: when the
+    last request was sent, by `time.monotonic`.
     """
 
     snapshot: SharedMemory
@@ -72,6 +74,7 @@ class BackgroundWriter:
     spawn: Callable[[Sequence[str], Sequence[int]], Process] = spawned
     payload: SharedMemory = field(default_factory=lambda: SharedMemory.of_size("requests of a writer"))
     process: Process | None = None
+    asked: float = 0.0
     _connection: socket.socket | None = None
     _received: bytes = b""
 
@@ -84,7 +87,10 @@ class BackgroundWriter:
 
     def wait(self, seconds: float) -> None:
         """Wait until there may be an answer, at most so long."""
-        select.select([] if self._connection is None else [self._connection], [], [], seconds)
+        answers = select.poll()  # `select` takes no descriptor above 1023, and a rank may have more
+        if self._connection is not None:
+            answers.register(self._connection, select.POLLIN)
+        answers.poll(1000 * seconds)
 
     def kill(self) -> None:
         """End the writer, whatever it does. The next request starts another."""
@@ -110,12 +116,17 @@ class BackgroundWriter:
         files = (theirs.fileno(), self.snapshot.fd, self.payload.fd)
         words = (os.getpid(), files[0], files[1], self.snapshot.size, files[2])
         with theirs:
-            self.process = self.spawn([str(word) for word in words], files)
+            try:
+                self.process = self.spawn([str(word) for word in words], files)
+            except OSError as e:  # too many processes, or no memory for one more
+                own.close()
+                raise WriterDied(f"did not start: {e.strerror}") from e
         self._connection, self._received = own, b""
 
     def _asked(self, do: str, payload: bytes, about: dict[str, Any]) -> Generator[None, None, str]:
         assert self._connection is not None
         self.payload.put(payload)
+        self.asked = time.monotonic()
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died: there will be no answer
             self._connection.sendall(json.dumps({"do": do, "length": len(payload), **about}).encode() + b"\n")
         while (line := self._line()) is None:
@@ -149,7 +160,10 @@ class BackgroundWriter:
             self._connection = None
         if process is None:
             return "was not running"
-        code = process.wait()
+        try:
+            code = process.wait(_END_S)
+        except subprocess.TimeoutExpired:  # killed, in a call to a disk that does not answer: it ends after that
+            return "does not end"
         return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 

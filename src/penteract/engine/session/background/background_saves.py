@@ -133,13 +133,13 @@ class BackgroundSaves:
 
     def _ask(self, do: str, payload: bytes = b"", **about: Any) -> _Waiting:
         """Ask the writer. One that does not answer in time counts as dead."""
-        asking, until = self.writer.ask(do, payload, **about), time.monotonic() + self.limit
+        asking = self.writer.ask(do, payload, **about)
         while True:
             try:
                 next(asking)
             except StopIteration as done:
                 return done.value
-            if time.monotonic() > until:
+            if time.monotonic() > self.writer.asked + self.limit:
                 self.writer.kill()
                 raise WriterDied(f"has not answered for {self.limit:.0f} s (limits.save)")
             yield
@@ -208,16 +208,18 @@ class BackgroundSaves:
         trained after it. Then old ones are removed."""
         own, before = self.checkpoints, self.checkpoints.before
         if before is not None and before.read_back is not None:
-            while before.read_back.is_reading:
+            until = time.monotonic() + self.limit
+            while (reading := before.read_back.is_reading) and time.monotonic() < until:
                 yield
-            self.rows.has_read(self.number, str(before.read_back.result() or ""))
+            late = f"rank {own.rank.number} has not read it back in {self.limit:.0f} s (limits.save)"
+            self.rows.has_read(self.number, late if reading else str(before.read_back.result() or ""))
         if own.rank.number:
             return
         error = ""
         if before is not None and before.read_back is not None:
             error = yield from self._read_by_all()
             if error:
-                log.warning("%s is not on the disk as it was written: %s", before.at.name, error)
+                log.warning("%s is not known to be on the disk as it was written: %s", before.at.name, error)
         proven = "" if before is None or error else before.at.name
         try:
             yield from self._ask("tidy", folder=str(own.folder), proven=proven, keep=own.keep, epoch=own.epoch)
