@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,12 @@ from penteract.config.hardware import cluster
 from penteract.config.rules.resolve import resolve
 from penteract.engine.rank.failures import from_exception, is_of_a_peer
 from penteract.errors import OutOfMemory
+from penteract.measure.profile.advice import beyond
 from penteract.measure.profile.attribution import attribute, split_evenly
 from penteract.measure.profile.out_of_memory import out_of_memory_line
 from penteract.measure.profile.prediction import ask_of_run
 from penteract.measure.profile.show.difference import as_difference, changes
-from penteract.measure.profile.show.profile_text import as_text
+from penteract.measure.profile.show.profile_text import as_text, price_of
 from penteract.measure.profile.trace_events import recorded_steps
 from penteract.measure.schemas.profile import read_profile
 from penteract.planner.ask import as_axes
@@ -99,3 +101,15 @@ def test_two_profiles_are_compared_as_they_are(word: str, capsys: pytest.Capture
     assert main(["profile", file, file, word]) == 2
     told = capsys.readouterr()
     assert told.err.startswith("error[USAGE]: two profiles take no values of a run") and told.err.count("\n") == 1
+
+
+def test_advice_names_where_time_is_and_nothing_of_the_measuring_itself():
+    profile = read_profile(PROFILES / "tiny_tp2_pp2.json")
+    at = next(i for i, row in enumerate(profile["waterfall"]) if row["name"] == "predicted")
+    plain: Any = {"label": "Host gaps", "about": "Nothing ran.", "level": False, "picoseconds": 10**12, "share": 0.5}
+    rows: Any = [*profile["waterfall"][: at + 1], *({**plain, "name": name} for name in ("launch", "profiler"))]
+    (one,) = beyond(rows, [], 0.01)
+    assert (one["what"], price_of(one)) == ("host gaps as predicted", "Nothing ran")
+    op: Any = {"part": "launch", "name": "update", "measured": 2 * 10**12, "predicted": 10**12}
+    (one,) = beyond(rows, [op], 0.01)
+    assert price_of(one) == "most in: update +1.00 s"

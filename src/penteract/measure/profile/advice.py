@@ -15,12 +15,13 @@ from penteract.units import show_bytes, show_step
 _LEAST = 0.01  # of a step
 _PS = 10**12
 _MOST = 5
+_OF_MEASURING = ("profiler",)  # a row that no change of the run shortens
 
 
 def advice(predicted: Prediction, waterfall: Sequence[WaterfallRow], rows: Sequence[OpRow]) -> list[Advice]:
     """The largest wins first."""
     least = _LEAST * predicted.step
-    found = [*_layouts(predicted, least), *_beyond(waterfall, rows, _LEAST)]
+    found = [*_layouts(predicted, least), *beyond(waterfall, rows, _LEAST)]
     return sorted(found, key=lambda one: -one["gain"])[:_MOST]
 
 
@@ -59,14 +60,14 @@ def _neighbours(own: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from ((f"schedule {name}", {"schedule": name}) for name in ("1f1b", "zb_h1") if name != own["schedule"])
 
 
-def _beyond(waterfall: Sequence[WaterfallRow], rows: Sequence[OpRow], least: float) -> Iterator[Advice]:
+def beyond(waterfall: Sequence[WaterfallRow], rows: Sequence[OpRow], least: float) -> Iterator[Advice]:
     """Parts that take longer than predicted, with the ops that make most of it."""
     at = next(i for i, row in enumerate(waterfall) if row["name"] == "predicted")
     for row in waterfall[at + 1 :]:
-        if row["level"] or row["picoseconds"] <= 0 or row["share"] < least:
+        if row["level"] or row["name"] in _OF_MEASURING or row["picoseconds"] <= 0 or row["share"] < least:
             continue
         own = [r for r in rows if r["part"] == row["name"] and r["measured"] > r["predicted"]]
         most = sorted(own, key=lambda r: r["predicted"] - r["measured"])[:2]
         ops = ", ".join(f"{r['name']} {show_step((r['measured'] - r['predicted']) / _PS, '+')}" for r in most)
         yield {"kind": "part", "what": f"{row['label'].lower()} as predicted", "gain": row["picoseconds"],
-               "price": ops or row["about"]}  # fmt: skip
+               "price": f"most in: {ops}" if ops else row["about"].rstrip(".")}  # fmt: skip

@@ -118,7 +118,7 @@ class WaterfallRow(TypedDict):
 class Advice(TypedDict):
     """A change that gains time.
 
-    gain   picoseconds of a step, predicted; `price`: what it takes in return, in words
+    gain   picoseconds of a step, predicted; `price`: what it takes in return, in words; of a part, where its time is
     kind   "layout": another value in the run file; "part": time beyond the prediction, whose cause is to be found
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Generator
@@ -73,6 +74,8 @@ def profiled(
     steps: TrainedSteps, *, count: int = PROFILED, barrier: Callable[[], None] = lambda: None
 ) -> list[RecordedStep]:
     """The last `count` of `count` + 1 steps under torch's profiler, after one with names alone."""
+    if steps.trainer.rank.device.type == "cpu":  # else each rank prints two lines of the profiler's own marks
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with named(steps.trainer), collected_between_steps():
         steps.one()
         barrier()

@@ -8,7 +8,7 @@ from html import escape
 from penteract.measure.profile.prediction import Prediction
 from penteract.measure.profile.recording import Recording
 from penteract.measure.profile.show.pictures import COLOURS, LABELS, timelines, waterfall_picture
-from penteract.measure.profile.show.profile_text import show
+from penteract.measure.profile.show.profile_text import price_of, show
 from penteract.measure.schemas.profile import MeasuredMemory, OpRow, ProfileFile
 from penteract.units import show_bytes, show_flops
 
@@ -82,7 +82,7 @@ def _body(profile: ProfileFile, predicted: Prediction, recordings: Sequence[Reco
 def _advice(profile: ProfileFile) -> str:
     rows = [
         [escape(one["what"]), show(one["gain"]), f"{one['gain'] / profile['step']['measured']:.1%}",
-         escape(("price: " if one["kind"] == "layout" else "most in: ") + one["price"])]
+         escape(price_of(one))]
         for one in profile["advice"]
     ]  # fmt: skip
     return table(["What would gain", "of a step", "share", ""], rows, names=(0, 3)) if rows else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from penteract.measure.schemas.profile import MeasuredMemory, OpRow, ProfileFile, WaterfallRow
+from penteract.measure.schemas.profile import Advice, MeasuredMemory, OpRow, ProfileFile, WaterfallRow
 from penteract.units import show_bytes, show_step
 
 _PS = 10**12
@@ -61,11 +61,15 @@ def advice_lines(profile: ProfileFile) -> Iterator[str]:
     """The largest win with its price, and further ones."""
     for i, one in enumerate(profile["advice"]):
         begin = "Largest win" if i == 0 else "Then"
-        price = f"price: {one['price']}" if one["kind"] == "layout" else f"most in: {one['price']}"
         share = one["gain"] / profile["step"]["measured"]
-        yield f"{begin}: {one['what']}, {show(one['gain'])} of a step ({share:.0%}); {price}"
+        yield f"{begin}: {one['what']}, {show(one['gain'])} of a step ({share:.0%}); {price_of(one)}"
     if not profile["advice"]:
         yield "Nothing gains more than 1% of a step."
+
+
+def price_of(one: Advice) -> str:
+    """What an advice takes, or where its time is."""
+    return f"price: {one['price']}" if one["kind"] == "layout" else one["price"]
 
 
 def _op_lines(ops: Sequence[OpRow], *, every: bool) -> Iterator[str]:
