@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,8 @@ from measure.rehearse.faults import RANK, Fault
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.run import Precision, RunSpec, Training
+from penteract.measure.rehearse.findings import Findings
+from penteract.measure.rehearse.price_check import check_price, owners
 from penteract.measure.rehearse.rehearsing import rehearse_run
 from tiny import SIZES
 
@@ -57,3 +61,14 @@ def test_a_fault_is_named(fault: Fault, layout: Layout, code: str, words: str) -
     named = [str(m) for m in found if m.code == code and words in f"{m.what} · {m.where}"]
     assert named, [str(m) for m in found]
     assert all("\n" not in line for line in named)
+
+
+@pytest.mark.parametrize(("owner", "more", "wrong"), [("host", 1, False), ("host", -1, True), ("activations", 1, True),
+                                                      ("activations", 0, False), ("workspace", -1, False)])  # fmt: skip
+def test_bytes_are_held_to_their_price(owner: str, more: int, wrong: bool) -> None:
+    price: Any = SimpleNamespace(resident={}, arena=1 << 20, routed=0, workspace=1 << 20, host=1 << 20)
+    most = {"activations": 1 << 20, "workspace": 1 << 20, "host": 1 << 20}
+    most[owner] += more
+    findings = Findings(0)
+    check_price([*owners(most, most, price)], findings)
+    assert [f.code for f in findings.faults] == ["PRICE"] * wrong

@@ -53,7 +53,7 @@ def _why(name: str, most: int, priced: int) -> str:
     """What a difference comes from, where it is none of a fault."""
     if most == priced:
         return ""
-    if name in UNPRICED:
+    if name in UNPRICED and most > priced:
         return UNPRICED[name]
     if name == WORKSPACE and most < priced:
         return "less than kernels declare for their device"
@@ -67,7 +67,7 @@ def _why(name: str, most: int, priced: int) -> str:
 def check_price(found: list[OwnerCount], findings: Findings) -> None:
     """Note each owner whose bytes the price has not, or has otherwise."""
     for o in found:
-        if o.most != max(0, o.priced) and not o.why and o.name != HOST:
+        if o.most != max(0, o.priced) and not o.why:
             findings.add(
                 "PRICE", f"{o.name} take {o.most:,} bytes, and their price says {max(0, o.priced):,}", "memory"
             )
