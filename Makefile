@@ -43,13 +43,14 @@ test-faults: setup
 test-slurm: setup
 	$(RUN) -m pytest tests/slurm/of_runs.py tests/slurm/of_sweeps.py tests/slurm/of_harness.py -x --durations=5
 
-# 10,000 drawn inputs, 2,000 layouts asked in any order, every recipe of precision for 300 steps, and every layout of 2, 4
-# and 8 ranks; the last are resumable. Their last results are benchmarks/results/drawn_10000.json, asked_2000.json,
-# precision_300.json and test_all.json.
+# 10,000 drawn inputs, 2,000 layouts asked in any order, every recipe of precision for 300 steps, twelve rehearsals beside
+# their runs, and every layout of 2, 4 and 8 ranks; the last are resumable. Their last results are in benchmarks/results:
+# drawn_10000.json, asked_2000.json, precision_300.json, rehearsed_12.json and test_all.json.
 test-all: test test-faults pyodide
 	$(RUN) tests/drawn_long.py
 	$(RUN) tests/asked_long.py
 	$(RUN) tests/precision_long.py
+	$(RUN) tests/rehearsed_long.py
 	$(RUN) tests/sweep.py
 
 # What is above the torch line, in a browser's Python under node: the same answers to the last digit.

@@ -1,6 +1,6 @@
 """A rehearsal is the run: on eight ranks of gloo, every call on a wire and every byte, for drawn layouts.
 
-`make test-all` tries the twelve of `benchmarks/rehearsed_truth.py`, which writes a record.
+`make test-all` tries twelve (`tests/rehearsed_long.py`, which writes a record).
 """
 
 from __future__ import annotations
