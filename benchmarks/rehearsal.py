@@ -27,8 +27,11 @@ def measured(file: str) -> dict[str, object]:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     made = json.loads(done.stdout)
     return {
-        "layout": made["layout"], "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
-        "most_gib": round(after.ru_maxrss / 2**20, 2), "mismatches": made["mismatches"], "peak": made["ranks"][0]["peak"],
+        "layout": made["layout"],
+        "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "most_gib": round(after.ru_maxrss / 2**20, 2),
+        "mismatches": made["mismatches"],
+        "peak": made["ranks"][0]["peak"],
         "held_against": made["held_against"],
     }
 

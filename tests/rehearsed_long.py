@@ -1,5 +1,6 @@
-"""Twelve drawn layouts of eight ranks, rehearsed and run: every call on a wire in order, and every byte, are equal. Run by
-`make test-all`, which leaves the result in benchmarks/results/rehearsed_12.json.
+"""Twelve drawn layouts of eight ranks, rehearsed and run: every call on a wire in order, and every byte, are equal.
+
+Run by `make test-all`, which leaves the result in benchmarks/results/rehearsed_12.json.
 """
 
 from __future__ import annotations
