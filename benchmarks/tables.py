@@ -651,6 +651,24 @@ order by one planner, each compared with the estimate of a new planner.
     )
 
 
+def rehearsals() -> str:
+    found, runs = record("rehearsal"), record("rehearsed_12")
+    rows = [(f"`{row['layout']}`", 1 + len(row["held_against"]), f"{row['cpu_s']:.0f}", f"{row['most_gib']:.2f}",
+             f"{row['peak'] / 2**30:.2f}", len(row["mismatches"])) for row in found["rows"]]  # fmt: skip
+    wrong = sum(bool(row["differences"]) for row in runs["rows"])
+    return section(
+        "Rehearsals",
+        f"""\
+One rank of Llama-3.1-405B on 4,096 GPUs, with the ranks that it is held against, on a CPU without a GPU: CPU seconds and
+memory of the process, and the peak that the rank would allocate.
+
+The second record has {runs["layouts"]} drawn layouts of eight ranks, rehearsed and run under gloo: every call on a wire in
+order, and every byte. {wrong} of them differ.""",
+        table("layout | ranks walked | CPU seconds | GiB of the process | GiB allocated | mismatches", rows),
+        records=["rehearsal.json", "rehearsed_12.json"],
+    )
+
+
 def explore_page() -> str:
     found = record("explore_page")
     rows = [(f"{page}: {what}", f"{took['median']:.2f}", f"{took['worst']:.2f}")
@@ -714,7 +732,7 @@ NOT_MEASURED = """\
 
 SECTIONS = (against_torchtitan, triton_kernels, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
             optimizer_update, update_forms, loss_forms, captured_step, parity, drawn_faults, background_saves, training_runs, precision_recipes, other_trainers, planner_speed,
-            explore_page, rates)  # fmt: skip
+            rehearsals, explore_page, rates)  # fmt: skip
 
 
 def page() -> str:
