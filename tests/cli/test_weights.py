@@ -74,7 +74,7 @@ def test_a_run_and_one_of_its_steps(tell: Tell, started: Calls, tmp_path: Path) 
         (["--model.vocab_size", "264"], r"INIT.*model.vocab_size · found 264 / allowed >= 272"),
         (["--model.rope_theta", "5"], r"INIT.*model.rope_theta · found 5.0 / allowed 10000.0"),
         (["--model.moe.experts=4", "model.moe.top_k=2", "model.moe.ffn_size=8"], "INIT.*model.moe · found MoESpec"),
-        (["--resume", "llama"], r"RUN.*without run.toml"),
+        (["--resume", "llama"], r"USAGE.*a resumed run has its own weights"),
     ],
 )  # fmt: skip
 def test_another_model_is_named_by_field(tell: Tell, started: Calls, llama: Path, words: list[str], line: str) -> None:

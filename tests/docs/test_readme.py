@@ -16,6 +16,7 @@ import pytest
 
 import forks
 from explore.served import served
+from penteract.cli.app import _app
 from penteract.cli.resolve.overrides import split_overrides
 from penteract.config.files.write import template
 from penteract.config.rules.resolve import resolve
@@ -70,7 +71,10 @@ TRAINING = [c for c in COMMANDS if train_words(c) is not None]
 PLANS = [c for c in COMMANDS if c.startswith("penteract plan ")]
 CONVERTING = [c for c in COMMANDS if c.startswith("penteract convert ")]  # what was trained before
 SERVING = [c for c in COMMANDS if c.startswith("penteract explore")]  # until Ctrl-C
-QUICK = [c for c in COMMANDS if c.startswith("penteract ") and c not in (*TRAINING, *CONVERTING, *SERVING)]
+# What trains for a minute, or reads what that left: `tests/measure` runs them.
+MEASURING = [c for c in COMMANDS if c.startswith(("penteract profile ", "penteract bench "))]
+_LONGER = (*TRAINING, *CONVERTING, *SERVING, *MEASURING)
+QUICK = [c for c in COMMANDS if c.startswith("penteract ") and c not in _LONGER]
 SHOWN = [(a, b) for a, b in pairwise(BLOCKS) if b[0] == "text"]
 RUN_FILE = "8b.toml"  # the planner's; what `init` writes is a template's
 
@@ -89,7 +93,7 @@ def _timeless(output: str) -> str:
 
 def test_every_command_is_of_a_kind_that_is_tested() -> None:
     assert len(TRAINING) >= 4 and len(PLANS) >= 6 and len(CONVERTING) == 1
-    assert set(COMMANDS) == {*TRAINING, *CONVERTING, *SERVING, *QUICK, "make demo", "make test"}
+    assert set(COMMANDS) == {*_LONGER, *QUICK, "make demo", "make test"}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +133,16 @@ def test_training_commands_resolve(command: str, tmp_path: Path) -> None:
     assert world is None or found.run.layout.world == world
 
 
+@pytest.mark.parametrize("command", MEASURING)
+def test_measuring_commands_are_understood(command: str) -> None:
+    """Each option is one of the command; each value of a run that is set has a key."""
+    words, overrides = split_overrides(shlex.split(command)[1:])
+    function, _, injected = _app(words[0]).parse_args(words, print_error=False, exit_on_error=False)
+    assert callable(function) and (not overrides or "overrides" in injected)
+    world = int(words[words.index("--ranks") + 1]) if "--ranks" in words else None
+    resolve(None, "tiny", overrides, world)
+
+
 @pytest.mark.parametrize("command", QUICK)
 def test_quick_commands_run(command: str, tmp_path: Path) -> None:
     done = run(["-m", "penteract", *shlex.split(command)[1:]], tmp_path)
@@ -155,7 +169,11 @@ def test_output_is_as_shown(shown: tuple[tuple[str, str], tuple[str, str]], tmp_
 @pytest.mark.alone
 def test_training_commands_run_in_their_order(tmp_path: Path) -> None:
     """The demo, then what the page does after it, each for a few steps: what `latest` means follows from the order."""
-    page = [c for c in COMMANDS if c.startswith("penteract ") and "--draw" not in c and c not in (*PLANS, *SERVING)]
+    page = [
+        c
+        for c in COMMANDS
+        if c.startswith("penteract ") and "--draw" not in c and c not in (*PLANS, *SERVING, *MEASURING)
+    ]
     for i, command in enumerate(["penteract train --preset tiny", *page]):
         words = without(shlex.split(command)[1:], "--steps")
         if words[0] == "train":

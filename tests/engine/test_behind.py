@@ -89,14 +89,13 @@ def test_a_stop_saves_the_step_before_the_one_that_was_begun(steps: Steps, tmp_p
     assert rows(tmp_path) == [1, 2, 3, 4]
     plain = session(tmp_path / "plain", "--training.steps=20", "--training.validation_every=0")
     for number in range(1, 5):
-        plain._end(plain._begin(number), (_Nobody(), _Nobody()))
+        plain._end(plain._begin(number), _Nobody())
     assert all(map(torch.equal, weights(made), weights(plain)))
     assert checkpoint.latest(tmp_path / "checkpoints").name.endswith("4")
 
 
 class _Nobody:
     def write(self, row: object) -> None: ...
-    def step(self, row: object) -> None: ...
 
 
 def test_nothing_is_learnt_after_a_step_that_is_not_finite(steps: Steps, tmp_path: Path) -> None:

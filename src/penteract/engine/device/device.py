@@ -38,6 +38,11 @@ class Device(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def uuid(self) -> str | None:
+        """What NVML knows a GPU by; None of what is no GPU."""
+        ...
+
     def share(self, ranks: int) -> None:
         """Limit this process to one rank's part of the host's cores, where `ranks` share the host."""
         ...
@@ -102,6 +107,10 @@ class Cpu:
     def name(self) -> str:
         return "cpu"
 
+    @property
+    def uuid(self) -> str | None:
+        return None
+
     def share(self, ranks: int) -> None:
         torch.set_num_threads(threads_of(ranks))
 
@@ -155,6 +164,10 @@ class Cuda:
     @property
     def name(self) -> str:
         return torch.cuda.get_device_name(self.at)
+
+    @property
+    def uuid(self) -> str | None:
+        return str(torch.cuda.get_device_properties(self.at).uuid)
 
     def share(self, ranks: int) -> None: ...
 

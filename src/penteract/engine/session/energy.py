@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from penteract.engine.device.device import device_of
+
 log = logging.getLogger("penteract")
 
 
@@ -27,9 +29,9 @@ class EnergyMeter:
     @staticmethod
     def of(device: torch.device) -> EnergyMeter:
         """The meter of a device; one without a counter where there is no GPU, no `nvidia-ml-py`, or no such counter."""
-        if device.type != "cuda" or find_spec("pynvml") is None:
+        uuid = device_of(device).uuid
+        if uuid is None or find_spec("pynvml") is None:
             return EnergyMeter()
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
         try:
             return EnergyMeter.by_uuid(import_module("pynvml"), uuid)
         except Exception as e:  # whatever a driver does, a run goes on without this number
