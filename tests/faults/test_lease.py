@@ -21,7 +21,7 @@ from penteract.errors import BadInput
 HOLDS = """
 import sys, time
 from pathlib import Path
-from penteract.engine.session import lease
+from penteract.engine.run_folder import lease
 taken = lease.take(Path(sys.argv[1])).begin()
 print(taken.epoch, flush=True)
 time.sleep(60)

@@ -80,7 +80,7 @@ class ErrorSummary:
         return ErrorSummary(n=len(found), mean=mean(found), median=median(found), worst=max(found))
 
 
-Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]  # group -> row -> quantity -> error
+Baseline = Mapping[str, Mapping[str, Mapping[Quantity, float]]]  # group -> row -> quantity -> error
 
 
 def worse_than(baseline: Baseline, rows: Iterable[AccuracyRow]) -> list[str]:
@@ -94,9 +94,9 @@ def worse_than(baseline: Baseline, rows: Iterable[AccuracyRow]) -> list[str]:
     ]  # fmt: skip
 
 
-def baseline_of(rows: Iterable[AccuracyRow]) -> dict[str, dict[str, dict[Quantity, float]]]:
+def baseline_of(rows: Iterable[AccuracyRow]) -> dict[str, dict[str, Mapping[Quantity, float]]]:
     """The errors of today, to compare with later."""
-    found: dict[str, dict[str, dict[Quantity, float]]] = {}
+    found: dict[str, dict[str, Mapping[Quantity, float]]] = {}
     for row in rows:
         found.setdefault(row.group, {})[row.name] = row.errors
     return found
