@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from penteract.engine.session.saver.background.background_saves import BackgroundSaves
+from penteract.engine.session.background.background_saves import BackgroundSaves
 from provenance import provenance
 
 from penteract.config.rules.resolve import resolve

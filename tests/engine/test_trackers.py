@@ -141,13 +141,13 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three steps on a CPU that seems to have a counter and a peak. -> the run's folder"""
     module = "penteract.engine.session.step_outputs.EnergyMeter.of"
     monkeypatch.setattr(module, lambda _: EnergyMeter.by_uuid(Nvml(), "0"))
-    torch.set_grad_enabled(False)
     words = ['--output.trackers=["tensorboard"]'] if find_spec("tensorboard") else []
     predicted = RunPrediction(allocated_bytes=2**30, step_s=0.25, model_flops=10**9, peak_flops=1e12)
     rank = Rank(0, 1, torch.device("cpu"), None)
     session = Session(spec(tmp_path, *words), rank, SessionOptions(tmp_path / "run", predicted=predicted))
-    session.open()
-    session.go()
+    with torch.no_grad():
+        session.open()
+        session.go()
     return tmp_path / "run"
 
 
