@@ -18,11 +18,11 @@ from statistics import median
 from typing import Any
 
 import torch
-from penteract.engine.session.background.background_saves import BackgroundSaves
 from provenance import provenance
 
 from penteract.config.rules.resolve import resolve
 from penteract.engine.rank.rank import Rank
+from penteract.engine.session.background.background_saves import BackgroundSaves
 from penteract.engine.session.saved import saved_bytes, state_slices
 from penteract.engine.session.session import Session, SessionOptions
 from penteract.units import MIB
