@@ -26,6 +26,7 @@ from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.quantised import fp8 as engine
 from penteract.engine.kernels.quantised import quantise
 from penteract.engine.kernels.reference import REFERENCE
+from penteract.engine.kernels.registry import TargetHere
 from penteract.errors import BadInput
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.dense import Linear
@@ -291,7 +292,7 @@ def _refused(monkeypatch: pytest.MonkeyPatch, policy: Policy, version: tuple[int
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some GPU")
     monkeypatch.setattr(torch.version, "cuda", cuda)
     try:
-        _check_fp8(policy, torch.device("cuda"), first=True)
+        _check_fp8(policy, TargetHere(torch.device("cuda")), first=True)
     except BadInput as error:
         return str(error)
     return ""
