@@ -80,11 +80,15 @@ def test_the_site_has_the_page_the_planner_and_a_python(site: Path) -> None:
     inside = zipfile.ZipFile(site / "penteract.zip").namelist()
     assert "penteract/explore/answers/answering.py" in inside and "penteract/config/catalog/models/llama.toml" in inside
     assert not [
-        name for name in inside if name.startswith(("penteract/engine/", "penteract/cli/", "penteract/explore/server"))
+        name
+        for name in inside
+        if name.startswith(
+            tuple(f"penteract/{room}/" for room in ("engine", "cli", "explore/server", "measure", "slurm"))
+        )
     ]
     first = json.loads((site / "first.json").read_text())
     assert [rows[0]["kind"] for rows in first.values() if rows] == [
-        "opening", "memory", "step", "fit", "schedule", "search", "what_if", "compare",
+        "opening", "memory", "step", "fit", "schedule", "search", "what_if", "compare", "ranks", "runs",
     ]  # fmt: skip
     page = (site / "index.html").read_text()
     assert (

@@ -19,7 +19,15 @@ from penteract.explore.page_schema import VERSION, Question
 
 _PACKAGE = Path(__file__).parents[1]
 _EXPLORE = Path(__file__).parent
-_LEFT_OUT = ("engine", "cli", "explore/server", "explore/assets", "explore/pyodide")  # of the sources
+_LEFT_OUT = (
+    "engine",
+    "cli",
+    "explore/server",
+    "explore/assets",
+    "explore/pyodide",
+    "measure",
+    "slurm",
+)  # of the sources
 # Answers that are made at export.
 _FIRST = ("opening", "memory", "step", "fits", "schedule", "schedules", "search", "what_if", "compare", "ranks", "runs")
 _POLICY = (
