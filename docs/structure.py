@@ -211,7 +211,7 @@ def picture(root: Path, title: str) -> str:
 # of a trainer's step, where the launcher starts ranks, and where the time of a matrix product is asked for.
 _PROBE = """
 import os, sys
-WANTED = {("subprocess.py", "_execute_child"), ("comm/compat.py", "reduce_scatter"), ("rates.py", "product")}
+WANTED = {("subprocess.py", "_execute_child"), ("compat.py", "reduce_scatter"), ("rates.py", "product")}
 def probe(frame, event, arg):
     code, files = frame.f_code, []
     if event == "call" and (os.path.basename(code.co_filename), code.co_name) in WANTED:
