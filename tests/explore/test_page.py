@@ -158,6 +158,7 @@ CONTROLS: list[tuple[str, Json, Any, str]] = [
     ("tp_across_nodes", question(layout="dp=2,tp=8,mbs=1"), True, "--tp-across-nodes"),
     ("layout.schedule", EXPERTS, "gpipe", "schedule=gpipe"),
     ("layout.vpp", question(layout="dp=4,pp=2,vpp=2,schedule=interleaved,mbs=1"), 4, "vpp=4"),
+    ("layout.last_stage_less_layers", question(layout="dp=4,pp=2,mbs=1"), 1, "last_stage_less_layers=1"),
     ("layout.cp_method", DEEP, "ring", "cp_method=ring"),
     ("layout.expert_tp", EXPERTS, 2, "expert_tp=2"),
     ("layout.shard_group", DEEP, 2, "shard_group=2"),
