@@ -256,7 +256,7 @@ def test_a_hangup_that_nohup_ignores_stays_ignored(monkeypatch: pytest.MonkeyPat
 
 WORKING = """
 import sys, time
-from penteract.engine.runtime import stopping as module
+from penteract.engine.rank import stopping as module
 from penteract.engine.rank.stopping import Phase, Stopping
 
 module.AGAIN_S = 0.3
