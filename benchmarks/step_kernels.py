@@ -23,7 +23,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -45,7 +45,7 @@ from penteract.engine.rank.rank import join
 from penteract.engine.session import trainer as engine
 from penteract.engine.session.garbage import collect_after, collected_between_steps
 from penteract.engine.session.trainer import Outcome, Trainer
-from penteract.ops.declarations.declaration import Product
+from penteract.measure.profile.planned_work import BytesOnly, FlopsOnly
 from penteract.readings.costs.rates import Rates
 from penteract.readings.estimator import Estimator
 from penteract.readings.time.timeline import timeline
@@ -56,46 +56,6 @@ OUTSIDE = "between the parts"  # kernels that no part launched: batches, the los
 
 
 # ---- planned -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FlopsOnly(Rates):
-    """A picosecond for each FLOP of a product or of attention, and none for memory traffic."""
-
-    def product(self, p: Product) -> float:
-        return 2e-12 * p.times * p.m * p.n * p.k
-
-    def scaled(self, p: Product) -> float:
-        return FlopsOnly.product(self, p)
-
-    def attention(self, products_flops: float, *, causal: bool, **_: Any) -> float:
-        return products_flops * (0.5e-12 if causal else 1e-12)
-
-    def moved(self, amount: int, walked: int = 0) -> float:
-        return 0.0
-
-    def update(self, amount: int) -> float:
-        return 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BytesOnly(Rates):
-    """A picosecond for each byte that a kernel reads or writes, and none for products and attention."""
-
-    def product(self, p: Product) -> float:
-        return 0.0
-
-    def scaled(self, p: Product) -> float:
-        return 0.0
-
-    def attention(self, products_flops: float, **_: Any) -> float:
-        return 0.0
-
-    def moved(self, amount: int, walked: int = 0) -> float:
-        return 1e-12 * amount
-
-    def update(self, amount: int) -> float:
-        return 1e-12 * amount
 
 
 def planned(run: RunSpec, rates: type[Rates] | None = None) -> Counter[str]:
