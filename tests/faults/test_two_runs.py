@@ -56,11 +56,26 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return (folder / "latest").resolve()
 
 
+def train_to_step_five(words: list[str]) -> int:
+    """`penteract WORDS` whose ranks, forked from it, stop before their sixth step until a signal ends them."""
+    from penteract.engine.rank.rank_progress import RankProgress
+
+    begin = RankProgress.begin_step
+
+    def begin_or_stop(self: RankProgress, number: int, *, first: bool = False) -> None:
+        if number == 6:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        begin(self, number, first=first)
+
+    RankProgress.begin_step = begin_or_stop  # type: ignore[method-assign]
+    return forks._command(words, None)
+
+
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[Path, multiprocessing.Process]]:
-    """The same run, stopped in the middle of a step after the fourth, with a checkpoint of that one."""
+    """The same run, whose ranks stop after the fifth step, with a checkpoint of the fourth."""
     process = forks.start(
-        forks._command, words(tmp_path, "--steps=12", "--parallel.dp=2", "--checkpoint.keep=0"), None,
+        train_to_step_five, words(tmp_path, "--steps=12", "--parallel.dp=2", "--checkpoint.keep=0"),
         environment=ENVIRONMENT, out=tmp_path / "out", err=tmp_path / "err",
     )  # fmt: skip
     try:
