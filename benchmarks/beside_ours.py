@@ -8,6 +8,7 @@ The optional arguments change fields of the layout and of the precision.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -18,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 
 import numpy as np
 import torch
-from beside_sides import CASES, DRAWN, RATE, STEPS, WARM, Case, Clock, batches, write_record
+from beside_sides import CASES, DRAWN, RATE, WARM, Case, Clock, batches, write_record
 
 from penteract.config.catalog import model as find_model
 from penteract.config.expert_kernels import fastest_experts
@@ -40,7 +41,8 @@ class RandomBatches:
 
     def __init__(self, case: Case) -> None:
         positions = np.arange(case.sequence_length, dtype=np.int64)
-        rows = [row.numpy() for batch in batches(case) for row in batch]
+        ranks = [batches(case, number) for number in range(case.data_ranks)]
+        rows = [row.numpy() for batch in zip(*ranks, strict=True) for part in batch for row in part]
         self.samples = [Sample(row[:-1].copy(), row[1:].copy(), np.zeros_like(positions), positions) for row in rows]
 
     def __len__(self) -> int:
@@ -59,18 +61,19 @@ def model_of(case: Case) -> ModelSpec:
 
 def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> RunSpec:
     """The run of a case. Gradients are fp32, as in torchtitan. `layout`, `precision`: fields to change."""
-    model = model_of(case)
+    model, cut = model_of(case), Layout(**case.layout)
     parts = Precision(**({"dtype": case.precision, "gradient": "fp32"} | precision))
     defaults: dict[str, Any] = {
         "micro_batch_size": case.micro_batch_size, "loss": "chunked", "elementwise": "triton",
         "attention": fastest_attention(model, 1, "all_gather", parts.policy, installed_packages(FA4),
                                        capability=torch.cuda.get_device_capability()),
-        "experts": fastest_experts(model, Layout(), parts.policy, installed_packages(QUACK),
+        "experts": fastest_experts(model, cut, parts.policy, installed_packages(QUACK),
                                    capability=torch.cuda.get_device_capability()),
-        "fuse": fastest_fusions(model, Layout(), parts.policy, installed_packages(QUACK),
+        "fuse": fastest_fusions(model, cut, parts.policy, installed_packages(QUACK),
                                 capability=torch.cuda.get_device_capability()),
     }  # fmt: skip
-    changes = {key: tuple(value) if isinstance(value, list) else value for key, value in layout.items()}
+    given = {**case.layout, **layout}
+    changes = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     return RunSpec(
         model=model, layout=Layout(**(defaults | changes)), sequence_length=case.sequence_length, precision=parts,
         data=Data(pack_documents=False), optimizer=Optimizer(learning_rate=RATE),
@@ -80,7 +83,9 @@ def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> Run
 
 def predicted(run: RunSpec) -> dict[str, Any]:
     """Planned time and memory of this run on this GPU."""
-    cluster_name = next(f"1x{name}" for name in ("H200", "H100", "A100") if name in torch.cuda.get_device_name())
+    cluster_name = next(
+        f"{run.layout.world}x{name}" for name in ("H200", "H100", "A100") if name in torch.cuda.get_device_name()
+    )
     kinds = run.optimizer.optimizer_kinds
     estimator = Estimator(
         run.model, cluster(cluster_name), run.sequence_length, precision=run.precision.policy, optimizer_kinds=kinds
@@ -93,22 +98,25 @@ def main() -> None:
     name, out, *more = sys.argv[1:]
     case = CASES[name]
     torch.set_grad_enabled(False)
-    rank = join({}, "cuda")
+    rank = join(os.environ if case.gpus > 1 else {}, "cuda")
     run = run_of(case, *(json.loads(text) for text in (*more, "{}", "{}")[:2]))
     plan = predicted(run)
     samples, trainer = RandomBatches(case), Trainer.build(run, rank)
-    assert len(samples.samples) == DRAWN * case.micro_batch_size
-    clock, losses, pending = Clock(), list[float](), list[Callable[[], Outcome]]()
+    size = run.layout.global_batch_size
+    assert len(samples.samples) == DRAWN * size
+    clock, losses, pending = Clock(case), list[float](), list[Callable[[], Outcome]]()
     with collected_between_steps():
-        for n in range(1, STEPS + 1):
-            pending.append(trainer.start(n, samples, (n - 1) * case.micro_batch_size))
+        for n in range(1, case.steps + 1):
+            pending.append(trainer.start(n, samples, (n - 1) * size))
             collect_after(n)
             clock.mark()
             if n > 1:
                 losses.append(pending.pop(0)().loss)
     losses.append(pending.pop(0)().loss)
     gradient = run.precision.policy.gradient
-    write_record(clock.report(case, losses, gradient=gradient, layout=asdict(run.layout), **plan), Path(out))
+    record = clock.report(losses, "cpu", gradient=gradient, layout=asdict(run.layout), **plan)
+    if rank.number == 0:
+        write_record(record, Path(out))
 
 
 if __name__ == "__main__":

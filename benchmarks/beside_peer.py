@@ -5,7 +5,7 @@ its own.
 
 Modes:
 
-stock  its own mode on one GPU: autocast over fp32 parameters
+stock  its own mode: on one GPU autocast over fp32 parameters, on several FSDP2, tensor or pipeline parallelism
 fsdp   FSDP2 over one rank: bf16 parameters gathered from fp32 ones, gradients reduced in fp32
 """
 
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import torchtitan.train as titan
-from beside_sides import CASES, RATE, STEPS, WARM, Case, Clock, batches, write_record
+from beside_sides import CASES, RATE, WARM, Case, Clock, batches, write_record
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import ConfigManager
@@ -88,7 +88,7 @@ def shard_over_one() -> None:
 
 def watch(case: Case, mode: str, out: Path) -> None:
     """Mark the clock after each step, and write the record when training ends. Losses stay on the device until then."""
-    clock, losses = Clock(), list[torch.Tensor]()
+    clock, losses = Clock(case), list[torch.Tensor]()
     step, loss, train = (getattr(titan.Trainer, n) for n in ("train_step", "forward_backward_step", "train"))
 
     def train_step(self: Any, data: Any) -> None:
@@ -105,7 +105,11 @@ def watch(case: Case, mode: str, out: Path) -> None:
         kinds = {str(p.dtype).removeprefix("torch.") for part in self.model_parts for p in part.parameters()}
         about = {"mode": mode, "parameters": sorted(kinds), "gradient": "fp32",
                 "torchtitan": version("torchtitan"), "torchao": version("torchao")}  # fmt: skip
-        write_record(clock.report(case, [x.item() for x in losses], **about), out)
+        record = clock.report([x.item() for x in losses], **about)
+        if int(os.environ["RANK"]) == case.gpus - 1:  # it has the last stage of a pipeline, and so the loss
+            write_record(record, out)
+        if case.gpus > 1:
+            torch.distributed.barrier()
         sys.stdout.flush()
         os._exit(0)
 
@@ -121,7 +125,7 @@ def arguments(case: Case, folder: Path) -> list[str]:
     """torchtitan's command line."""
     options: dict[str, Any] = {
         "model.name": SPEC, "model.flavor": "case", "training.seq_len": case.sequence_length,
-        "training.local_batch_size": case.micro_batch_size, "training.steps": STEPS, "metrics.log_freq": 1000,
+        "training.local_batch_size": case.rank_sequences, "training.steps": case.steps, "metrics.log_freq": 1000,
         "job.dump_folder": folder, "lr_scheduler.warmup_steps": WARM, "optimizer.lr": RATE, "activation_checkpoint.mode": "none",
     }  # fmt: skip
     pairs = [word for key, value in options.items() for word in (f"--{key}", str(value))]

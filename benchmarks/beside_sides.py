@@ -24,7 +24,8 @@ RATE, WARM = 1e-4, 2  # learning rate and warm-up steps
 
 @dataclass(frozen=True)
 class Case:
-    """One model on one GPU. Ours is `model` with `changes`; torchtitan's is `flavor` of `peer` with `peer_changes`."""
+    """One model on `gpus` GPUs. Ours is `model` with `changes`; torchtitan's is `flavor` of `peer` with `peer_changes`.
+    A step has `sequences` of each data rank (0: one micro-batch); `layout` is what ours needs beside the fastest kernels."""
 
     name: str
     model: str
@@ -38,11 +39,25 @@ class Case:
     precision: str = "bf16"
     peer_arguments: tuple[str, ...] = ()
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])  # of our model
+    gpus: int = 1
+    sequences: int = 0
+    layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    steps: int = STEPS
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks with sequences of their own."""
+        return self.layout.get("dp", 1)
+
+    @property
+    def rank_sequences(self) -> int:
+        """Sequences of a step on each data rank."""
+        return self.sequences or self.micro_batch_size
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
-        return self.sequence_length * self.micro_batch_size
+        """Tokens of a step on all GPUs."""
+        return self.sequence_length * self.rank_sequences * self.data_ranks
 
 
 _FP8 = ("--model.converters", "quantize.linear.float8", "--quantize.linear.float8.filter_fqns", "output")
@@ -54,6 +69,12 @@ _B: dict[str, Any] = {
     "model": "llama-3.2-1b", "changes": {"tied": False}, "peer": "llama3", "flavor": "8B",
     "peer_changes": {"dim": 2048, "n_layers": 16, "ffn_dim_multiplier": 1.5}, "vocabulary": 128_256,
 }  # fmt: skip
+_TWO: dict[str, Any] = {
+    "model": "llama-3.1-8b", "changes": {}, "peer": "llama3", "flavor": "8B", "peer_changes": {}, "sequence_length": 8192,
+    "vocabulary": 128_256, "gpus": 2,
+}  # fmt: skip
+_PIPELINE = ("--parallelism.pipeline_parallel_degree", "2", "--parallelism.pipeline_parallel_schedule", "1F1B",
+             "--parallelism.pipeline_parallel_microbatch_size", "1")  # fmt: skip
 CASES = {case.name: case for case in (
     Case("A1", **_A),
     Case("A1_fp8", **_A, precision="fp8_tensorwise", peer_arguments=_FP8),
@@ -61,41 +82,53 @@ CASES = {case.name: case for case in (
     Case("E1", **_B, sequence_length=32_768, micro_batch_size=1),
     Case("F1", "qwen3-30b-a3b", {"layers": 4}, "qwen3", "30B-A3B", {"n_layers": 4, "max_seq_len": 4096}, 4096, 4, 151_936,
          parts={"moe": {"balance": "none"}}),
+    Case("A2", **_TWO, micro_batch_size=1, layout={"dp": 2, "zero": 1}),
+    Case("tp2", **_TWO, micro_batch_size=2, layout={"tp": 2},
+         peer_arguments=("--parallelism.tensor_parallel_degree", "2")),
+    Case("pp2", **_TWO, micro_batch_size=1, sequences=16, steps=14, peer_arguments=_PIPELINE, layout={
+        "pp": 2, "schedule": "interleaved", "vpp": 8, "last_stage_less_layers": 1, "gradient_accumulation_steps": 16}),
 )}  # fmt: skip
 
 
 def batches(case: Case, dp_rank: int = 0) -> list[torch.Tensor]:
-    """The batches, [sequences, length + 1] each, on the host."""
+    """The batches of a data rank, [sequences, length + 1] each, on the host."""
     generator = torch.Generator().manual_seed(1234 + dp_rank)
-    shape = (case.micro_batch_size, case.sequence_length + 1)
+    shape = (case.rank_sequences, case.sequence_length + 1)
     return [torch.randint(0, case.vocabulary, shape, generator=generator) for _ in range(DRAWN)]
 
 
 class Clock:
     """Times optimizer steps. `mark()` records a CUDA event at the end of each step, without waiting for the device."""
 
-    def __init__(self) -> None:
+    def __init__(self, case: Case) -> None:
+        self.case = case
         self.events: list[torch.cuda.Event] = []
         self.begun = 0.0
 
     def mark(self) -> None:
         self.events.append(torch.cuda.Event(enable_timing=True))
         self.events[-1].record()
-        if len(self.events) == STEPS - MEASURED:
+        if len(self.events) == self.case.steps - MEASURED:
             torch.cuda.reset_peak_memory_stats()
             self.begun = time.time()
 
-    def report(self, case: Case, losses: list[float], **more: Any) -> dict[str, Any]:
-        """The record of a run, after its last step. `more`: further fields."""
+    def report(self, losses: list[float], device: str = "cuda", **more: Any) -> dict[str, Any]:
+        """The record of a run, after its last step; with several GPUs the largest times and bytes of all ranks, which meet
+        by tensors on `device`. `more`: further fields."""
         torch.cuda.synchronize()
         ended = time.time()
-        every = [a.elapsed_time(b) for a, b in pairwise(self.events)]
+        mine = [a.elapsed_time(b) for a, b in pairwise(self.events)]
+        mine += [torch.cuda.max_memory_allocated() / 2**30, torch.cuda.max_memory_reserved() / 2**30]
+        all_ranks = torch.tensor(mine, dtype=torch.float64, device=device)
+        if self.case.gpus > 1:
+            torch.distributed.all_reduce(all_ranks, torch.distributed.ReduceOp.MAX)
+        *every, allocated, reserved = all_ranks.tolist()
         took = every[-MEASURED:]
         median_ms = median(took)
         return {
-            "tok_s_gpu": case.tokens / median_ms * 1e3, "median_ms": median_ms, "spread_ms": [min(took), max(took)],
-            "step_ms": every, "allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
-            "reserved_gib": torch.cuda.max_memory_reserved() / 2**30, "losses": losses,
+            "tok_s_gpu": self.case.tokens / self.case.gpus / median_ms * 1e3, "median_ms": median_ms,
+            "spread_ms": [min(took), max(took)], "step_ms": every, "allocated_gib": allocated, "reserved_gib": reserved,
+            "losses": losses,
             "learns": all(map(isfinite, losses)) and losses[-1] < losses[0],
             "device": torch.cuda.get_device_name(), "torch": torch.__version__, "between": [self.begun, ended], **more,
         }  # fmt: skip

@@ -1,4 +1,5 @@
-"""One GPU: this program against torchtitan 0.2.2 with torch.compile, in alternating runs with the same batches and clock.
+"""This program against torchtitan 0.2.2 with torch.compile, on one GPU or two, in alternating runs with the same batches
+and clock.
 
     python benchmarks/beside_torchtitan.py --out FILE.json [--budget 540] [--pairs 3] [--cases A1,B1]
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +35,7 @@ from provenance import hexadecimal, provenance
 
 HERE = Path(__file__).parent
 ALL = ("A1", "A1_fp8", "B1", "E1", "F1")
+TWO = ("A2", "tp2", "pp2")  # on two GPUs
 MODES = ("stock", "fsdp")
 FIRST = 150.0  # seconds that the first run of a kind may need
 QUERY = "clocks.sm,power.draw,temperature.gpu"
@@ -67,18 +70,34 @@ def run(command: list[str], monitor: GpuMonitor, limit: float) -> dict[str, Any]
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "record.json"
-        arguments = [sys.executable, str(HERE / command[0]), *(w.replace("OUT", str(out)) for w in command[1:])]
-        environment = os.environ | {
-            "PYTORCH_ALLOC_CONF": "expandable_segments:True", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29_500 + int(time.time()) % 400), "OMP_NUM_THREADS": "4",
-        }  # fmt: skip
-        try:
-            done = subprocess.run(
-                arguments, env=environment, capture_output=True, text=True, timeout=limit, check=False
-            )
-            why = (done.stdout + done.stderr)[-1500:]
-        except subprocess.TimeoutExpired:
-            why = f"it ran past {limit:.0f} s"
+        arguments = [str(HERE / command[0]), *(w.replace("OUT", str(out)) for w in command[1:])]
+        port = str(29_500 + int(time.time()) % 400)
+        environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_NUM_THREADS": "4"}
+        if command[1] in TWO:
+            launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
+        else:
+            launcher = []
+            environment |= {
+                "RANK": "0",
+                "WORLD_SIZE": "1",
+                "LOCAL_RANK": "0",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            }
+        arguments = [sys.executable, *launcher, *arguments]
+        with subprocess.Popen(
+            arguments,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                why = process.communicate(timeout=limit)[0][-1500:]
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # its ranks too
+                why = f"it ran past {limit:.0f} s"
         found = json.loads(out.read_text()) if out.exists() else {"failed": why}
     if "between" in found:
         found |= monitor.between(*found.pop("between"))
@@ -114,7 +133,7 @@ def remaining_runs(row: dict[str, Any], args: argparse.Namespace) -> Iterator[li
     order alternates."""
     ours = ["beside_ours.py", row["case"], "OUT", args.layout, args.precision]
     tried = {mode: [r for r in row["peer_runs"] if r.get("tried") == mode] for mode in MODES}
-    modes = args.modes.split(",")
+    modes = ["stock"] if row["case"] in TWO else args.modes.split(",")
     if "stock" in modes and not tried["stock"]:
         yield ["beside_peer.py", row["case"], "stock", "OUT"]
     if not row["our_runs"]:
@@ -145,7 +164,7 @@ def initial_record(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--cases", default=",".join(ALL))
+    parser.add_argument("--cases", default=",".join(ALL), help=f"beside these, on two GPUs: {','.join(TWO)}")
     parser.add_argument("--pairs", type=int, default=3, help="runs of each side")
     parser.add_argument("--modes", default=",".join(MODES), help="modes of torchtitan to try")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds of this call")

@@ -146,10 +146,10 @@ def row_of(name: str) -> dict[str, Any]:
     case, rank = CASES[name.removesuffix(":plain")], join({}, "cuda")
     run = run_of(case, PLAIN if name.endswith(":plain") else {}, {})
     work = {"planned": planned(run), "flops": planned(run, FlopsOnly), "bytes": planned(run, BytesOnly)}
-    samples, trainer, clock = RandomBatches(case), Trainer.build(run, rank), Clock()
+    samples, trainer, clock = RandomBatches(case), Trainer.build(run, rank), Clock(case)
     with collected_between_steps():
         losses = steps_of(trainer, samples, clock)
-        report = clock.report(case, losses)
+        report = clock.report(losses)
         rows, before = profiled(trainer, samples)
     end = max(r[3] + r[4] for r in rows)
     without = gaps(rows, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,11 @@ def test_a_run_without_memory_is_told_owners_and_what_fits():
     assert "error[MEMORY]: no memory left · found planned for the fullest rank: " in line
     assert "of a step" in line
     assert line.count("\n") == 0
+    limit = "error[MEMORY]: no memory left · allowed 22.00 MiB · fix: x"
+    assert out_of_memory_line(limit, run) == line
+    options = re.search(r"fix: ((?:--\S+ \S+ )+)\(", line)
+    assert options is not None
+    resolve(None, "tiny", [*settings, *options[1].split()])
 
 
 def test_the_optimizer_on_the_host_is_among_what_fits():

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from penteract.errors import Bug, DiskFailure, OutOfMemory, PenteractError
+from penteract.units import show_bytes
 
 
 def from_exception(e: BaseException) -> PenteractError:
@@ -18,11 +19,21 @@ def from_exception(e: BaseException) -> PenteractError:
         return e
     if lacks_memory(e):
         fix = "a smaller micro-batch, more recompute, or more ranks"
-        return OutOfMemory("MEMORY", text or "out of memory", fix=fix)
+        return OutOfMemory("MEMORY", text or "out of memory", allowed=_most_on_device(), fix=fix)
     if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
         where = str(e.filename or "")
         return DiskFailure("DISK", "could not write", where=where, found=e.strerror, fix="free some space")
     return Bug("BUG", f"{type(e).__name__}: {text}", fix="run again with --debug, and report it")
+
+
+def _most_on_device() -> str:
+    """What torch may hold on this process's GPU: what it has, and what other processes leave free."""
+    if not torch.cuda.is_initialized():
+        return ""
+    try:
+        return show_bytes(torch.cuda.memory_reserved() + torch.cuda.mem_get_info()[0])
+    except RuntimeError:  # the device answers nothing any more
+        return ""
 
 
 # How torch, CUDA, cuBLAS, NCCL and the host say that there is no memory left.

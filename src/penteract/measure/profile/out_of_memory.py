@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from penteract.config.hardware import Cluster, cluster
 from penteract.config.run import RunSpec
 from penteract.errors import OutOfMemory, PenteractError
@@ -17,10 +19,10 @@ _MOST = 3
 
 
 def out_of_memory_line(line: str, run: RunSpec, limit: int = 0, gpus: str | None = None) -> str:
-    """The error line of a rank, with owners and changes. `limit`: bytes that a rank may take; 0: not known. Where the
-    run cannot be planned, the line stays as it is."""
+    """The error line of a rank, with owners and changes. `limit`: bytes that a rank may take; 0: those that the line
+    allows, if it does. Where the run cannot be planned, the line stays as it is."""
     try:
-        return str(explained(line, run, limit, _cluster(run, gpus)))
+        return str(explained(line, run, limit or _allowed(line), _cluster(run, gpus)))
     except PenteractError:
         return line
 
@@ -33,12 +35,18 @@ def explained(line: str, run: RunSpec, limit: int, found: Cluster) -> OutOfMemor
     owners = ", ".join(f"{owner} {show_bytes(n)}" for owner, n in sorted(memory.items(), key=lambda kn: -kn[1]) if n)
     some = smaller(plan, most)[:_MOST]
     basis = "" if found.curves is not None or gpu_named(run) else f" by curves of {_CURVES}"
-    texts = [f"{one.what} ({show_bytes(one.allocated)}, {one.price:+.0%} of a step{basis})" for one in some]
+    texts = [f"{one.keys} ({show_bytes(one.allocated)}, {one.price:+.0%} of a step{basis})" for one in some]
     what = line.removeprefix("error[MEMORY]: ").split(" · ")[0]
     return OutOfMemory(
         "MEMORY", what, found=f"planned for the fullest rank: {owners}",
         allowed=show_bytes(limit) if limit else "", fix=" or ".join(texts) or "more ranks, or shorter sequences",
     )  # fmt: skip
+
+
+def _allowed(line: str) -> int:
+    """The bytes that an error line allows, as `show_bytes` wrote them; 0 if it allows none."""
+    found = re.search(r"allowed ([\d.]+) ([KMGT]iB|B)\b", line)
+    return int(float(found[1]) * 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(found[2])) if found else 0
 
 
 def gpu_named(run: RunSpec) -> bool:
