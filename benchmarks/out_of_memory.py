@@ -26,8 +26,8 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 
 from provenance import hexadecimal, provenance
 
-SHORT = ("--steps", "2", "--training.sample_tokens=0", "--training.validation_every=0",
-         "--checkpoint.every=0")  # fmt: skip
+LIMIT = 120.0  # seconds of a run
+SHORT = ("--steps", "3", "--training.sample_tokens=0", "--training.validation_every=0")
 TRIES: dict[str, tuple[str, ...]] = {
     "micro_batch": ("--preset=llama-3.2-1b", "batch.sequence_length=4096", "batch.micro_batch_size=64", "batch.global_batch_size=64"),
     "sequence": ("--preset=llama-3.2-1b", "batch.sequence_length=262144", "batch.micro_batch_size=1", "batch.global_batch_size=1"),

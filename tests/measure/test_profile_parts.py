@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from penteract.measure.profile.show.difference import as_difference, changes
 from penteract.measure.profile.show.profile_text import as_text, price_of
 from penteract.measure.profile.trace_events import recorded_steps
 from penteract.measure.schemas.profile import read_profile
-from penteract.planner.ask import as_axes
+from penteract.planner.ask import as_axes, fusions_of
 from penteract.planner.plan import estimator, plan_one
 from penteract.planner.report.smaller_layouts import smaller
 
@@ -119,3 +120,13 @@ def test_advice_names_where_time_is_and_nothing_of_the_measuring_itself():
     op: Any = {"part": "launch", "name": "update", "measured": 2 * 10**12, "predicted": 10**12}
     (one,) = beyond(rows, [op], 0.01)
     assert price_of(one) == "most in: update +1.00 s"
+
+
+def test_a_layout_of_a_gpu_is_told_what_fits_too():
+    """Its axes name fused ops by words, as `plan --json` does; where no single change is enough, two are named."""
+    run = resolve(None, "llama-3.2-1b", ["batch.sequence_length=4096", "batch.micro_batch_size=16"]).run
+    fast = replace(run.layout, attention="cudnn", elementwise="triton", loss="chunked", fuse=fusions_of("triton"))
+    one = out_of_memory_line("error[MEMORY]: no memory left", replace(run, layout=fast), 60 * 2**30, "1xH100")
+    assert "fix: --batch.micro_batch_size 8 (" in one
+    two = out_of_memory_line("error[MEMORY]: no memory left", replace(run, layout=fast), 20 * 2**30, "1xH100")
+    assert re.search(r"fix: --\S+ \S+ --\S+ \S+ \(\d", two)

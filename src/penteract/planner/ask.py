@@ -289,7 +289,7 @@ def _value(axis: str, word: str, flag: str) -> Any:
     if axis in ("recompute", "recompute_else", "offload"):
         return word
     if axis == "fuse":
-        return _read_fusions(word, flag)
+        return read_fusions(word, flag)
     if axis in _WORDS:
         if word in _WORDS[axis]:
             return word
@@ -315,7 +315,7 @@ def _value(axis: str, word: str, flag: str) -> Any:
     return value
 
 
-def _read_fusions(word: str, flag: str) -> tuple[Fusion, ...]:
+def read_fusions(word: str, flag: str) -> tuple[Fusion, ...]:
     """`none`, `all`, or names joined by `+`."""
     if word in ("none", "all"):
         return FUSIONS if word == "all" else ()

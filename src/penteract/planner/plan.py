@@ -16,7 +16,7 @@ from penteract.config.rules.legal import problems
 from penteract.config.rules.nearest import repair
 from penteract.config.rules.settle import Settle
 from penteract.errors import BadInput
-from penteract.planner.ask import AXES, EDITS, LOSS, Ask, Values, budget_of, edits_of, fusions_of
+from penteract.planner.ask import AXES, EDITS, LOSS, Ask, Values, budget_of, edits_of, fusions_of, read_fusions
 from penteract.planner.options import errors_for
 from penteract.planner.search.best import Search, Timed
 from penteract.planner.search.between import Between, candidates
@@ -239,6 +239,8 @@ def case_of(ask: Ask, axes: Mapping[str, Values]) -> tuple[Case, Settle]:
     given.setdefault("elementwise", ask.elementwise)
     check_elementwise(given["elementwise"], ask.precision, where="--layout", fix="leave elementwise out")
     given.setdefault("fuse", fusions_of(given["elementwise"]))
+    if isinstance(given["fuse"], str):  # as `as_axes` names it
+        given["fuse"] = read_fusions(given["fuse"], "--layout")
     given.setdefault("experts", ask.experts(given.get("expert_tp", 1)))
     given.setdefault("attention", ask.attention(given.get("cp", 1), given.get("cp_method", "all_gather")))
     if budget_of(str(given.get("recompute", ""))):

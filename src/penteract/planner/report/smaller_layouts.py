@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from penteract.config.case import AXES as KEYS
@@ -86,10 +87,20 @@ class SmallerLayout(NamedTuple):
 
 def smaller(plan: Plan, most: int) -> list[SmallerLayout]:
     """The changes of the plan's best layout that leave the step and the GPUs as they are, and need at most `most`
-    bytes; the cheapest first."""
+    bytes; the cheapest first. Where none is enough, two at once."""
+    ones = [*same_step(plan, plan.best.layout)]
+    pairs = (
+        (f"{what} and {other}", {**changes, **more})
+        for (what, changes), (other, more) in combinations(ones, 2)
+        if not changes.keys() & more.keys()
+    )
+    return _that_fit(plan, ones, most) or _that_fit(plan, pairs, most)
+
+
+def _that_fit(plan: Plan, candidates: Iterable[tuple[str, Changes]], most: int) -> list[SmallerLayout]:
     own, before = as_axes(plan.best.layout), plan.best.time.seconds
     found = list[SmallerLayout]()
-    for what, changes in same_step(plan, plan.best.layout):
+    for what, changes in candidates:
         try:
             other = plan_one(plan.ask, {axis: (value,) for axis, value in {**own, **changes}.items()}, estimator).best
         except BadInput:
