@@ -1,0 +1,131 @@
+"""Runs on this machine's device that are killed while they save in the background, and resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from checkpoint_kinds import fast_kernels
+
+from penteract.engine.checkpoint import manifest
+from penteract.engine.checkpoint.folder import committed
+from penteract.engine.session.metrics import read_metrics
+
+STEPS, KILLED_AFTER, EVERY = 60, 23, 4  # steps of a run, those before the kill, and those between saves
+_LIMIT_S = 110.0
+_SMALL = (
+    "--preset=tiny", "--model.hidden_size=512", "--model.heads=8", "--model.kv_heads=4", "--model.head_size=64",
+    "--model.ffn_size=1536", "--batch.sequence_length=1024", "--batch.global_batch_size=4",
+    "--batch.micro_batch_size=2", "--training.sample_tokens=0", "--training.validation_every=0",
+    f"--training.steps={STEPS}", f"--checkpoint.every={EVERY}", "--checkpoint.keep=0",
+    "--checkpoint.asynchronous=true", "--precision.dtype=bf16", "--data.pack_documents=false",
+)  # fmt: skip
+_TINY = ("--batch.sequence_length=128", "--model.hidden_size=128", "--model.ffn_size=256", "--model.head_size=16")
+
+
+def kernel_sets(device: str) -> Mapping[str, Sequence[str]]:
+    """Settings by name: the fastest kernels of this GPU, and the same with the reference's attention."""
+    if device != "cuda":
+        return {"reference": _TINY}
+    fastest = fast_kernels(device, "llama-3.2-1b")
+    return {"fastest": fastest, "reference attention": [w for w in fastest if "attention" not in w]}
+
+
+def killed_and_resumed(at: Path, device: str) -> dict[str, Any]:
+    """For each set of kernels whether a killed run ended as an undisturbed one. All runs go on beside each other."""
+    sets, processes = kernel_sets(device), list[subprocess.Popen[bytes]]()
+
+    def started(*words: str) -> subprocess.Popen[bytes]:
+        processes.append(_started(words))
+        return processes[-1]
+
+    def of(number: int, words: Sequence[str]) -> dict[str, Any]:
+        whole, killed = at / f"whole{number}", at / f"killed{number}"
+        given = [*_SMALL, *words, f"--precision.device={device}"]
+        undisturbed = started(*given, f"--output.folder={whole}")
+        cut = _kill(killed, started(*given, f"--output.folder={killed}"))
+        _end(started(f"--resume={(killed / 'latest').resolve()}"))
+        _end(undisturbed)
+        return cut | _compared(whole, killed, cut["rows_at_kill"])
+
+    pool = ThreadPoolExecutor(len(sets))
+    try:
+        return dict(zip(sets, pool.map(of, range(len(sets)), sets.values()), strict=True))
+    finally:
+        for process in processes:
+            process.kill()  # its ranks end with it
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _started(words: Sequence[str]) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join((str(Path(__file__).parents[1] / "src"), os.environ.get("PYTHONPATH", "")))
+    return subprocess.Popen(
+        [sys.executable, "-m", "penteract", "train", *words], start_new_session=True, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path},
+    )  # fmt: skip
+
+
+def _kill(folder: Path, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """Kill the run and all its processes once so many steps are done."""
+    until = time.monotonic() + _LIMIT_S
+    while _rows(folder) < KILLED_AFTER:
+        if process.poll() is not None or time.monotonic() > until:
+            _end(process)
+            raise RuntimeError(f"the run has ended before it was killed, after row {_rows(folder)}")
+        time.sleep(0.002)
+    for group in (*_groups(process.pid), process.pid):
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+    process.wait()
+    rows, held = _rows(folder), committed(folder / "latest" / "checkpoints")
+    return {"rows_at_kill": rows, "resumed_from": held[0].step if held else 0}
+
+
+def _groups(pid: int) -> list[int]:
+    """The process groups of its children."""
+    with suppress(OSError):
+        tasks = [*Path(f"/proc/{pid}/task").iterdir()]
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return []
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    _, said = process.communicate(timeout=_LIMIT_S)
+    if process.returncode:
+        raise RuntimeError(f"a run ended with {process.returncode}: {said.decode()[-2000:]}")
+
+
+def _compared(whole: Path, killed: Path, before: int) -> dict[str, Any]:
+    """`bitwise`: losses, norms and the last checkpoint are equal. `deterministic`: steps before the kill are."""
+    one, other = _steps(whole), _steps(killed)
+    differing = [a[0] for a, b in zip(one, other, strict=True) if a != b]
+    same = _digests(whole) == _digests(killed)
+    return {"steps": len(one), "bitwise": not differing and same and len(one) == STEPS,
+            "deterministic": not [n for n in differing if n <= before], "first_differing_step": min(differing, default=0),
+            "last_checkpoint_equal": same}  # fmt: skip
+
+
+def _rows(folder: Path) -> int:
+    with suppress(OSError):
+        return (folder / "latest" / "metrics.jsonl").read_bytes().count(b"\n")
+    return 0
+
+
+def _steps(folder: Path) -> list[tuple[Any, ...]]:
+    rows = read_metrics(folder / "latest" / "metrics.jsonl")
+    return [(row["step"], row["train/loss"], row["train/grad_norm"]) for row in rows]
+
+
+def _digests(folder: Path) -> dict[str, list[str]]:
+    newest = committed(folder / "latest" / "checkpoints")[0]
+    if newest.step != STEPS:
+        raise RuntimeError(f"the newest checkpoint is of step {newest.step}")
+    return {name: [part.digest for part in entry.parts] for name, entry in manifest.read(newest.at).tensors.items()}
