@@ -123,8 +123,10 @@ def percent(share: float) -> str:
 
 def text(layout: Mapping[str, Any]) -> str:
     """A layout of a record, as --layout takes it."""
-    axes: dict[str, Any] = {k: "+".join(cast("list[str]", v)) if isinstance(v, list) else v for k, v in layout.items()}
-    return "`" + ",".join(f"{k}={v}" for k, v in axes.items() if k != "gradient_accumulation_steps") + "`"
+    settings: dict[str, Any] = {
+        k: "+".join(cast("list[str]", v)) if isinstance(v, list) else v for k, v in layout.items()
+    }
+    return "`" + ",".join(f"{k}={v}" for k, v in settings.items() if k != "gradient_accumulation_steps") + "`"
 
 
 def planned_times() -> str:

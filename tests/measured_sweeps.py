@@ -22,11 +22,11 @@ GIB = 2**30
 
 
 def case(number: int, *, step_s: float | None = 1.0, limit_s: float = 60.0, ranks: int = 8, **layout: Any) -> SweepCase:
-    axes = {"dp": 1, "tp": 1, "pp": 1} | layout
+    settings = {"dp": 1, "tp": 1, "pp": 1} | layout
     rate = None if step_s is None else 1024 / step_s / ranks
     return SweepCase(
         name=f"{number:03d}", number=number, origin="grid", varied={f"parallel.{k}": v for k, v in layout.items()},
-        model="tiny", parameters=10, layout=axes, layout_text=",".join(f"{k}={v}" for k, v in axes.items()),
+        model="tiny", parameters=10, layout=settings, layout_text=",".join(f"{k}={v}" for k, v in settings.items()),
         ranks=ranks, limit_s=limit_s, precision="bf16", global_batch_size=8, sequence_length=128, model_flops=1000,
         model_flops_causal=900,
         predicted=CasePrediction(allocated_bytes=10 * GIB, usable_bytes=100 * GIB, step_s=step_s,

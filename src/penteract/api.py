@@ -16,7 +16,7 @@ from penteract.config.run import RunSpec
 from penteract.errors import BadInput, PenteractError
 from penteract.measure.schemas.profile import ProfileFile
 from penteract.measure.schemas.rehearsal import Rehearsal
-from penteract.planner.ask import parse_axes
+from penteract.planner.ask import parse_settings
 from penteract.planner.plan import Plan, estimator, plan_layouts, plan_one
 from penteract.planner.question import question
 from penteract.planner.report.trace import trace
@@ -53,7 +53,7 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
 
     `model`: a published model's name, a config.json or its folder, or a spec. `gpus`: "8xH200", "64x8xH100".
     `batch`: tokens of a step ("1Mi"), or sequences ("128seqs"). `layout`: price this one alone ("tp=2,pp=2").
-    `fix`: hold these axes ("tp=2/4,recompute=none"). `headroom`: share of a GPU's memory kept free of tensors.
+    `fix`: hold these settings ("tp=2/4,recompute=none"). `headroom`: share of a GPU's memory kept free of tensors.
     `precision`: a recipe, or several to choose among ("bf16,fp8_tensorwise").
     `parts`: other keys of a run file's `[precision]` ({"moments": "int8", "fp8_gather": True}).
     `modules`: precision of single parameters, by name ("*:moments=int8,embedding*:moments=fp32").
@@ -62,14 +62,14 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
     Raises BadInput, naming what is allowed and the fix. Ctrl-C raises Stopped, a subclass of KeyboardInterrupt: its
     `plan` has what was found so far, with `complete` False.
     """
-    pins = parse_axes(fix, flag="--fix", several=True) if fix else {}
+    pins = parse_settings(fix, flag="--fix", several=True) if fix else {}
     ask = question(
         model, gpus, sequence_length=sequence_length, batch=batch, precision=precision, parts=parts,
         modules=modules, optimizer=optimizer, headroom=headroom, tp_across_nodes=tp_across_nodes, pins=pins,
     )  # fmt: skip
     with uncollected():
         if layout is not None:
-            return plan_one(ask, parse_axes(layout, flag="--layout", several=False), estimator)
+            return plan_one(ask, parse_settings(layout, flag="--layout", several=False), estimator)
         return plan_layouts(ask, estimator, top=top, number=number, watch=watch)
 
 

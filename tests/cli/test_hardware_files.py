@@ -123,8 +123,8 @@ def test_what_is_no_such_file(tell: Tell, tmp_path: Path, text: str, line: str) 
         (["--tokens", "1T", "--usd-per-gpu-hour", "inf"], "VALUE]: not a price · --usd-per-gpu-hour · found inf"),
         (["--batch", "9" * 400], "BATCH]: not a batch"),
         (["--batch", "9" * 20 + "seqs"], "VALUE]: no number of sequences of a step · --batch"),
-        (["--fix", "tp=" + "9" * 20], "AXIS]: not a size · --fix tp"),
-        (["--fix", "bucket_bytes=" + "9" * 15], "AXIS]: not a size · --fix bucket_bytes"),
+        (["--fix", "tp=" + "9" * 20], "SETTING]: not a size · --fix tp"),
+        (["--fix", "bucket_bytes=" + "9" * 15], "SETTING]: not a size · --fix bucket_bytes"),
     ],
 )
 def test_options_have_bounds(tell: Tell, words: list[object], line: str) -> None:

@@ -19,7 +19,7 @@ from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import RECIPES
 from penteract.config.presets import TINY
 from penteract.config.rules.resolve import resolve
-from penteract.planner.ask import AXES, as_text, as_word, parse_axes
+from penteract.planner.ask import LAYOUT_SETTINGS, as_text, as_word, parse_settings
 from penteract.planner.plan import exact
 from penteract.planner.report.as_text import as_text_whole
 from penteract.planner.report.what_if import Change, sentence
@@ -47,8 +47,8 @@ def test_json_is_as_promised(tell: Tell) -> None:
         assert kinds == pytest.approx(layout["memory"]["allocated_gib"])
         parts = {k: v for k, v in layout["time"].items() if k not in ("step_s", "at_least_s")}
         assert sum(parts.values()) == pytest.approx(layout["time"]["step_s"])
-        axes = layout["layout"]
-        assert axes["dp"] * axes["tp"] * axes["pp"] * axes["cp"] == 4
+        settings = layout["layout"]
+        assert settings["dp"] * settings["tp"] * settings["pp"] * settings["cp"] == 4
     rate = found["layouts"][0]["tokens_per_s_per_gpu"]
     assert found["budget"]["usd"] == pytest.approx(2 * 1e9 / rate / 3600)
 
@@ -179,7 +179,7 @@ def test_a_run_file_trains_the_layout(tell: Tell, tmp_path: Path) -> None:
     assert (run.layout.tp, run.layout.pp, run.layout.recompute, run.layout.micro_batch_size) == (2, 2, ("*",), 2)
     assert (run.sequence_length, run.layout.global_batch_size, run.precision.dtype) == (256, 16, "bf16")
     assert run.layout == exact(plan("tiny", "4xH200", sequence_length=256, batch="16seqs", layout="tp=2,pp=2").ask,
-                               parse_axes("tp=2,pp=2,recompute=full,mbs=2", flag="", several=False))  # fmt: skip
+                               parse_settings("tp=2,pp=2,recompute=full,mbs=2", flag="", several=False))  # fmt: skip
 
 
 PIPELINE = ["plan", *TINY_STEP, "--layout", "tp=2,pp=2"]
@@ -307,15 +307,15 @@ def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, mo
         (["tiny", "--gpus", "8xH200", "--batch", "0"], "error[BATCH]: an empty batch"),
         (["gpt2", "--gpus", "8xH200", "--seq", "2048"], "error[LAYOUT]: the learned table has 1024 positions"),
         (["tiny", "--gpus", "8xH200", "--layout", "tp=3"], "error[LAYOUT]: tp·pp·cp = 3·1·1 does not divide"),
-        (["tiny", "--gpus", "8xH200", "--layout", "tp=2,tpp=3"], "error[AXIS]: no such axis"),
-        (["tiny", "--gpus", "8xH200", "--layout", "tp=2/4"], "error[AXIS]: an axis takes one value"),
-        (["tiny", "--gpus", "8xH200", "--layout", "schedule=zb"], "error[AXIS]: no such schedule"),
-        (["tiny", "--gpus", "8xH200", "--fix", "tp=3"], "error[AXIS]: no layout of 8 GPUs has these values"),
+        (["tiny", "--gpus", "8xH200", "--layout", "tp=2,tpp=3"], "error[SETTING]: no such setting"),
+        (["tiny", "--gpus", "8xH200", "--layout", "tp=2/4"], "error[SETTING]: a setting takes one value"),
+        (["tiny", "--gpus", "8xH200", "--layout", "schedule=zb"], "error[SETTING]: no such schedule"),
+        (["tiny", "--gpus", "8xH200", "--fix", "tp=3"], "error[SETTING]: no layout of 8 GPUs has these values"),
         (
             ["tiny", "--gpus", "8xH200", "--fix", "shard_group=3"],
-            "error[AXIS]: no layout can have these values: shard_group does not divide dp·cp",
+            "error[SETTING]: no layout can have these values: shard_group does not divide dp·cp",
         ),
-        (["tiny", "--gpus", "8xH200", "--fix", "tp=x"], "error[AXIS]: not a size"),
+        (["tiny", "--gpus", "8xH200", "--fix", "tp=x"], "error[SETTING]: not a size"),
         (["tiny", "--gpus", "8xH200", "--headroom", "1"], "error[VALUE]: not a share"),
         (["tiny", "--gpus", "8xH200", "--precision", "fp4"], "error[PRECISION]"),
         (["tiny", "--gpus", "8xH200", "--top", "0"], "error[VALUE]"),
@@ -379,8 +379,8 @@ def test_a_layout_reads_back_as_it_is_written() -> None:
                  loss="reference", loss_chunk=64, bucket_bytes=0)  # fmt: skip
     text = as_text(lay, "reference")
     assert "elementwise" not in text and "elementwise=reference" in as_text(lay, "triton")  # where the GPU has kernels
-    axes = parse_axes(text, flag="--layout", several=False)
-    written = {name: value for name, (value,) in axes.items()}
+    settings = parse_settings(text, flag="--layout", several=False)
+    written = {name: value for name, (value,) in settings.items()}
     assert written == {"dp": 2, "tp": 2, "cp": 2, "cp_method": "ring", "schedule": "gpipe", "zero": 3,
                        "shard_group": 2, "reduce_scatter_once": True, "recompute": "full", "recompute_every": 2,
                        "recompute_else": "swiglu", "offload": "layer_inputs", "micro_batch_size": 3,
@@ -406,9 +406,9 @@ def test_a_layout_in_json_is_one_of_layout(tell: Tell) -> None:
         assert json.loads(tell(*words, "--layout", text).out)["layouts"] == [found]
 
 
-def test_every_field_of_a_layout_is_an_axis() -> None:
+def test_every_field_of_a_layout_is_a_setting() -> None:
     """But the accumulation steps, which follow from the batch."""
-    assert {f.name for f in dataclasses.fields(Layout)} - {"gradient_accumulation_steps"} == {*AXES}
+    assert {f.name for f in dataclasses.fields(Layout)} - {"gradient_accumulation_steps"} == {*LAYOUT_SETTINGS}
 
 
 @pytest.mark.parametrize(

@@ -61,15 +61,15 @@ WORDS = {"schedule": "1f1c", "cp_method": "rnig", "attention": "flsh", "loss": "
          "experts": "gruoped", "fuse": ("nrom", "mlp")}  # fmt: skip
 
 
-@pytest.mark.parametrize(("axis", "word"), WORDS.items())
-def test_a_word_that_no_axis_has_is_refused(axis: str, word: object) -> None:
+@pytest.mark.parametrize(("setting", "word"), WORDS.items())
+def test_a_word_that_no_setting_has_is_refused(setting: str, word: object) -> None:
     """A layout made in Python has no parser before it."""
-    layout = replace(Layout(), **{axis: word})
+    layout = replace(Layout(), **{setting: word})
     with pytest.raises(BadLayout, match="no such") as caught:
         check_legal(TINY_MOE, layout, 16)
     (problem,) = caught.value.problems
-    assert problem.axis == axis and problem.allowed
-    assert not problems(TINY_MOE, replace(layout, **{axis: problem.allowed[0]}), 16)
+    assert problem.setting == setting and problem.allowed
+    assert not problems(TINY_MOE, replace(layout, **{setting: problem.allowed[0]}), 16)
     assert f"--{problem.key} " in problem.fix and "(" not in problem.fix
 
 
@@ -145,14 +145,14 @@ def test_a_repair_repairs_and_changes_nothing_legal(case: Case, settle: Settle) 
     if not breaches(case):
         assert changes == {}
         return
-    for axis, value in changes.items():
-        case = case.put(axis, value)
+    for setting, value in changes.items():
+        case = case.put(setting, value)
     assert breaches(settle(case)) == []
     assert not settle.open & changes.keys()
 
 
 @pytest.mark.parametrize(
-    ("layout", "axis", "found", "allowed", "fix"),
+    ("layout", "setting", "found", "allowed", "fix"),
     [
         (Layout(tp=3), "tp", 3, (4, 2, 8), "--parallel.tp 4"),
         (Layout(tp=16), "tp", 16, (8, 4, 2), "--parallel.tp 8"),
@@ -183,10 +183,10 @@ def test_a_repair_repairs_and_changes_nothing_legal(case: Case, settle: Settle) 
     ],
 )  # fmt: skip
 def test_a_problem_names_the_nearest_values(
-    layout: Layout, axis: str, found: object, allowed: tuple[object, ...], fix: str
+    layout: Layout, setting: str, found: object, allowed: tuple[object, ...], fix: str
 ) -> None:
     problem = problems(TINY, layout, 256)[0]
-    assert (problem.axis, problem.found, problem.allowed, problem.fix) == (axis, found, allowed, fix)
+    assert (problem.setting, problem.found, problem.allowed, problem.fix) == (setting, found, allowed, fix)
 
 
 def test_legal_layouts_of_real_models_stay_legal() -> None:
@@ -204,7 +204,7 @@ def test_a_padded_vocabulary_is_the_smaller_change() -> None:
 
 def test_the_world_decides_dp() -> None:
     (problem,) = problems(TINY, Layout(tp=2, dp=3), 256, world=8)
-    assert (problem.axis, problem.allowed, problem.fix) == ("dp", (4,), "--parallel.dp 4")
+    assert (problem.setting, problem.allowed, problem.fix) == ("dp", (4,), "--parallel.dp 4")
 
 
 def test_all_problems_are_told_and_three_are_shown() -> None:
@@ -214,7 +214,7 @@ def test_all_problems_are_told_and_three_are_shown() -> None:
     assert len(lines) == 3
     assert all(line.startswith("error[LAYOUT]: ") for line in lines)
     assert "parallel.tp (run.toml:3)" in lines[0]
-    assert {p.axis for p in caught.value.problems} == {"tp", "cp", "pp", "ep"}
+    assert {p.setting for p in caught.value.problems} == {"tp", "cp", "pp", "ep"}
     assert len(json.loads(json.dumps(caught.value.as_dict()))["problems"]) == len(caught.value.problems)
 
 

@@ -30,24 +30,24 @@ def drawn(seed: int) -> dict[str, Any]:
         draw.choice([1, 1, 2, 4]),
         draw.choice([1, 1, 2]),
     )
-    axes: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "micro_batch_size": draw.choice([1, 2])}
-    axes["zero"] = draw.choice([0, 1, 2, 3])
+    settings: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "micro_batch_size": draw.choice([1, 2])}
+    settings["zero"] = draw.choice([0, 1, 2, 3])
     if model in EXPERTS:
-        axes["ep"] = draw.choice([1, 2])
+        settings["ep"] = draw.choice([1, 2])
     if cp > 1:
-        axes["cp_method"] = draw.choice(["all_gather", "ring", "ulysses"])
+        settings["cp_method"] = draw.choice(["all_gather", "ring", "ulysses"])
     if pp > 1:
-        axes["schedule"] = draw.choice(["1f1b", "gpipe", "zb_h1"])
+        settings["schedule"] = draw.choice(["1f1b", "gpipe", "zb_h1"])
     if draw.random() < 0.5:
-        axes["recompute"] = draw.choice(["full", "tp_all_gather+rms_norm+swiglu", "tp_all_gather+attention"])
+        settings["recompute"] = draw.choice(["full", "tp_all_gather+rms_norm+swiglu", "tp_all_gather+attention"])
     if draw.random() < 0.2:
-        axes["offload_optimizer"] = True
+        settings["offload_optimizer"] = True
     if draw.random() < 0.3:
-        axes["loss"] = draw.choice(["reference", "chunked"])
+        settings["loss"] = draw.choice(["reference", "chunked"])
     made = question(
         model, "", gpu=draw.choice(["H200", "H100", "A100-80GB"]), sequence_length=length, global_batch_size=batch
     )
-    made["layout"] = axes
+    made["layout"] = settings
     if draw.random() < 0.3:
         made["parts"] = {"moments": "int8"}
     elif draw.random() < 0.2:

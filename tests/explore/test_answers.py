@@ -20,7 +20,7 @@ from penteract.explore.answers.controls import leaf, names
 from penteract.explore.answers.questions import opening_question, read_question
 from penteract.explore.answers.step_curve import shortened
 from penteract.explore.page_schema import MESSAGES, VERSION, Question
-from penteract.planner.ask import AXES
+from penteract.planner.ask import LAYOUT_SETTINGS
 from penteract.planner.plan import estimator, exact, plan_one
 
 OPENING = opening_question({"name": "llama-3.1-8b"})
@@ -191,7 +191,7 @@ def test_a_block_has_its_line_of_code() -> None:
 
 
 def test_every_part_of_a_layout_has_a_control() -> None:
-    assert {leaf(name) for name in names() if name.startswith("layout.")} == {*AXES}
+    assert {leaf(name) for name in names() if name.startswith("layout.")} == {*LAYOUT_SETTINGS}
     assert len({*names()}) == len(names())
     controls = [c for group in ask("opening")[0]["controls"] for c in group["controls"]]
     assert all(c["about"] and c["label"] for c in controls)
@@ -204,11 +204,11 @@ def test_a_choice_is_refused_exactly_where_it_says_so(name: str) -> None:
     asked = question(name, "dp=4,tp=2,mbs=1,zero=1", sequence_length=length, global_batch_size=batch)
     wrong, refusals = list[str](), 0
     for control, setting in ask("memory", asked)[0]["settings"].items():
-        section, _, axis = control.rpartition(".")
-        if section == "parts" or axis in ("model", "gpu", "precision", "optimizer"):
+        section, _, field = control.rpartition(".")
+        if section == "parts" or field in ("model", "gpu", "precision", "optimizer"):
             continue
         for choice in setting["choices"]:
-            changed = {section: {**asked[section], axis: choice["value"]}} if section else {axis: choice["value"]}
+            changed = {section: {**asked[section], field: choice["value"]}} if section else {field: choice["value"]}
             refused = is_refused({**asked, **changed})
             refusals += refused
             if refused != bool(choice["why_not"]):
@@ -219,7 +219,7 @@ def test_a_choice_is_refused_exactly_where_it_says_so(name: str) -> None:
 def is_refused(asked: Json) -> bool:
     try:
         found = read_question(asked)
-        exact(found.ask, found.axes)
+        exact(found.ask, found.settings)
     except BadInput:
         return True
     return False
@@ -273,13 +273,13 @@ def test_a_shortened_step_holds_as_much_as_the_whole() -> None:
     """Fewer micro-batches are drawn only where the rest repeat them: the same most and least bytes."""
     for layout in ("dp=2,pp=4,mbs=1", "dp=1,pp=4,vpp=2,schedule=interleaved,mbs=1", "dp=4,pp=2,schedule=zb_h1,mbs=1"):
         asked = read_question(question("gpt2", layout, sequence_length=256, global_batch_size=128))
-        plan = plan_one(asked.ask, asked.axes, estimator)
+        plan = plan_one(asked.ask, asked.settings, estimator)
         short = shortened(plan.best.layout)
         assert short.gradient_accumulation_steps < plan.best.layout.gradient_accumulation_steps
         prices = plan.search.estimators[asked.ask.precision]
         assert prices.composer.rank(short, 0).arena == prices.composer.rank(plan.best.layout, 0).arena
     asked = read_question(question("tiny", "dp=1,pp=2,schedule=gpipe,mbs=1", sequence_length=256, global_batch_size=16))
-    layout = plan_one(asked.ask, asked.axes, estimator).best.layout
+    layout = plan_one(asked.ask, asked.settings, estimator).best.layout
     assert shortened(layout) == layout  # each micro-batch more is held too
 
 

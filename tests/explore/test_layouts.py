@@ -103,7 +103,7 @@ def test_two_layouts_differ_by_what_the_planner_says(capsys: pytest.CaptureFixtu
             assert one["size"] == now["time"][f"{one['name']}_s"] - was["time"][f"{one['name']}_s"]
         else:
             assert one["size"] / 2**30 == now["memory"][f"{one['name']}_gib"] - was["memory"][f"{one['name']}_gib"]
-    assert row["why"][0] == "Other axes: micro_batch_size 2 -> 1, zero 1 -> 3."
+    assert row["why"][0] == "Other settings: micro_batch_size 2 -> 1, zero 1 -> 3."
     assert [s["name"] for s in row["sides"]] == ["dp=8,mbs=2,zero=1", "dp=8,mbs=1,zero=3"]
 
 

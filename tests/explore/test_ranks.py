@@ -58,7 +58,7 @@ def test_groups_and_totals_of_drawn_questions(seed: int) -> None:
         assert row["error"]["code"] in ("LAYOUT", "OP", "BUDGET", "MODEL", "PRECISION")
         return
     read = read_question(asked)
-    plan = plan_one(read.ask, read.axes, estimator)
+    plan = plan_one(read.ask, read.settings, estimator)
     lay, composer = plan.best.layout, plan.search.estimators[plan.best.estimate.precision].composer
     rank = random.Random(seed).randrange(lay.world)
     row = ask(asked, rank=rank)
@@ -106,7 +106,10 @@ HELD = [
 @pytest.mark.parametrize(("asked", "name", "part"), HELD)
 def test_who_holds_which_part(asked: Json, name: str, part: Any) -> None:
     row = ask(asked, parameter=name)
-    held, at = row["parameter"], coordinates(plan_one((r := read_question(asked)).ask, r.axes, estimator).best.layout)
+    held, at = (
+        row["parameter"],
+        coordinates(plan_one((r := read_question(asked)).ask, r.settings, estimator).best.layout),
+    )
     assert held["name"] == name
     expected: dict[int, list[int]] = {}
     for rank, place in at.items():

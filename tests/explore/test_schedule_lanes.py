@@ -34,7 +34,7 @@ HOSTED = question(layout="dp=4,pp=2,mbs=1,zero=1,recompute=full,offload=layer_in
 
 def planned(asked: Json) -> Plan:
     found = read_question(asked)
-    return plan_one(found.ask, found.axes, estimator)
+    return plan_one(found.ask, found.settings, estimator)
 
 
 def legal(seeds: range) -> list[Json]:

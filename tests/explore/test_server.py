@@ -144,7 +144,7 @@ def test_the_command_says_what_is_wrong_in_a_line() -> None:
         (["--port", "99999"], "error[PORT]: no port · --port · found 99999 / allowed 0 to 65535 · fix: --port 0"),
         (["nosuchmodel"], "error[MODEL]: no published model of that name"),
         (["--gpus", "8xH2O0"], "error[GPU]: no such GPU"),
-        (["--layout", "tpp=2"], "error[AXIS]: no such axis of a layout"),
+        (["--layout", "tpp=2"], "error[SETTING]: no such setting of a layout"),
         (["--gpus", "64x4xH100"], "error[CLUSTER]: the page knows the usual nodes of published GPUs"),
     ):
         command = [sys.executable, "-m", "penteract", "explore", "--no-browser", *words]

@@ -12,7 +12,7 @@ NODE = ("llama-3.1-8b", "8xH200", 8192)  # the yardstick: most layouts differ fr
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question, as `penteract plan` takes it. `layout` prices that one alone, `fix` holds axes of a search."""
+    """One question, as `penteract plan` takes it. `layout` prices that one alone, `fix` holds settings of a search."""
 
     model: str
     gpus: str

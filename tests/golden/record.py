@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from golden.questions import LAYOUTS, PLANS, Question
-from penteract.planner.ask import as_axes
+from penteract.planner.ask import as_settings
 from penteract.planner.plan import Plan
 from penteract.planner.report.as_json import utilisation
 from penteract.planner.search.best import Timed
@@ -40,7 +40,7 @@ def of_layout(found: Plan) -> Record:
     estimate, time, used = timed.estimate, timed.time, utilisation(found, timed)
     parts = {part: rounded(seconds) for part, seconds in time.parts.items()}
     return {
-        "layout": as_axes(timed.layout),
+        "layout": as_settings(timed.layout),
         "gradient_accumulation_steps": timed.layout.gradient_accumulation_steps,
         "fits": found.fits(estimate),
         "allocated_gib": round(gib(estimate.allocated), 2),

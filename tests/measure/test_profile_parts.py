@@ -23,7 +23,7 @@ from penteract.measure.profile.show.difference import as_difference, changes
 from penteract.measure.profile.show.profile_text import as_text, price_of
 from penteract.measure.profile.trace_events import recorded_steps
 from penteract.measure.schemas.profile import read_profile
-from penteract.planner.ask import as_axes, fusions_of
+from penteract.planner.ask import as_settings, fusions_of
 from penteract.planner.plan import estimator, plan_one
 from penteract.planner.report.smaller_layouts import smaller
 
@@ -91,8 +91,8 @@ def test_a_run_without_memory_is_told_owners_and_what_fits():
 
 def test_the_optimizer_on_the_host_is_among_what_fits():
     run = resolve(None, "llama-3.2-1b", ["parallel.dp=8", "batch.sequence_length=1024"]).run
-    axes = {axis: (value,) for axis, value in as_axes(run.layout).items()}
-    plan = plan_one(ask_of_run(run, cluster("8xH100")), axes, estimator)
+    settings = {setting: (value,) for setting, value in as_settings(run.layout).items()}
+    plan = plan_one(ask_of_run(run, cluster("8xH100")), settings, estimator)
     need = plan.best.estimate.allocated
     found = {one.keys: one.allocated for one in smaller(plan, need)}
     assert found["--memory.offload_optimizer true"] < need
@@ -123,7 +123,7 @@ def test_advice_names_where_time_is_and_nothing_of_the_measuring_itself():
 
 
 def test_a_layout_of_a_gpu_is_told_what_fits_too():
-    """Its axes name fused ops by words, as `plan --json` does; where no single change is enough, two are named."""
+    """Its settings name fused ops by words, as `plan --json` does; where no single change is enough, two are named."""
     run = resolve(None, "llama-3.2-1b", ["batch.sequence_length=4096", "batch.micro_batch_size=16"]).run
     fast = replace(run.layout, attention="cudnn", elementwise="triton", loss="chunked", fuse=fusions_of("triton"))
     one = out_of_memory_line("error[MEMORY]: no memory left", replace(run, layout=fast), 60 * 2**30, "1xH100")

@@ -34,7 +34,7 @@ def test_stages_are_dealt_layers_as_if_the_last_had_more(stages: int, less: int,
     case = Case(model=replace(MODEL, layers=layers), layout=layout, sequence_length=128)
     lengths = dealt(layers, stages, less)
     found = breaches(case)
-    assert ("last_stage_less_layers" in {axis for axis, _ in found}) == (layers >= stages and lengths[-1] < 1)
+    assert ("last_stage_less_layers" in {setting for setting, _ in found}) == (layers >= stages and lengths[-1] < 1)
     if not found:
         cut = stage_layers(layers, layout)
         assert [len(own) for own in cut] == lengths

@@ -257,9 +257,9 @@ def test_nothing_fits_and_what_would() -> None:
 def test_one_layout_is_priced_as_in_the_search() -> None:
     ask = ASKS["dense"]
     best = plan_layouts(replace(ask, pins={"pp": (1,), "cp": (1,), "micro_batch_size": (2,)}), estimator).best
-    axes = {"tp": (best.layout.tp,), "micro_batch_size": (2,), "zero": (best.layout.zero,)}
-    alone = plan_one(ask, axes, estimator)
-    assert exact(ask, axes) == best.layout
+    settings = {"tp": (best.layout.tp,), "micro_batch_size": (2,), "zero": (best.layout.zero,)}
+    alone = plan_one(ask, settings, estimator)
+    assert exact(ask, settings) == best.layout
     assert (alone.best.estimate, alone.best.time) == (best.estimate, best.time)
 
 

@@ -20,7 +20,7 @@ from penteract.config.presets import TINY, preset
 from penteract.config.rules.breaches import breaches
 from penteract.model.count import head_in_layers
 from penteract.parallel.pipeline import balanced
-from penteract.planner.ask import EDITS, Ask, parse_axes
+from penteract.planner.ask import EDITS, Ask, parse_settings
 from penteract.planner.space.layouts import MemoryOptions, Space, divisors
 from penteract.planner.space.legality import CROSSES, reason
 from penteract.schedule.registry import SCHEDULES
@@ -213,7 +213,7 @@ def test_reasons_have_no_numbers_of_their_own() -> None:
 
 def test_pinned_values_are_a_set_whatever_their_order() -> None:
     one, other = (
-        parse_axes(text, flag="--fix", several=True)
+        parse_settings(text, flag="--fix", several=True)
         for text in ("mbs=16/1/16,recompute=full/none", "mbs=1/16,recompute=none/full")
     )
     assert one == other

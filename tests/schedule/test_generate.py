@@ -23,7 +23,7 @@ def test_generate_refuses_exactly_what_problem_names(name: ScheduleName, pp: int
     assert (caught.value.where, caught.value.what) == wrong
     assert caught.value.found == f"pp = {pp}, vpp = {vpp}, gradient_accumulation_steps = {micro_batches}"
     mended = {"pp": pp, "vpp": vpp, "gradient_accumulation_steps": micro_batches}
-    mended |= {axis: int(size) for axis, size in (change.split(" = ") for change in caught.value.fix.split(", "))}
+    mended |= {setting: int(size) for setting, size in (change.split(" = ") for change in caught.value.fix.split(", "))}
     assert breach(name, *mended.values()) is None
 
 

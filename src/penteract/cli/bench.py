@@ -61,7 +61,7 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
         int | None, Parameter(help="With --top: as in `plan`. So are batch, fix, precision, optimizer.")
     ] = None,
     batch: Annotated[str | None, Parameter(help="With --top: tokens of a step (1Mi), or sequences (128seqs).")] = None,
-    fix: Annotated[str | None, Parameter(help="With --top: axes that are held, as tp=2/4.")] = None,
+    fix: Annotated[str | None, Parameter(help="With --top: settings that are held, as tp=2/4.")] = None,
     precision: Annotated[str | None, Parameter(help="With --top: a recipe, or several.")] = None,
     optimizer: Annotated[str | None, Parameter(help="With --top: adamw or muon.")] = None,
     headroom: Annotated[float | None, Parameter(help="Share of a GPU's memory that is kept free of tensors.")] = None,

@@ -13,7 +13,7 @@ from penteract.config.files.read import read_text
 from penteract.config.hardware import cluster
 from penteract.errors import BadInput
 from penteract.explore.answers.questions import DEGREES, model_of, opening_question, read_question
-from penteract.planner.ask import parse_axes, parse_batch
+from penteract.planner.ask import parse_batch, parse_settings
 
 if TYPE_CHECKING:
     from penteract.explore.page_values import ModelQuestion, Question
@@ -103,11 +103,11 @@ def _opening(model: str, gpus: str, layout: str, seq: int | None, batch: str, pr
     named, m = _named(model or "llama-3.1-8b"), None
     m = model_of(named)
     text = layout or ("" if model else "mbs=2,zero=1")
-    axes = {axis: values[0] for axis, values in parse_axes(text, flag="--layout", several=False).items()}
-    if "dp" not in axes:
+    settings = {setting: values[0] for setting, values in parse_settings(text, flag="--layout", several=False).items()}
+    if "dp" not in settings:
         used = 1
         for axis in DEGREES:
-            used *= int(axes.get(axis, 1))
+            used *= int(settings.get(axis, 1))
         text = ",".join(filter(None, (f"dp={max(1, where.gpus // used)}", text)))
     length = min(8192, m.max_positions) if seq is None else seq
     opening = opening_question(

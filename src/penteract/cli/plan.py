@@ -64,8 +64,8 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     fix: Annotated[
         str | None,
         Parameter(
-            help="Search with axes held, a slash between choices: tp=2/4,recompute=none. "
-            "Axes are those of the table, and the keys of run files under parallel, memory and kernels."
+            help="Search with settings held, a slash between values: tp=2/4,recompute=none. "
+            "Settings are those of the table, and the keys of run files under parallel, memory and kernels."
         ),
     ] = None,
     tp_across_nodes: Annotated[bool, Parameter(negative="", help="Let tensor groups span nodes.")] = False,

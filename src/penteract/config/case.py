@@ -1,4 +1,4 @@
-"""The input of the legality rules, as one value whose axes can be read and replaced by name."""
+"""The input of the legality rules, as one value whose settings can be read and replaced by name."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def _keys(section: str, kind: type) -> dict[str, str]:
     return {f.name: f"{section}.{f.name}" for f in fields(kind) if f.name in _OF_LAYOUT}
 
 
-# axis -> the key of a run file that sets it
-AXES: Mapping[str, str] = {
+# setting -> the key of a run file that sets it
+KEYS: Mapping[str, str] = {
     **_keys("parallel", Parallel),
     **{name: f"batch.{name}" for name in ("micro_batch_size", "global_batch_size", "sequence_length",
                                           "gradient_accumulation_steps")},
@@ -35,7 +35,7 @@ AXES: Mapping[str, str] = {
 }  # fmt: skip
 
 _OF_MODEL = frozenset(f.name for f in fields(ModelSpec))
-OF_A_PART = {axis: key.split(".")[1] for axis, key in AXES.items() if key.count(".") == 2}
+OF_A_PART = {setting: key.split(".")[1] for setting, key in KEYS.items() if key.count(".") == 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,30 +48,30 @@ class Case:
     global_batch_size: int | None = None
     world: int | None = None
 
-    def get(self, axis: str) -> Any:
-        """The value of an axis of `AXES`: a field of the layout, of the model or a part of it, or of the case
+    def get(self, setting: str) -> Any:
+        """The value of a setting of `KEYS`: a field of the layout, of the model or a part of it, or of the case
         itself."""
-        if axis in _OF_LAYOUT:
-            return getattr(self.layout, axis)
-        if axis in _OF_MODEL:
-            return getattr(self.model, axis)
-        return getattr(self.part(axis) if axis in OF_A_PART else self, axis)
+        if setting in _OF_LAYOUT:
+            return getattr(self.layout, setting)
+        if setting in _OF_MODEL:
+            return getattr(self.model, setting)
+        return getattr(self.part(setting) if setting in OF_A_PART else self, setting)
 
-    def part(self, axis: str) -> Any:
-        """The part of the model that has `axis`, as `model.moe` has `top_k`; None if the model lacks this part."""
-        return getattr(self.model, OF_A_PART[axis])
+    def part(self, setting: str) -> Any:
+        """The part of the model that has `setting`, as `model.moe` has `top_k`; None if the model lacks this part."""
+        return getattr(self.model, OF_A_PART[setting])
 
-    def put(self, axis: str, value: Any) -> Case:
-        """A copy with another value of `axis`. A change of the layout or the batch also updates the accumulation
+    def put(self, setting: str, value: Any) -> Case:
+        """A copy with another value of `setting`. A change of the layout or the batch also updates the accumulation
         steps."""
-        if axis in _OF_LAYOUT:
-            return replace(self, layout=replace(self.layout, **{axis: value})).with_accumulation_steps()
-        if axis in _OF_MODEL:
-            return replace(self, model=replace(self.model, **{axis: value}))
-        if axis in OF_A_PART:
-            changed = replace(self.part(axis), **{axis: value})
-            return replace(self, model=replace(self.model, **{OF_A_PART[axis]: changed}))
-        return replace(self, **{axis: value}).with_accumulation_steps()
+        if setting in _OF_LAYOUT:
+            return replace(self, layout=replace(self.layout, **{setting: value})).with_accumulation_steps()
+        if setting in _OF_MODEL:
+            return replace(self, model=replace(self.model, **{setting: value}))
+        if setting in OF_A_PART:
+            changed = replace(self.part(setting), **{setting: value})
+            return replace(self, model=replace(self.model, **{OF_A_PART[setting]: changed}))
+        return replace(self, **{setting: value}).with_accumulation_steps()
 
     def with_accumulation_steps(self) -> Case:
         """The same with the accumulation steps that follow from the global batch (rounded down)."""

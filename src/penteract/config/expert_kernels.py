@@ -40,7 +40,7 @@ EXPERTS: Mapping[ExpertKernel, ExpertLimits] = {
 
 
 def expert_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str]]:
-    """(axis, what is wrong), as in `rules`."""
+    """(setting, what is wrong), as in `rules`."""
     if layout.experts not in EXPERTS or model.moe is None:
         return
     own = model.moe.ffn_size // layout.expert_tp

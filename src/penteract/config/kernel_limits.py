@@ -58,7 +58,7 @@ ATTENTION: Mapping[AttentionKernel, KernelLimits] = {
 
 
 def kernel_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str]]:
-    """(axis, what is wrong), as in `config/rules/breaches.py`."""
+    """(setting, what is wrong), as in `config/rules/breaches.py`."""
     kernel, size = layout.attention, model.head_size
     if (can := ATTENTION.get(kernel)) is None:
         return
@@ -133,7 +133,7 @@ GLU_COMPUTES = ("bf16", "fp16")
 
 
 def glu_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str]]:
-    """(axis, what is wrong), as in `rules`."""
+    """(setting, what is wrong), as in `rules`."""
     if "glu" not in layout.fuse or layout.elementwise == "reference":
         return
     for name, size in _sizes(model, layout):

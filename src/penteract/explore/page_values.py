@@ -24,7 +24,7 @@ class Question(TypedDict):
 
     global_batch_size  in sequences
     parts              keys of a run file's `[precision]`, besides the recipe
-    layout             axes as in `--layout`; axes that are not here have the planner's defaults
+    layout             settings as in `--layout`; settings that are not here have the planner's defaults
     """
 
     model: ModelQuestion

@@ -10,10 +10,10 @@ from penteract.explore.page_values import Amount, ChartAxis, DeviceMemory, Fact,
 class SearchOptions(TypedDict):
     """What the Layouts view asks besides its question, whose layout is the chosen one.
 
-    fix               axis -> the values that it may have, as `--fix`; an axis that is not here may have any
+    fix               setting -> the values that it may have, as `--fix`; a setting that is not here may have any
     tokens            of a whole training, as `--tokens`: "15T"; empty: no costs are asked for
     usd_per_gpu_hour  with `tokens`: the price of an hour; 0: not known
-    against           the axes of a layout to compare the chosen one with; null: none
+    against           the settings of a layout to compare the chosen one with; null: none
     """
 
     fix: dict[str, list[Value]]
@@ -25,7 +25,7 @@ class SearchOptions(TypedDict):
 class LayoutPoint(TypedDict):
     """A layout that was priced.
 
-    name       as in `--layout`; `layout`: the same as axes of a question
+    name       as in `--layout`; `layout`: the same as settings of a question
     seconds    of the simulated step; of a layout that is not `simulated`, a lower bound
     rate       tokens a second and GPU: of one that is not `simulated`, an upper bound; `speed`: as text
     front      whether no simulated layout is as fast with less memory
@@ -57,16 +57,16 @@ class RankedLayout(TypedDict):
 
 
 class FilterValue(TypedDict):
-    """A value that an axis may be held at."""
+    """A value that a setting may be held at."""
 
     value: Value
     text: str
 
 
-class AxisFilter(TypedDict):
-    """An axis of layouts, and the values that the page offers to hold it at. `dimension`: as of a control."""
+class SettingFilter(TypedDict):
+    """A setting of layouts, and the values that the page offers to hold it at. `dimension`: as of a control."""
 
-    axis: str
+    setting: str
     label: str
     dimension: str
     values: list[FilterValue]
@@ -113,7 +113,7 @@ class SearchAnswer(TypedDict):
     top: list[RankedLayout]
     points: list[LayoutPoint]
     left_out: list[LeftOut]
-    filters: list[AxisFilter]
+    filters: list[SettingFilter]
     card: DeviceMemory
     memory: ChartAxis
     speed: ChartAxis
@@ -212,7 +212,7 @@ class CompareAnswer(TypedDict):
 
     most         of the waterfalls' axes, in picoseconds
     differences  of time, then of memory, the largest first
-    why          in sentences: which axes differ, and what this does
+    why          in sentences: which settings differ, and what this does
     """
 
     version: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
-from penteract.config.case import AXES as KEYS
+from penteract.config.case import KEYS
 from penteract.config.expert_kernels import fastest_experts
 from penteract.config.files.keys import ELSEWHERE, keys
 from penteract.config.files.sections import Kernels
@@ -52,9 +52,9 @@ _WORDS: Mapping[str, Collection[str]] = {
 }
 _CHOICES = ("reduce_scatter_once", "reshard_after_step", "offload_optimizer")  # true or false
 # The fields of a layout; its accumulation steps follow from the batch.
-AXES = tuple(f.name for f in fields(Layout) if f.name != "gradient_accumulation_steps")
+LAYOUT_SETTINGS = tuple(f.name for f in fields(Layout) if f.name != "gradient_accumulation_steps")
 LOSS = Kernels().loss  # the default of a run
-# Axes of recomputation and offload.
+# Settings of recomputation and offload.
 EDITS = (
     "recompute", "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every",
 )  # fmt: skip
@@ -68,7 +68,7 @@ Values = tuple[Any, ...]
 class Ask:
     """Which layouts of `model` on `cluster` are best for a step of `global_batch_size` sequences?
 
-    pins      axis -> the values to which the search is restricted
+    pins      setting -> the values to which the search is restricted
     headroom  fraction of a GPU's memory that tensors may not use
     also      further precisions to try
     """
@@ -146,9 +146,9 @@ def _joined(words: tuple[str, ...]) -> str:
     return name if isinstance(name, str) else "+".join(name) or "nothing"
 
 
-def edits_of(axes: Mapping[str, Any]) -> dict[str, Any]:
-    """The axes of recomputation and offload, as fields of a layout."""
-    return {name: _words(axes[name]) for name in EDITS if name in axes}
+def edits_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of recomputation and offload, as fields of a layout."""
+    return {name: _words(settings[name]) for name in EDITS if name in settings}
 
 
 def _words(value: Any) -> Any:
@@ -175,10 +175,10 @@ def budget_of(recompute: str) -> MemoryBudget | None:
     return MemoryBudget(value) if number == text else MemoryBudget(allocated=int(value * 2**30))
 
 
-def as_axes(layout: Layout) -> dict[str, Any]:
-    """A layout as the planner's axes: as JSON shows it, and as `--layout` reads it."""
+def as_settings(layout: Layout) -> dict[str, Any]:
+    """A layout as the planner's settings: as JSON shows it, and as `--layout` reads it."""
     plain = Layout()
-    named = {name: getattr(layout, name) for name in AXES if name not in (*EDITS, *_QUIET)}
+    named = {name: getattr(layout, name) for name in LAYOUT_SETTINGS if name not in (*EDITS, *_QUIET)}
     named["recompute"] = recompute_of(layout)
     for name in (*_QUIET, *EDITS):
         value = getattr(layout, name)
@@ -186,7 +186,7 @@ def as_axes(layout: Layout) -> dict[str, Any]:
             named[name] = (
                 value if isinstance(value, (int, str)) else _fusions(value) if name == "fuse" else _joined(value)
             )
-    return {name: named[name] for name in AXES if name in named}
+    return {name: named[name] for name in LAYOUT_SETTINGS if name in named}
 
 
 def _fusions(fuse: tuple[str, ...]) -> str:
@@ -201,13 +201,13 @@ def as_word(value: Any) -> str:
 def as_text(layout: Layout, elementwise: Elementwise, experts: ExpertKernel = "reference") -> str:
     """A layout as text for `--layout`: dp, the micro-batch size, and all that differs from the defaults. `elementwise`
     and `experts`: the defaults of the device. The attention kernel is left out: the fastest is the default."""
-    plain = as_axes(Layout(loss=LOSS, elementwise=elementwise, fuse=fusions_of(elementwise))) | {"experts": experts}
-    axes = as_axes(layout) | {"experts": layout.experts}
+    plain = as_settings(Layout(loss=LOSS, elementwise=elementwise, fuse=fusions_of(elementwise))) | {"experts": experts}
+    settings = as_settings(layout) | {"experts": layout.experts}
     always = ("dp", "micro_batch_size")
     return ",".join(
-        f"{_LONG.get(name, name)}={as_word(axes[name])}"
-        for name in axes
-        if name in always or (axes[name] != plain.get(name) and name != "attention")
+        f"{_LONG.get(name, name)}={as_word(settings[name])}"
+        for name in settings
+        if name in always or (settings[name] != plain.get(name) and name != "attention")
     )
 
 
@@ -249,69 +249,71 @@ def _binary(number: str, sequence_length: int) -> str:
     return f"{number}i ({f'{count}·' * (count != '1')}2^{power}), or "
 
 
-def parse_axes(text: str, *, flag: str, several: bool) -> dict[str, Values]:
-    """`tp=2,zero=0/1,recompute=none` as axis -> values; more than one value (`/`) only where `several`."""
+def parse_settings(text: str, *, flag: str, several: bool) -> dict[str, Values]:
+    """`tp=2,zero=0/1,recompute=none` as setting -> values; more than one value (`/`) only where `several`."""
     found: dict[str, Values] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, written = part.partition("=")
-        axis = _SHORT.get(name.strip(), name.strip())
-        if axis not in AXES:
-            near = _nearest_axis(axis)
+        setting = _SHORT.get(name.strip(), name.strip())
+        if setting not in LAYOUT_SETTINGS:
+            near = _nearest_setting(setting)
             raise BadInput(
-                "AXIS", "no such axis of a layout", where=flag, found=name, allowed=", ".join(AXES),
+                "SETTING", "no such setting of a layout", where=flag, found=name, allowed=", ".join(LAYOUT_SETTINGS),
                 fix=f"{flag} {near}=…" if near else "choose one of these",
             )  # fmt: skip
         words = [w.strip() for w in written.split("/")]
         if not equals or not all(words) or (len(words) > 1 and not several):
-            what = "an axis takes values, as tp=2/4" if several else "an axis takes one value"
-            raise BadInput("AXIS", what, where=flag, found=part, fix=f"{flag} {axis}=1")
-        if axis in found:
-            raise BadInput("AXIS", "an axis is given twice", where=flag, found=part, fix=f"keep one {name.strip()}=…")
+            what = "a setting takes values, as tp=2/4" if several else "a setting takes one value"
+            raise BadInput("SETTING", what, where=flag, found=part, fix=f"{flag} {setting}=1")
+        if setting in found:
+            raise BadInput(
+                "SETTING", "a setting is given twice", where=flag, found=part, fix=f"keep one {name.strip()}=…"
+            )
         # Numbers in ascending order, as the search needs it; words in the order of their table.
-        order = [*_WORDS.get(axis, ())]
-        if axis == "recompute":
+        order = [*_WORDS.get(setting, ())]
+        if setting == "recompute":
             order = [*RECOMPUTE, *(w for w in words if w not in RECOMPUTE)]
-        found[axis] = tuple(
-            sorted({_value(axis, word, flag) for word in words}, key=lambda v: order.index(v) if order else v)
+        found[setting] = tuple(
+            sorted({_value(setting, word, flag) for word in words}, key=lambda v: order.index(v) if order else v)
         )
     return found
 
 
-def _nearest_axis(name: str) -> str:
-    """The axis that `name` probably means, or an empty string."""
+def _nearest_setting(name: str) -> str:
+    """The setting that `name` probably means, or an empty string."""
     meant = (ELSEWHERE.get(f"parallel.{name}") or ELSEWHERE.get(name, "")).rpartition(".")[2]
-    if meant in AXES:
+    if meant in LAYOUT_SETTINGS:
         return meant
-    return next(iter(get_close_matches(name, [*AXES, *_SHORT], n=1, cutoff=0.7)), "")
+    return next(iter(get_close_matches(name, [*LAYOUT_SETTINGS, *_SHORT], n=1, cutoff=0.7)), "")
 
 
-def _value(axis: str, word: str, flag: str) -> Any:
-    if axis in ("recompute", "recompute_else", "offload"):
+def _value(setting: str, word: str, flag: str) -> Any:
+    if setting in ("recompute", "recompute_else", "offload"):
         return word
-    if axis == "fuse":
+    if setting == "fuse":
         return read_fusions(word, flag)
-    if axis in _WORDS:
-        if word in _WORDS[axis]:
+    if setting in _WORDS:
+        if word in _WORDS[setting]:
             return word
-        near = get_close_matches(word, _WORDS[axis], n=1, cutoff=0.0)[0]
+        near = get_close_matches(word, _WORDS[setting], n=1, cutoff=0.0)[0]
         raise BadInput(
-            "AXIS", f"no such {axis}", where=flag, found=word, allowed=", ".join(_WORDS[axis]),
-            fix=f"{flag} {axis}={near}",
+            "SETTING", f"no such {setting}", where=flag, found=word, allowed=", ".join(_WORDS[setting]),
+            fix=f"{flag} {setting}={near}",
         )  # fmt: skip
-    if axis in _CHOICES:
+    if setting in _CHOICES:
         if word not in ("true", "false"):
-            raise BadInput("AXIS", "neither true nor false", where=f"{flag} {axis}", found=word, allowed="true, false",
-                           fix=f"{axis}=true")  # fmt: skip
+            raise BadInput("SETTING", "neither true nor false", where=f"{flag} {setting}", found=word,
+                           allowed="true, false", fix=f"{setting}=true")  # fmt: skip
         return word == "true"
     value = int(word) if word.isascii() and word.isdigit() and len(word) < 16 else -1
-    if axis == "zero" and value not in ZERO_STAGES:
+    if setting == "zero" and value not in ZERO_STAGES:
         allowed = ", ".join(map(str, ZERO_STAGES))
         fix = f"{flag} zero={ZERO_STAGES[-1]}"
-        raise BadInput("AXIS", "no such ZeRO stage", where=flag, found=word, allowed=allowed, fix=fix)
-    key = keys()[KEYS[axis]]
+        raise BadInput("SETTING", "no such ZeRO stage", where=flag, found=word, allowed=allowed, fix=fix)
+    key = keys()[KEYS[setting]]
     if not key.least <= value <= key.most:
-        raise BadInput("AXIS", "not a size", where=f"{flag} {axis}", found=word[:40],
-                       allowed=f"{key.least} to {key.most}", fix=f"{axis}=1")  # fmt: skip
+        raise BadInput("SETTING", "not a size", where=f"{flag} {setting}", found=word[:40],
+                       allowed=f"{key.least} to {key.most}", fix=f"{setting}=1")  # fmt: skip
     return value
 
 
@@ -321,6 +323,6 @@ def read_fusions(word: str, flag: str) -> tuple[Fusion, ...]:
         return FUSIONS if word == "all" else ()
     names = word.split("+")
     if unknown := [name for name in names if name not in EVERY_FUSION]:
-        raise BadInput("AXIS", "no such fusion", where=f"{flag} fuse", found=unknown[0],
+        raise BadInput("SETTING", "no such fusion", where=f"{flag} fuse", found=unknown[0],
                        allowed=", ".join(("none", "all", *EVERY_FUSION)), fix="fuse=all")  # fmt: skip
     return tuple(name for name in EVERY_FUSION if name in names)

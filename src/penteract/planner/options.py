@@ -12,7 +12,7 @@ from penteract.config.files.keys import keys
 from penteract.config.files.schema import Number
 from penteract.config.hardware import HEADROOM
 from penteract.errors import BadInput
-from penteract.planner.ask import AXES
+from penteract.planner.ask import LAYOUT_SETTINGS
 
 # A key of a run file, in the fix of an error ("--memory.zero 3") and in its place ("memory.zero").
 _FLAG = re.compile(r"--(?:parallel|batch|memory|kernels)\.(\w+) ([^\s,]+)")
@@ -71,8 +71,8 @@ def errors_for(flag: str) -> Generator[None]:
         yield
     except BadInput as bad:
         key = _KEY.fullmatch(bad.where)
-        if key and key[1] in AXES:
+        if key and key[1] in LAYOUT_SETTINGS:
             bad.where = f"{flag} {key[1]}"
-        bad.fix = _FLAG.sub(lambda m: f"{flag} {m[1]}={m[2]}" if m[1] in AXES else m[0], bad.fix)
+        bad.fix = _FLAG.sub(lambda m: f"{flag} {m[1]}={m[2]}" if m[1] in LAYOUT_SETTINGS else m[0], bad.fix)
         bad.fix = bad.fix.replace("--precision.dtype", "--precision")
         raise

@@ -16,7 +16,17 @@ from penteract.config.rules.legal import problems
 from penteract.config.rules.nearest import repair
 from penteract.config.rules.settle import Settle
 from penteract.errors import BadInput
-from penteract.planner.ask import AXES, EDITS, LOSS, Ask, Values, budget_of, edits_of, fusions_of, read_fusions
+from penteract.planner.ask import (
+    EDITS,
+    LAYOUT_SETTINGS,
+    LOSS,
+    Ask,
+    Values,
+    budget_of,
+    edits_of,
+    fusions_of,
+    read_fusions,
+)
 from penteract.planner.options import errors_for
 from penteract.planner.search.best import Search, Timed
 from penteract.planner.search.between import Between, candidates
@@ -133,7 +143,11 @@ class Plan:
     @property
     def not_tried(self) -> tuple[str, ...]:
         """What the search did not try; empty if the question was about one layout."""
-        return tuple([what for axis, what in NOT_TRIED.items() if axis not in self.ask.pins]) if self.searched else ()
+        return (
+            tuple([what for setting, what in NOT_TRIED.items() if setting not in self.ask.pins])
+            if self.searched
+            else ()
+        )
 
     @property
     def searched(self) -> bool:
@@ -206,8 +220,8 @@ def behind(k: int) -> str:
     return f"provably slower than the {k} best"
 
 
-def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
-    """Memory and time of one layout in each precision, whether it fits or not: `axes`, and defaults for the others.
+def plan_one(ask: Ask, settings: Mapping[str, Values], make: Make) -> Plan:
+    """Memory and time of one layout in each precision, whether it fits or not: `settings`, and defaults for the others.
 
     By default, dp uses the remaining GPUs, and a micro-batch has one sequence. Raises BadInput for an illegal layout,
     with the nearest legal one.
@@ -216,8 +230,8 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
     estimators = dict[Policy, Estimator]()
     search = Search(estimators)
     for one in ask.each:
-        layout, prices = exact(one, axes), make(one)
-        if budget := budget_of(str(axes.get("recompute", ("",))[0])):
+        layout, prices = exact(one, settings), make(one)
+        if budget := budget_of(str(settings.get("recompute", ("",))[0])):
             layout = within(prices, layout, budget).layout
         estimators[one.precision] = prices
         with errors_for("--layout"):
@@ -232,14 +246,14 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
     return Plan(ask, counts, tuple(search.best(len(every))), search)
 
 
-def case_of(ask: Ask, axes: Mapping[str, Values]) -> tuple[Case, Settle]:
-    """The one layout of these axes, unchecked, with its batch and GPUs; and what fills the axes that are left open."""
-    given: dict[str, Any] = {name: values[0] for name, values in axes.items()}
+def case_of(ask: Ask, settings: Mapping[str, Values]) -> tuple[Case, Settle]:
+    """The one layout of these settings, unchecked, with its batch and GPUs; and what fills the open ones."""
+    given: dict[str, Any] = {name: values[0] for name, values in settings.items()}
     given.setdefault("loss", LOSS)
     given.setdefault("elementwise", ask.elementwise)
     check_elementwise(given["elementwise"], ask.precision, where="--layout", fix="leave elementwise out")
     given.setdefault("fuse", fusions_of(given["elementwise"]))
-    if isinstance(given["fuse"], str):  # as `as_axes` names it
+    if isinstance(given["fuse"], str):  # as `as_settings` names it
         given["fuse"] = read_fusions(given["fuse"], "--layout")
     given.setdefault("experts", ask.experts(given.get("expert_tp", 1)))
     given.setdefault("attention", ask.attention(given.get("cp", 1), given.get("cp_method", "all_gather")))
@@ -256,9 +270,9 @@ def case_of(ask: Ask, axes: Mapping[str, Values]) -> tuple[Case, Settle]:
     return case, settle
 
 
-def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
-    """The one layout of these axes, checked."""
-    case, settle = case_of(ask, axes)
+def exact(ask: Ask, settings: Mapping[str, Values]) -> Layout:
+    """The one layout of these settings, checked."""
+    case, settle = case_of(ask, settings)
     _check(ask, case, settle, "--layout")
     with errors_for("--layout"):
         check_op_names(case.layout)
@@ -284,9 +298,9 @@ def _check(ask: Ask, case: Case, settle: Settle, where: str) -> None:
     if not found:
         return
     first, changes = found[0], repair(case, settle)
-    for axis, value in changes.items():
-        case = case.put(axis, value)
-    fixes = [f"--layout {ask.text(settle(case).layout)}"] if changes.keys() & {*AXES} else []
+    for setting, value in changes.items():
+        case = case.put(setting, value)
+    fixes = [f"--layout {ask.text(settle(case).layout)}"] if changes.keys() & {*LAYOUT_SETTINGS} else []
     if "sequence_length" in changes:
         fixes.append(f"--seq {changes['sequence_length']}")
     if "global_batch_size" in changes:

@@ -30,10 +30,10 @@ def schedule_of(name: ScheduleName) -> Schedule:
 
 
 def breach(name: ScheduleName, pp: int, vpp: int, num_micro_batches: int) -> tuple[str, str] | None:
-    """(the axis at fault, what is wrong), or None if the schedule exists for these sizes and so many micro-batches."""
-    for axis, size in (("pp", pp), ("vpp", vpp), ("gradient_accumulation_steps", num_micro_batches)):
+    """(the setting at fault, what is wrong), or None if the schedule exists for these sizes and micro-batches."""
+    for setting, size in (("pp", pp), ("vpp", vpp), ("gradient_accumulation_steps", num_micro_batches)):
         if size < 1:
-            return axis, f"{axis} is less than 1"
+            return setting, f"{setting} is less than 1"
     s = schedule_of(name)
     if pp < s.min_pp:
         return "schedule", f"{name} needs pp of at least {s.min_pp}"
@@ -60,7 +60,7 @@ def _mended(name: ScheduleName, pp: int, vpp: int, num_micro_batches: int) -> st
     chunks = int(min(max(vpp, s.min_vpp), s.max_vpp)) if stages > 1 else 1
     whole = max(1, -(-num_micro_batches // s.round(stages))) * s.round(stages)
     sizes = (("pp", pp, stages), ("vpp", vpp, chunks), ("gradient_accumulation_steps", num_micro_batches, whole))
-    return ", ".join(f"{axis} = {near}" for axis, size, near in sizes if near != size)
+    return ", ".join(f"{setting} = {near}" for setting, size, near in sizes if near != size)
 
 
 def generate(name: ScheduleName, pp: int, vpp: int, num_micro_batches: int) -> list[ComputeList]:
@@ -73,8 +73,8 @@ def generate(name: ScheduleName, pp: int, vpp: int, num_micro_batches: int) -> l
         raise BadInput("SCHEDULE", "no such schedule", where="schedule", found=name, allowed=", ".join(SCHEDULES),
                        fix=near[0])  # fmt: skip
     if wrong := breach(name, pp, vpp, num_micro_batches):
-        axis, what = wrong
+        setting, what = wrong
         sizes = {"pp": pp, "vpp": vpp, "gradient_accumulation_steps": num_micro_batches}
-        raise BadInput("SCHEDULE", what, where=axis, found=", ".join(f"{k} = {n}" for k, n in sizes.items()),
+        raise BadInput("SCHEDULE", what, where=setting, found=", ".join(f"{k} = {n}" for k, n in sizes.items()),
                        fix=_mended(name, pp, vpp, num_micro_batches))  # fmt: skip
     return schedule_of(name).compute(pp, vpp, num_micro_batches)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penteract.config.case import AXES
+from penteract.config.case import KEYS
 from penteract.config.files.keys import find_key
 from penteract.config.files.read import read_overrides
 from penteract.config.hardware import HEADROOM
@@ -69,7 +69,7 @@ def _of_plan(target: str, options: SweepOptions, given: dict[str, Any], plan: di
                        fix="penteract bench llama-3.2-1b --gpus 4xH200 --top 20")  # fmt: skip
     if options.grid:
         raise BadInput("USAGE", "a plan's layouts, or a grid", where="--grid", found="--top",
-                       fix="--fix holds axes of a plan: --fix tp=1/2")  # fmt: skip
+                       fix="--fix holds settings of a plan: --fix tp=1/2")  # fmt: skip
     if options.words:
         raise _fixed(options.words[0])
     if "ranks" in given:
@@ -87,15 +87,15 @@ def _name(target: str) -> str:
 
 
 def _fixed(word: str) -> BadInput:
-    return BadInput("USAGE", "a plan's layouts are taken as they are", found=word, fix="--fix holds axes of a plan")
+    return BadInput("USAGE", "a plan's layouts are taken as they are", found=word, fix="--fix holds settings of a plan")
 
 
 def read_grid(words: Sequence[str]) -> dict[str, Values]:
-    """`parallel.tp=1/2/4`, or an axis as `tp=1/2/4`, as key -> values. Raises BadInput."""
+    """`parallel.tp=1/2/4`, or a setting as `tp=1/2/4`, as key -> values. Raises BadInput."""
     found = dict[str, Values]()
     for word in words:
         name, equals, text = word.partition("=")
-        name = AXES.get(name.strip(), name.strip())
+        name = KEYS.get(name.strip(), name.strip())
         find_key(name, "--grid")
         values = [one.strip() for one in text.split("/")]
         if not equals or not all(values):

@@ -9,7 +9,7 @@ from typing import Any
 from penteract.config.files.read import is_setting, read_overrides
 from penteract.config.run import PARTS
 from penteract.errors import BadInput
-from penteract.planner.ask import AXES, as_word
+from penteract.planner.ask import LAYOUT_SETTINGS, as_word
 
 _FLAG = re.compile(r"--[A-Za-z_][\w-]*\.[^=]*(=.*)?", re.DOTALL)
 _GRID = "--grid"  # its value looks like a setting
@@ -55,7 +55,7 @@ def parts_of_precision(words: Sequence[str]) -> dict[str, Any]:
         section, _, name = key.rpartition(".")
         if section != "precision" or name not in PARTS:
             value = _shown(setting.value)
-            fix = _PLAN_OPTIONS.get(key, "--fix {0}={1}" if name in AXES else "leave it out")
+            fix = _PLAN_OPTIONS.get(key, "--fix {0}={1}" if name in LAYOUT_SETTINGS else "leave it out")
             raise BadInput("USAGE", "plan takes only [precision] keys", where=setting.origin,
                            found=value, allowed=", ".join(f"precision.{part}" for part in PARTS),
                            fix=fix.format(value) if key in _PLAN_OPTIONS else fix.format(name, value))  # fmt: skip

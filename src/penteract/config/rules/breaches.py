@@ -1,4 +1,4 @@
-"""The rules of legal layouts: divisibility and the sizes of schedules, each with the axis at fault."""
+"""The rules of legal layouts: divisibility and the sizes of schedules, each with the setting at fault."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from penteract.config.layout import (
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.schedule.registry import SCHEDULES, breach, schedule_of
 
-Breach = tuple[str, str]  # (axis, what is wrong)
+Breach = tuple[str, str]  # (setting, what is wrong)
 
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "micro_batch_size", "gradient_accumulation_steps",
            "sequence_length", "recompute_every", "offload_every")  # fmt: skip
 _FROM_0 = ("last_stage_less_layers", "recompute_first", "bucket_bytes", "shard_group", "loss_chunk")
-# axis -> its values, and what one is
+# setting -> its values, and what one is
 CHOICES: Mapping[str, tuple[Collection[object], str]] = {
     "zero": (ZERO_STAGES, "stage of ZeRO here"),
     "schedule": (SCHEDULES, "schedule"),
@@ -54,15 +54,15 @@ def breaches(case: Case) -> list[Breach]:
 
 
 def _counts(case: Case) -> Iterator[Breach]:
-    least = {axis: 1 for axis in _COUNTS} | {axis: 0 for axis in _FROM_0}
+    least = {setting: 1 for setting in _COUNTS} | {setting: 0 for setting in _FROM_0}
     if case.global_batch_size is not None:
         least["global_batch_size"] = 1
-    for axis, n in least.items():
-        if case.get(axis) < n:
-            yield axis, f"{axis} is less than {n}"
-    for axis, (choices, what) in CHOICES.items():
-        if case.get(axis) not in choices:
-            yield axis, f"no such {what}"
+    for setting, n in least.items():
+        if case.get(setting) < n:
+            yield setting, f"{setting} is less than {n}"
+    for setting, (choices, what) in CHOICES.items():
+        if case.get(setting) not in choices:
+            yield setting, f"no such {what}"
     if not {*case.layout.fuse} <= {*EVERY_FUSION}:
         yield "fuse", "no such fusion"
 
@@ -166,8 +166,8 @@ def _pipeline(case: Case) -> Iterator[Breach]:
     lay, layers = case.layout, case.model.layers
     if lay.pp * lay.vpp > layers:
         fewest = schedule_of(lay.schedule).min_vpp
-        axis = "pp" if lay.vpp <= fewest or lay.pp * fewest > layers else "vpp"
-        yield axis, f"pp·vpp = {lay.pp}·{lay.vpp} stages for {layers} layers"
+        setting = "pp" if lay.vpp <= fewest or lay.pp * fewest > layers else "vpp"
+        yield setting, f"pp·vpp = {lay.pp}·{lay.vpp} stages for {layers} layers"
     elif (less := lay.last_stage_less_layers) and lay.stages == 1:
         yield "last_stage_less_layers", "one stage has all layers"
     elif (layers + less) // lay.stages <= less:
@@ -177,10 +177,10 @@ def _pipeline(case: Case) -> Iterator[Breach]:
         )
     wrong = breach(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
     if wrong is not None:
-        axis, what = wrong
+        setting, what = wrong
         # With a given global batch, accumulation steps are derived: then the batch is what to change.
-        derived = axis == "gradient_accumulation_steps" and case.global_batch_size is not None
-        yield "global_batch_size" if derived else axis, what
+        derived = setting == "gradient_accumulation_steps" and case.global_batch_size is not None
+        yield "global_batch_size" if derived else setting, what
 
 
 def _experts(case: Case) -> Iterator[Breach]:
@@ -205,9 +205,9 @@ def _shards(case: Case) -> Iterator[Breach]:
         yield "shard_group", f"shard_group = {group} does not divide dp·cp = {lay.dp * lay.cp}"
     elif group and group % lay.ep and lay.ep % group:
         yield "shard_group", f"shard_group = {group} and ep = {lay.ep}: neither is a multiple of the other"
-    for axis in ("reduce_scatter_once", "reshard_after_step"):
-        if case.get(axis) and lay.zero != 3:
-            yield axis, f"{axis} is a choice of ZeRO 3 alone, not of ZeRO {lay.zero}"
+    for setting in ("reduce_scatter_once", "reshard_after_step"):
+        if case.get(setting) and lay.zero != 3:
+            yield setting, f"{setting} is a choice of ZeRO 3 alone, not of ZeRO {lay.zero}"
 
 
 def _length(case: Case) -> Iterator[Breach]:
@@ -215,8 +215,8 @@ def _length(case: Case) -> Iterator[Breach]:
     lay, steps = case.layout, case.layout.gradient_accumulation_steps
     tokens = lay.micro_batch_size * case.sequence_length
     if steps > MOST_MICRO_BATCHES:
-        axis = "gradient_accumulation_steps" if case.global_batch_size is None else "global_batch_size"
-        yield axis, f"{steps} micro-batches of a rank's step, more than {MOST_MICRO_BATCHES}"
+        setting = "gradient_accumulation_steps" if case.global_batch_size is None else "global_batch_size"
+        yield setting, f"{steps} micro-batches of a rank's step, more than {MOST_MICRO_BATCHES}"
     if tokens > MOST_TOKENS:
         yield "micro_batch_size", f"{tokens} tokens of a micro-batch, more than {MOST_TOKENS}"
     elif lay.loss == "chunked" and lay.loss_chunk and tokens > lay.cp * lay.loss_chunk * MOST_LOSS_CHUNKS:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import cast
 
-from penteract.config.case import AXES, Case
+from penteract.config.case import KEYS, Case
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.rules.breaches import breaches
@@ -23,12 +23,12 @@ _SHOWN = 3  # problems on a terminal; `BadLayout.problems` has them all
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One broken rule. `allowed`: the nearest values of `axis`, closest first, that keep its rules.
+    """One broken rule. `allowed`: the nearest values of `setting`, closest first, that keep its rules.
 
     `fix`: flags that make the whole layout legal; the same on every problem, as problems share a repair.
     """
 
-    axis: str
+    setting: str
     what: str
     found: object
     allowed: tuple[object, ...]
@@ -36,8 +36,8 @@ class Problem:
 
     @property
     def key(self) -> str:
-        """The key of a run file that sets the axis."""
-        return AXES[self.axis]
+        """The key of a run file that holds the setting."""
+        return KEYS[self.setting]
 
 
 class BadLayout(BadInput):
@@ -90,9 +90,12 @@ def problems(
     found = breaches(case)
     if not found:
         return []
-    fix = " ".join(f"--{AXES[axis]} {as_word(value)}" for axis, value in repair(case, settle).items())
-    allowed = {axis: allowed_values(case, axis, settle) for axis in {axis for axis, _ in found}}
-    return [Problem(axis=axis, what=what, found=case.get(axis), allowed=allowed[axis], fix=fix) for axis, what in found]
+    fix = " ".join(f"--{KEYS[setting]} {as_word(value)}" for setting, value in repair(case, settle).items())
+    allowed = {setting: allowed_values(case, setting, settle) for setting in {setting for setting, _ in found}}
+    return [
+        Problem(setting=setting, what=what, found=case.get(setting), allowed=allowed[setting], fix=fix)
+        for setting, what in found
+    ]
 
 
 def check_legal(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from penteract.config.case import AXES, OF_A_PART, Case
+from penteract.config.case import KEYS, OF_A_PART, Case
 from penteract.config.files.keys import keys
 from penteract.config.layout import ATTENTION_KERNELS, CP_METHODS, EVERY_FUSION, MOST_MICRO_BATCHES, ZERO_STAGES, Layout
 from penteract.config.rules.breaches import CHOICES, breaches
@@ -25,14 +25,14 @@ _PLAIN = {"ep": 1, "expert_tp": 1, "last_stage_less_layers": 0, "vpp": 1, "sched
           "reshard_after_step": False}  # fmt: skip
 
 
-def allowed_values(case: Case, axis: str, settle: Settle) -> tuple[Any, ...]:
-    """Up to three values of `axis`, nearest first, with which no rule finds it at fault."""
-    fine = (v for v in _candidates(case, axis, settle) if axis not in _blamed(settle(case.put(axis, v))))
+def allowed_values(case: Case, setting: str, settle: Settle) -> tuple[Any, ...]:
+    """Up to three values of `setting`, nearest first, with which no rule finds it at fault."""
+    fine = (v for v in _candidates(case, setting, settle) if setting not in _blamed(settle(case.put(setting, v))))
     return tuple(islice(fine, 3))
 
 
 def repair(case: Case, settle: Settle) -> dict[str, Any]:
-    """axis -> value: few changes that make `case` legal, as near as possible; empty if the search finds none."""
+    """setting -> value: few changes that make `case` legal, as near as possible; empty if the search finds none."""
     fixed = _search(case, settle) or _search(_plain(case, settle), settle)
     return _difference(case, fixed, settle.open) if fixed else {}
 
@@ -50,15 +50,15 @@ def _search(case: Case, settle: Settle) -> Case | None:
     return None
 
 
-def _step(case: Case, axis: str, settle: Settle) -> Case | None:
-    """`case` with the nearest value of `axis` that is not at fault, or a slightly further one that makes it legal."""
-    trials = (settle(case.put(axis, value)) for value in _candidates(case, axis, settle))
+def _step(case: Case, setting: str, settle: Settle) -> Case | None:
+    """`case` with the nearest value of `setting` that is not at fault, or a further one that makes it legal."""
+    trials = (settle(case.put(setting, value)) for value in _candidates(case, setting, settle))
     nearest: Case | None = None
     for trial in trials:
         blamed = _blamed(trial)
         if not blamed:
             return trial
-        if axis not in blamed:
+        if setting not in blamed:
             nearest = trial
             break
     return next((trial for trial in islice(trials, _FURTHER) if not _blamed(trial)), nearest)
@@ -67,73 +67,74 @@ def _step(case: Case, axis: str, settle: Settle) -> Case | None:
 def _plain(case: Case, settle: Settle) -> Case:
     """Data parallelism only, with a batch that its replicas divide: from here every rule can be satisfied."""
     now = case.put("dp", case.world or 1)
-    for axis, value in _PLAIN.items():
-        now = now.put(axis, value)
-    for axis, least in (("gradient_accumulation_steps", 1), ("bucket_bytes", 0), ("sequence_length", 1)):
-        now = now.put(axis, max(least, now.get(axis)))
+    for setting, value in _PLAIN.items():
+        now = now.put(setting, value)
+    for setting, least in (("gradient_accumulation_steps", 1), ("bucket_bytes", 0), ("sequence_length", 1)):
+        now = now.put(setting, max(least, now.get(setting)))
     if now.global_batch_size is not None:
         now = now.put("global_batch_size", max(1, now.global_batch_size // now.layout.dp) * now.layout.dp)
     return settle(now)
 
 
 def _blamed(case: Case) -> set[str]:
-    return {axis for axis, _ in breaches(case)}
+    return {setting for setting, _ in breaches(case)}
 
 
 def _difference(asked: Case, now: Case, derived: frozenset[str]) -> dict[str, Any]:
     if asked.global_batch_size is not None:
         derived |= {"gradient_accumulation_steps"}
     return {
-        axis: now.get(axis)
-        for axis in AXES
-        if axis not in derived and not (axis in OF_A_PART and asked.part(axis) is None)
-        if (axis != "global_batch_size" or asked.global_batch_size is not None) and now.get(axis) != asked.get(axis)
+        setting: now.get(setting)
+        for setting in KEYS
+        if setting not in derived and not (setting in OF_A_PART and asked.part(setting) is None)
+        if (setting != "global_batch_size" or asked.global_batch_size is not None)
+        and now.get(setting) != asked.get(setting)
     }
 
 
-def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
-    """Other values of `axis`, nearest first: by ratio for degrees, by difference for sizes."""
-    found, lay = case.get(axis), case.layout
-    if axis == "schedule":
+def _candidates(case: Case, setting: str, settle: Settle) -> Iterator[Any]:
+    """Other values of `setting`, nearest first: by ratio for degrees, by difference for sizes."""
+    found, lay = case.get(setting), case.layout
+    if setting == "schedule":
         return _others(SCHEDULES, found)
-    if axis == "cp_method":
+    if setting == "cp_method":
         return _others(CP_METHODS, found)
-    if axis in ("qk_norm", "reduce_scatter_once", "reshard_after_step"):
+    if setting in ("qk_norm", "reduce_scatter_once", "reshard_after_step"):
         return iter([not found])
-    if axis in _SIZES:
-        return _of_sizes(case, axis, settle)
-    if axis == "zero":
+    if setting in _SIZES:
+        return _of_sizes(case, setting, settle)
+    if setting == "zero":
         return iter(sorted(ZERO_STAGES, key=lambda stage: abs(stage - found)))
-    if axis == "last_stage_less_layers":
+    if setting == "last_stage_less_layers":
         return reversed(range(max(0, min(found, case.model.layers))))
-    if axis == "shard_group":
+    if setting == "shard_group":
         return (n for n in (*_divisors(lay.dp * lay.cp, found), 0) if n != found)
-    if axis in ("loss", "elementwise", "experts"):
-        return iter([v for v in CHOICES[axis][0] if v != found])
-    if axis == "fuse":
+    if setting in ("loss", "elementwise", "experts"):
+        return iter([v for v in CHOICES[setting][0] if v != found])
+    if setting == "fuse":
         return iter([tuple(name for name in EVERY_FUSION if name in found)])
-    if axis == "attention":
+    if setting == "attention":
         return iter([v for v in reversed(ATTENTION_KERNELS) if v != found])  # torch's, then others'
-    if axis == "dp" and case.world is not None:
+    if setting == "dp" and case.world is not None:
         return iter([max(1, case.world // max(1, lay.tp * lay.pp * lay.cp))])
-    if axis == "head_size" and case.model.latent:
+    if setting == "head_size" and case.model.latent:
         return iter([case.model.latent.plain_size + case.model.latent.rope_size])
     others = (v for v in _DEGREES if v != found)
     return iter(sorted(others, key=lambda v: abs(math.log(v / max(1, found)))))
 
 
-def _of_sizes(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
+def _of_sizes(case: Case, setting: str, settle: Settle) -> Iterator[Any]:
     """Other values of a size that is no degree: multiples of what has to divide it, or what follows from another."""
-    found, lay, model = case.get(axis), case.layout, case.model
-    if axis == "vocab_size":
+    found, lay, model = case.get(setting), case.layout, case.model
+    if setting == "vocab_size":
         return iter([math.ceil(found / lay.tp) * lay.tp])
-    if axis == "loss_chunk":
+    if setting == "loss_chunk":
         return iter([0])
-    if model.rope_scaling and axis in ("high_frequency_factor", "fast_rotations"):
+    if model.rope_scaling and setting in ("high_frequency_factor", "fast_rotations"):
         low, slow = model.rope_scaling.low_frequency_factor, model.rope_scaling.slow_rotations
-        return iter([4 * low if axis == "high_frequency_factor" else 32 * slow])
-    most = int(keys()[AXES[axis]].most)
-    if axis == "sequence_length":
+        return iter([4 * low if setting == "high_frequency_factor" else 32 * slow])
+    most = int(keys()[KEYS[setting]].most)
+    if setting == "sequence_length":
         most = min(most, model.max_positions) if model.positions == "learned" else most
         return _multiples(found, (2 * lay.cp if lay.cp > 1 else 1) * lay.tp, most)
     micro = 1 if "micro_batch_size" in settle.open else lay.micro_batch_size

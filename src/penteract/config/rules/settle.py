@@ -13,7 +13,7 @@ from penteract.schedule.registry import schedule_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settle:
-    """Fills the axes named in `open` ("dp", "micro_batch_size"). `largest_micro_batch`: in sequences.
+    """Fills the settings named in `open` ("dp", "micro_batch_size"). `largest_micro_batch`: in sequences.
 
     A value that is called, because each change of a case is settled anew (`nearest.py`).
     """
@@ -22,7 +22,7 @@ class Settle:
     largest_micro_batch: int = 1
 
     def __call__(self, case: Case) -> Case:
-        """The case with its open axes filled, dp first, and its accumulation steps updated."""
+        """The case with its open settings filled, dp first, and its accumulation steps updated."""
         lay = case.layout
         if min(lay.tp, lay.pp, lay.cp, lay.ep) < 1:
             return case

@@ -97,7 +97,7 @@ def _answers(request: dict[str, Any], opening: Question, tell: Tell | None) -> I
     if kind in ("search", "what_if", "compare"):
         yield from _layouts(kind, asked, request, tell)
         return
-    plan = plan_one(asked.ask, asked.axes, estimator)
+    plan = plan_one(asked.ask, asked.settings, estimator)
     timed = plan.best
     if kind == "step":
         from penteract.explore.answers.step_curve import step_curve  # imported here: the first picture does without
@@ -165,11 +165,11 @@ def _presets() -> Iterator[dict[str, Any]]:
 
 
 def _memory(asked: Asked, stage: int | None) -> MemoryAnswer:
-    case, settle = case_of(asked.ask, asked.axes)
+    case, settle = case_of(asked.ask, asked.settings)
     settings = Settings(asked, case).all()
     plan, broken, mended = None, list[BrokenRule](), None
     try:
-        plan = plan_one(asked.ask, asked.axes, estimator)
+        plan = plan_one(asked.ask, asked.settings, estimator)
     except BadInput as error:
         if error.code not in ("LAYOUT", "OP", "BUDGET"):
             raise
@@ -195,7 +195,7 @@ def _stage(stage: int | None, timed: Timed) -> int:
 
 def _broken(asked: Asked, error: BadInput) -> list[BrokenRule]:
     """Every rule that the layout breaks; else the error alone."""
-    case, settle = case_of(asked.ask, asked.axes)
+    case, settle = case_of(asked.ask, asked.settings)
     found = problems(
         case.model, case.layout, case.sequence_length, global_batch_size=case.global_batch_size, settle=settle
     )
@@ -204,13 +204,13 @@ def _broken(asked: Asked, error: BadInput) -> list[BrokenRule]:
         return [
             {"control": _control(at if at != "--layout" else "tp"), "text": _one_line(error), "allowed": error.allowed}
         ]
-    return [{"control": _control(p.axis), "text": p.what, "allowed": ", ".join(map(str, p.allowed))} for p in found]
+    return [{"control": _control(p.setting), "text": p.what, "allowed": ", ".join(map(str, p.allowed))} for p in found]
 
 
-def _control(axis: str) -> str:
-    """The control of an axis; empty if it has none."""
-    axis = "global_batch_size" if axis == "gradient_accumulation_steps" else axis
-    return next((name for name in names() if name.rpartition(".")[2] == axis), "")
+def _control(setting: str) -> str:
+    """The control of a setting; empty if it has none."""
+    setting = "global_batch_size" if setting == "gradient_accumulation_steps" else setting
+    return next((name for name in names() if name.rpartition(".")[2] == setting), "")
 
 
 def _repair(asked: Asked, changes: dict[str, Any]) -> Repair | None:
@@ -222,7 +222,7 @@ def _repair(asked: Asked, changes: dict[str, Any]) -> Repair | None:
         read_question(other)
     except BadInput:
         return None
-    text = ", ".join(f"{axis} = {value}" for axis, value in changes.items())
+    text = ", ".join(f"{setting} = {value}" for setting, value in changes.items())
     return {"text": text, "question": other}
 
 
@@ -233,6 +233,6 @@ def _one_line(error: PenteractError) -> str:
 
 def _error(error: PenteractError) -> ErrorAnswer:
     at = error.where.partition(" ")[0]
-    axis = error.where.rpartition(" ")[2] if at == "--layout" else ""
-    control = _FLAGS.get(at, "") or (_control(axis) if axis else "")
+    setting = error.where.rpartition(" ")[2] if at == "--layout" else ""
+    control = _FLAGS.get(at, "") or (_control(setting) if setting else "")
     return {"version": VERSION, "kind": "error", "text": str(error), "error": error.as_dict(), "control": control}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penteract.config.case import AXES as KEYS
+from penteract.config.case import KEYS
 from penteract.config.files.keys import keys
 from penteract.config.layout import (
     ATTENTION_KERNELS,
@@ -80,7 +80,7 @@ _CHOICES = {
     "fuse", "recompute", "recompute_else", "offload", "master", "moments", "gradient", "reduce",
 }  # fmt: skip
 _SWITCHES = {"tp_across_nodes", "offload_optimizer", "reshard_after_step", "reduce_scatter_once"}
-# Values of axes that are words; of ZeRO's they are numbers.
+# Values of settings that are words; of ZeRO's they are numbers.
 WORDS: Mapping[str, tuple[str | int, ...]] = {
     "schedule": tuple(SCHEDULES), "cp_method": CP_METHODS, "attention": ATTENTION_KERNELS, "loss": LOSS_KERNELS,
     "elementwise": ELEMENTWISE, "experts": EXPERT_KERNELS, "zero": ZERO_STAGES, "fuse": ("none", "all"),
@@ -108,43 +108,51 @@ def names() -> tuple[str, ...]:
 
 
 def leaf(name: str) -> str:
-    """The last part of a control's name: its axis."""
+    """The last part of a control's name: its setting."""
     return name.rpartition(".")[2]
 
 
 def key_of(name: str) -> str:
     """The key of a run file that a control sets; empty if there is none."""
-    axis = leaf(name)
+    setting = leaf(name)
     if name.startswith("parts."):
-        return f"precision.{axis}"
-    return _KEYS.get(axis, "") or KEYS.get(axis, "")
+        return f"precision.{setting}"
+    return _KEYS.get(setting, "") or KEYS.get(setting, "")
 
 
-def word(axis: str, value: object) -> str:
+def word(setting: str, value: object) -> str:
     """A value of a control as text."""
-    if axis == "zero" and isinstance(value, int):
+    if setting == "zero" and isinstance(value, int):
         return _ZERO[value]
     if isinstance(value, bool):
         return "yes" if value else "no"
     return TEXTS.get(str(value), str(value))
 
 
-def _about(axis: str, of_key: str) -> str:
+def _about(setting: str, of_key: str) -> str:
     """What a control means: in the page's words, or in those of the run file's key."""
-    return TERMS[_TERMS[axis]] if axis in _TERMS else _ABOUT.get(axis) or of_key
+    return TERMS[_TERMS[setting]] if setting in _TERMS else _ABOUT.get(setting) or of_key
 
 
 def _control(name: str) -> Control:
-    axis, key = leaf(name), keys().get(key_of(name))
-    kind = "model" if name == "model" else "choice" if axis in _CHOICES else "switch" if axis in _SWITCHES else "count"
-    if axis in (*_DIMENSIONS, "sequence_length", "global_batch_size", "micro_batch_size", "vpp", "expert_tp"):
+    setting, key = leaf(name), keys().get(key_of(name))
+    kind = (
+        "model"
+        if name == "model"
+        else "choice"
+        if setting in _CHOICES
+        else "switch"
+        if setting in _SWITCHES
+        else "count"
+    )
+    if setting in (*_DIMENSIONS, "sequence_length", "global_batch_size", "micro_batch_size", "vpp", "expert_tp"):
         kind = "degree"
     return {
         "name": name,
-        "label": _LABELS[axis],
-        "about": _about(axis, key.about if key else ""),
+        "label": _LABELS[setting],
+        "about": _about(setting, key.about if key else ""),
         "input": kind,
-        "dimension": axis if axis in _DIMENSIONS else "",
+        "dimension": setting if setting in _DIMENSIONS else "",
         "least": key.least if key else 0,
         "most": key.most if key else 1,
     }

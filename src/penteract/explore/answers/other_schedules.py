@@ -43,7 +43,7 @@ def _choice(name: str, page: Question, before: Timed) -> ScheduleChoice:
     }  # fmt: skip
     try:
         asked = read_question(page)
-        plan = plan_one(asked.ask, asked.axes, estimator)
+        plan = plan_one(asked.ask, asked.settings, estimator)
     except BadInput as error:
         return {**found, "why_not": error.what}
     timed, was = plan.best, before.time.seconds

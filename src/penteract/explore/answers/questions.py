@@ -16,7 +16,7 @@ from penteract.config.presets import PRESETS
 from penteract.config.recompute import name_of
 from penteract.errors import BadInput
 from penteract.explore.page_values import ModelQuestion, Question, Value
-from penteract.planner.ask import AXES, Ask, Values, as_word, parse_axes
+from penteract.planner.ask import LAYOUT_SETTINGS, Ask, Values, as_word, parse_settings
 from penteract.planner.question import question
 from penteract.units import printable
 
@@ -33,18 +33,20 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A checked question: `ask` and `axes` are what `penteract plan --layout` makes of `command`."""
+    """A checked question: `ask` and `settings` are what `penteract plan --layout` makes of `command`."""
 
     page: Question
     ask: Ask
-    axes: Mapping[str, Values]
+    settings: Mapping[str, Values]
 
     @property
     def command(self) -> str:
         """The command line that asks the same."""
         layout = self.page["layout"]
-        axes = [f"{_SHORT.get(name, name)}={as_word(layout[name])}" for name in AXES if _matters(name, layout)]
-        return self.command_with("--layout", ",".join(axes))
+        settings = [
+            f"{_SHORT.get(name, name)}={as_word(layout[name])}" for name in LAYOUT_SETTINGS if _matters(name, layout)
+        ]
+        return self.command_with("--layout", ",".join(settings))
 
     def command_with(self, *more: str) -> str:
         """The command line of the question without its layout, with `more` words."""
@@ -63,7 +65,7 @@ class Asked:
 
 
 def _matters(name: str, layout: Mapping[str, Value]) -> bool:
-    """Whether an axis is in the command: dp and the micro-batch always, other degrees unless they are 1."""
+    """Whether a setting is in the command: dp and the micro-batch always, other degrees unless they are 1."""
     if name in ("dp", "micro_batch_size"):
         return name in layout
     return name in layout and not (name in (*DEGREES, "ep") and layout[name] == 1)
@@ -80,8 +82,10 @@ def opening_question(
 ) -> Question:
     """The question that a page opens with. Raises BadInput for texts that the command line refuses too."""
     m = model_of(model)
-    axes = {name: _plain(values[0]) for name, values in parse_axes(layout, flag="--layout", several=False).items()}
-    degrees = {name: axes.pop(name, 1) for name in DEGREES}
+    settings = {
+        name: _plain(values[0]) for name, values in parse_settings(layout, flag="--layout", several=False).items()
+    }
+    degrees = {name: settings.pop(name, 1) for name in DEGREES}
     return {
         "model": model,
         "gpu": gpu(device).name,
@@ -92,12 +96,12 @@ def opening_question(
         "optimizer": "adamw",
         "headroom": HEADROOM,
         "tp_across_nodes": False,
-        "layout": {**degrees, "micro_batch_size": 1, **axes},
+        "layout": {**degrees, "micro_batch_size": 1, **settings},
     }
 
 
 def changed(page: Question, changes: Mapping[str, Any]) -> Question:
-    """The question with other values of axes, of the sequence length, the batch, the GPU, or parts of precision
+    """The question with other values of settings, of the sequence length, the batch, the GPU, or parts of precision
     (`parts.moments`)."""
     new: Question = {**page, "layout": dict(page["layout"]), "parts": dict(page["parts"])}
     for name, value in changes.items():
@@ -111,7 +115,7 @@ def changed(page: Question, changes: Mapping[str, Any]) -> Question:
 
 
 def _plain(value: Any) -> Value:
-    """A value of an axis as JSON: fusions as text."""
+    """A value of a setting as JSON: fusions as text."""
     if isinstance(value, tuple):
         named = name_of(cast("tuple[str, ...]", value))
         return named if isinstance(named, str) else "+".join(named) or "none"
@@ -121,14 +125,14 @@ def _plain(value: Any) -> Value:
 def read_question(given: object) -> Asked:
     """A question of the page, checked. Raises BadInput, as the command line does for the same mistake."""
     page = _typed(given)
-    axes = _axes(page["layout"])
-    world = prod(int(axes.get(name, (1,))[0]) for name in DEGREES)
+    settings = _settings_of(page["layout"])
+    world = prod(int(settings.get(name, (1,))[0]) for name in DEGREES)
     ask = question(
         model_of(page["model"]), f"{world}x{gpu(page['gpu']).name}", sequence_length=page["sequence_length"],
         batch=f"{page['global_batch_size']}seqs", precision=page["precision"], parts=_parts(page["parts"]),
         optimizer=page["optimizer"], headroom=float(page["headroom"]), tp_across_nodes=page["tp_across_nodes"],
     )  # fmt: skip
-    return Asked(page, ask, axes)
+    return Asked(page, ask, settings)
 
 
 def _typed(given: object) -> Question:
@@ -158,14 +162,14 @@ def _check_text(where: str, value: str) -> None:
         raise _wrong(where, printable(value, 40), f"up to {_LONGEST} printable characters")
 
 
-def _axes(layout: Mapping[str, Value]) -> dict[str, Values]:
-    """The axes, read as `--layout` reads them: so they are refused alike."""
+def _settings_of(layout: Mapping[str, Value]) -> dict[str, Values]:
+    """The settings, read as `--layout` reads them: so they are refused alike."""
     found = dict[str, Values]()
     for name, value in layout.items():
         text = as_word(value)
         if _SEPARATORS & {*str(name), *text} or isinstance(value, float):
             raise _wrong(f"question.layout.{printable(str(name), 40)}", printable(text, 40), "one value")
-        found |= parse_axes(f"{name}={text}", flag="--layout", several=False)
+        found |= parse_settings(f"{name}={text}", flag="--layout", several=False)
     return found
 
 

@@ -16,7 +16,7 @@ from penteract.config.rules.breaches import breaches
 from penteract.explore.answers.controls import WORDS, key_of, leaf, names, word
 from penteract.explore.answers.questions import DEGREES, Asked
 from penteract.explore.page_schema import ControlChoice, ControlSetting, Question, Value
-from penteract.planner.ask import as_axes
+from penteract.planner.ask import as_settings
 from penteract.planner.plan import case_of
 from penteract.planner.space.layouts import divisors
 from penteract.planner.space.legality import CROSSES, crosses_node
@@ -40,34 +40,34 @@ class Settings:
         return {name: self._setting(name) for name in names()}
 
     def _setting(self, name: str) -> ControlSetting:
-        page, axis, lay = self.asked.page, leaf(name), self.case.layout
+        page, setting, lay = self.asked.page, leaf(name), self.case.layout
         if name.startswith("layout."):
-            now = _effective(lay, axis) if axis not in page["layout"] else page["layout"][axis]
-            chosen = axis in page["layout"]
+            now = _effective(lay, setting) if setting not in page["layout"] else page["layout"][setting]
+            chosen = setting in page["layout"]
         elif name.startswith("parts."):
-            now, chosen = page["parts"].get(axis, "auto"), axis in page["parts"]
+            now, chosen = page["parts"].get(setting, "auto"), setting in page["parts"]
         else:
             now, chosen = _own(page, name), True
         values = [now] if name == "model" else [*self._values(name, now)]
         return {
-            "value": now, "text": word(axis, now), "chosen": chosen, "idle": self._idle(axis),
-            "choices": [self._choice(name, axis, value) for value in values] if name != "model" else [],
+            "value": now, "text": word(setting, now), "chosen": chosen, "idle": self._idle(setting),
+            "choices": [self._choice(name, setting, value) for value in values] if name != "model" else [],
         }  # fmt: skip
 
-    def _choice(self, name: str, axis: str, value: Value) -> ControlChoice:
-        return {"value": value, "text": word(axis, value), "why_not": self._why_not(name, axis, value)}
+    def _choice(self, name: str, setting: str, value: Value) -> ControlChoice:
+        return {"value": value, "text": word(setting, value), "why_not": self._why_not(name, setting, value)}
 
     def _values(self, name: str, now: Value) -> Iterable[Value]:
         """The values to choose from, with the present one. Degrees and sizes ascend."""
-        axis = leaf(name)
-        if axis in WORDS:
-            return dict.fromkeys((*WORDS[axis], now))
+        setting = leaf(name)
+        if setting in WORDS:
+            return dict.fromkeys((*WORDS[setting], now))
         if name == "sequence_length":
             most = max(self.case.model.max_positions, int(now))
             return sorted({*(n for n in _LENGTHS if n <= most), int(now)})
         if name == "global_batch_size":
             return sorted({*(2**n for n in range(13)), int(now)})
-        if (sizes := self._sizes(axis)) and isinstance(now, int):
+        if (sizes := self._sizes(setting)) and isinstance(now, int):
             return sorted({*sizes, now})
         if name == "gpu":
             return tables("gpus")
@@ -79,7 +79,7 @@ class Settings:
             return dict.fromkeys(("auto", *_literals(keys()[key_of(name)].hint)))
         return ()
 
-    def _sizes(self, axis: str) -> tuple[int, ...]:
+    def _sizes(self, setting: str) -> tuple[int, ...]:
         """Sizes that a slider stops at."""
         m, lay = self.case.model, self.case.layout
         whole = {
@@ -92,44 +92,46 @@ class Settings:
             "last_stage_less_layers": tuple(range(min(9, m.layers))),
             "vpp": tuple(range(1, min(_MOST_CHUNKS, max(1, m.layers // max(1, lay.pp))) + 1)),
         }
-        if axis == "micro_batch_size":
+        if setting == "micro_batch_size":
             share = (self.case.global_batch_size or 1) // max(1, lay.dp)
             return tuple(n for n in divisors(max(1, share)) if n <= 64)
-        return whole.get(axis, ())
+        return whole.get(setting, ())
 
-    def _why_not(self, name: str, axis: str, value: Value) -> str:
+    def _why_not(self, name: str, setting: str, value: Value) -> str:
         """The rule that a value would break; empty if none, or if another setting is at fault already."""
         if name in ("sequence_length", "global_batch_size"):
             found = breaches(replace(self.case.put(name, value), world=None))
             now = {at for at, _ in breaches(replace(self.case, world=None))}
             return next((what for at, what in found if at not in now or at == name), "")
-        if not name.startswith("layout.") or not (isinstance(value, int) or axis in _RULED):
+        if not name.startswith("layout.") or not (isinstance(value, int) or setting in _RULED):
             return ""
         lay, cluster = self.case.layout, self.asked.ask.cluster
         ask = self.asked.ask
-        case, _ = case_of(ask, {**self.asked.axes, axis: (value,)})  # defaults may depend on it: the attention kernel
+        case, _ = case_of(
+            ask, {**self.asked.settings, setting: (value,)}
+        )  # defaults may depend on it: the attention kernel
         world, node = case.layout.world, cluster.gpus_per_node
-        if axis in DEGREES:
+        if setting in DEGREES:
             case = case.put("world", world)
             full = max(node, self._node)
             if world > full and world % full:
                 return _PART_EMPTY
             if not ask.tp_across_nodes and crosses_node(case.layout.tp, world, min(world, full)):
                 return CROSSES
-        found = breaches(case if axis in DEGREES else replace(case, world=None))
+        found = breaches(case if setting in DEGREES else replace(case, world=None))
         at_fault = {at for at, _ in breaches(self.case)} if found else set[str]()
-        new = [what for at, what in found if at not in at_fault or at == axis]
-        return new[0] if new and (lay != case.layout or axis in at_fault) else ""
+        new = [what for at, what in found if at not in at_fault or at == setting]
+        return new[0] if new and (lay != case.layout or setting in at_fault) else ""
 
     @property
     def _node(self) -> int:
         gpu = self.asked.ask.cluster.gpu
         return int(tables("nodes")[gpu.name]["gpus_per_node"]) if gpu else 1
 
-    def _idle(self, axis: str) -> str:
+    def _idle(self, setting: str) -> str:
         """Why a control changes nothing with the other settings; empty if it may."""
         m, lay = self.case.model, self.case.layout
-        match axis:
+        match setting:
             case "ep" | "expert_tp" | "experts" if m.moe is None:
                 return "this model has no experts"
             case "schedule" if lay.pp == 1:
@@ -166,13 +168,13 @@ def _own(page: Question, name: str) -> Value:
     return cast("Mapping[str, Value]", page)[name]
 
 
-def _effective(layout: Layout, axis: str) -> Value:
-    """The value of an axis, as `--layout` writes it."""
-    named = as_axes(layout)
-    if axis in named:
-        return named[axis]
-    value = getattr(layout, axis)
-    return value if isinstance(value, bool | int | str) else {"offload": "nothing"}.get(axis, "none")
+def _effective(layout: Layout, setting: str) -> Value:
+    """The value of a setting, as `--layout` writes it."""
+    named = as_settings(layout)
+    if setting in named:
+        return named[setting]
+    value = getattr(layout, setting)
+    return value if isinstance(value, bool | int | str) else {"offload": "nothing"}.get(setting, "none")
 
 
 def _literals(hint: Any) -> tuple[Any, ...]:

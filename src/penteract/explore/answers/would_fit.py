@@ -8,7 +8,7 @@ from penteract.errors import BadInput
 from penteract.explore.answers.amounts import amount, change, difference
 from penteract.explore.answers.questions import changed, read_question
 from penteract.explore.page_schema import VERSION, FitAnswer, FitsEnd, Question
-from penteract.planner.ask import as_axes, budget_of
+from penteract.planner.ask import as_settings, budget_of
 from penteract.planner.plan import Plan, estimator, plan_one
 from penteract.planner.report.smaller_layouts import GROUPS
 from penteract.planner.search.best import Timed
@@ -26,13 +26,14 @@ def would_fit(page: Question, plan: Plan, timed: Timed) -> Iterator[FitAnswer | 
             tried += 1
             try:
                 asked = read_question(other)
-                found = plan_one(asked.ask, asked.axes, estimator)
+                found = plan_one(asked.ask, asked.settings, estimator)
             except BadInput:
                 refused += 1
                 continue
             if budget_of(str(changes.get("recompute", ""))):
                 other = changed(
-                    page, {axis: as_axes(found.best.layout).get(axis, plain) for axis, plain in _PLAIN.items()}
+                    page,
+                    {setting: as_settings(found.best.layout).get(setting, plain) for setting, plain in _PLAIN.items()},
                 )
             answer = _answer(group, text, other, found, timed)
             fit += answer["fits"]

@@ -8,7 +8,7 @@ from typing import Any
 from penteract.errors import BadInput
 from penteract.measure.profile.prediction import Prediction, ask_of_run
 from penteract.measure.schemas.profile import Advice, OpRow, WaterfallRow
-from penteract.planner.ask import as_axes
+from penteract.planner.ask import as_settings
 from penteract.planner.plan import estimator, plan_one
 from penteract.units import show_bytes, show_step
 
@@ -27,12 +27,12 @@ def advice(predicted: Prediction, waterfall: Sequence[WaterfallRow], rows: Seque
 
 def _layouts(predicted: Prediction, least: float) -> Iterator[Advice]:
     """Neighbours of the layout that are predicted to be faster, each with what it takes in memory."""
-    ask, own = ask_of_run(predicted.run, predicted.prices.cluster), as_axes(predicted.run.layout)
+    ask, own = ask_of_run(predicted.run, predicted.prices.cluster), as_settings(predicted.run.layout)
     was = predicted.timed.estimate.allocated
     for what, changes in _neighbours(own):
-        axes = {axis: (value,) for axis, value in {**own, **changes}.items()}
+        settings = {setting: (value,) for setting, value in {**own, **changes}.items()}
         try:
-            plan = plan_one(ask, axes, estimator)
+            plan = plan_one(ask, settings, estimator)
         except BadInput:
             continue
         gain = predicted.step - round(plan.best.time.seconds * _PS)

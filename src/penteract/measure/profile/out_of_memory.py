@@ -8,7 +8,7 @@ from penteract.config.hardware import Cluster, cluster
 from penteract.config.run import RunSpec
 from penteract.errors import OutOfMemory, PenteractError
 from penteract.measure.profile.prediction import ask_of_run, estimator_of
-from penteract.planner.ask import as_axes
+from penteract.planner.ask import as_settings
 from penteract.planner.plan import estimator, plan_one
 from penteract.planner.report.smaller_layouts import smaller
 from penteract.units import show_bytes
@@ -29,7 +29,7 @@ def out_of_memory_line(line: str, run: RunSpec, limit: int = 0, gpus: str | None
 
 def explained(line: str, run: RunSpec, limit: int, found: Cluster) -> OutOfMemory:
     """The error of the line, explained."""
-    plan = plan_one(ask_of_run(run, found), {k: (v,) for k, v in as_axes(run.layout).items()}, estimator)
+    plan = plan_one(ask_of_run(run, found), {k: (v,) for k, v in as_settings(run.layout).items()}, estimator)
     need, memory = plan.best.estimate.allocated, plan.best.estimate.memory
     most = min(limit, need) if limit and need > limit else int(_LESS * need)
     owners = ", ".join(f"{owner} {show_bytes(n)}" for owner, n in sorted(memory.items(), key=lambda kn: -kn[1]) if n)

@@ -6,7 +6,7 @@ from penteract.config.hardware import Cluster
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
 from penteract.measure.profile.prediction import ask_of_run
-from penteract.planner.ask import as_axes
+from penteract.planner.ask import as_settings
 from penteract.planner.plan import estimator, plan_one
 from penteract.planner.report.smaller_layouts import smaller
 from penteract.units import Bytes, show_bytes
@@ -17,9 +17,9 @@ MOST = 3  # that are shown
 def smaller_runs(spec: RunSpec, cluster: Cluster, usable: Bytes) -> tuple[str, ...]:
     """The fastest changes that fit, each with its bytes and its step beside the present one; none where the run cannot
     be planned."""
-    axes = {axis: (value,) for axis, value in as_axes(spec.layout).items()}
+    settings = {setting: (value,) for setting, value in as_settings(spec.layout).items()}
     try:
-        found = smaller(plan_one(ask_of_run(spec, cluster), axes, estimator), usable)
+        found = smaller(plan_one(ask_of_run(spec, cluster), settings, estimator), usable)
     except BadInput:
         return ()
     return tuple(

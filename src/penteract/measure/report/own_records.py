@@ -29,7 +29,7 @@ ClusterOf = Callable[[str], Cluster]
 
 _WHOLE = replace(RECIPES["bf16"], master="fp32")  # before bf16 recipes split their master weights
 _PRECISION = {"dtype", "moments", "reduce", "fp8_gather"}
-_AXES = {"mbs": "micro_batch_size"}  # short names of layouts in text
+_LONG_NAMES = {"mbs": "micro_batch_size"}  # short names of layouts in text
 _OLDER: tuple[Mapping[str, str], ...] = (
     {}, {"loss": "reference"}, {"elementwise": "reference"}, {"loss": "reference", "elementwise": "reference"}
 )  # fmt: skip
@@ -138,13 +138,13 @@ def _planned_steps(planner: Replanner, group: str, record: Record) -> Iterator[A
     estimator = planner.estimator(model(record["model"]), record["gpus"], record["sequence_length"], _WHOLE)
     for row in record["rows"]:
         words: dict[str, str] = {key: value for key, _, value in (w.partition("=") for w in row["layout"].split(","))}
-        axes: dict[str, Any] = {_AXES.get(k, k): int(v) if v.isdecimal() else v for k, v in words.items()}
-        if axes.get("recompute") == "full":
-            axes["recompute"] = ("*",)
-        each = axes.get("dp", 1) * axes.get("micro_batch_size", 1)
-        axes |= {"gradient_accumulation_steps": sequences // each, "attention": row["attention"]}
+        settings: dict[str, Any] = {_LONG_NAMES.get(k, k): int(v) if v.isdecimal() else v for k, v in words.items()}
+        if settings.get("recompute") == "full":
+            settings["recompute"] = ("*",)
+        each = settings.get("dp", 1) * settings.get("micro_batch_size", 1)
+        settings |= {"gradient_accumulation_steps": sequences // each, "attention": row["attention"]}
         usual = {"loss": "chunked", "elementwise": "triton"}
-        layouts = [_layout({**axes, **usual, **older}) for older in _OLDER]
+        layouts = [_layout({**settings, **usual, **older}) for older in _OLDER]
         then = max(row["predicted"]["allocated_gib"])
         predicted, same = planner.match(estimator, layouts, then)
         yield AccuracyRow(

@@ -65,7 +65,7 @@ class SweepCase:
     origin               plan, grid or case
     varied               key of a run file -> value, for the keys in which this sweep's cases differ
     model, parameters    its name, and how many parameters it has
-    layout, layout_text  axes as in `penteract plan --json`, and as `--layout` takes them
+    layout, layout_text  settings as in `penteract plan --json`, and as `--layout` takes them
     ranks                processes: GPUs, or parts of a CPU
     limit_s              seconds after which the case is stopped
     precision            the recipe, as `precision.dtype`

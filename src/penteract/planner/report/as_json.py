@@ -9,7 +9,7 @@ from typing import Any
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import Policy
 from penteract.model.count import parameters
-from penteract.planner.ask import Ask, as_axes
+from penteract.planner.ask import Ask, as_settings
 from penteract.planner.plan import Plan
 from penteract.planner.search.best import Timed
 from penteract.units import gib
@@ -107,7 +107,7 @@ def entry(plan: Plan, timed: Timed) -> dict[str, Any]:
 def _layout(layout: Layout, precision: Policy) -> dict[str, Any]:
     """`layout` has the keys of `--layout`; the accumulation steps follow from the batch."""
     return {
-        "layout": as_axes(layout),
+        "layout": as_settings(layout),
         "gradient_accumulation_steps": layout.gradient_accumulation_steps,
         "precision": precision.name,
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penteract.config.layout import Layout
-from penteract.planner.ask import AXES, EDITS, as_axes, recompute_of
+from penteract.planner.ask import EDITS, LAYOUT_SETTINGS, as_settings, recompute_of
 from penteract.planner.plan import Plan
 from penteract.planner.search.best import Timed
 from penteract.planner.space.effort import effort
@@ -128,7 +128,7 @@ def _moves(plan: Plan, simplest: Timed, chosen: Timed) -> Iterator[Move]:
         tried = [(what, plan.search.find(lay, how)) for what, lay in _steps(plan, now.layout, goal)]
         timed = [(what, plan.search.timed(q)) for what, q in tried if q]
         what, after = min(
-            timed, key=lambda t: t[1].order, default=(f"{changed_axes(now.layout, goal)} together", chosen)
+            timed, key=lambda t: t[1].order, default=(f"{changed_settings(now.layout, goal)} together", chosen)
         )
         yield Move(what, now, after)
         now = after
@@ -152,18 +152,18 @@ def _steps(plan: Plan, now: Layout, goal: Layout) -> Iterator[tuple[str, Layout]
         steps = plan.ask.global_batch_size // (after.dp * after.micro_batch_size)
         after = replace(after, gradient_accumulation_steps=steps)
         if after != now:
-            yield changed_axes(now, after), after
+            yield changed_settings(now, after), after
 
 
-def changed_axes(now: Layout, after: Layout) -> str:
-    """The changed axes, each with its old and new value. An axis that is not in the text has its default."""
-    plain, was, now_ = as_axes(Layout(loss=now.loss)), as_axes(now), as_axes(after)
-    axes = [name for name in AXES if was.get(name, plain.get(name)) != now_.get(name, plain.get(name))]
-    return ", ".join(f"{name} {_word(was, plain, name)} -> {_word(now_, plain, name)}" for name in axes)
+def changed_settings(now: Layout, after: Layout) -> str:
+    """The changed settings, each with its old and new value. A setting that is not in the text has its default."""
+    plain, was, now_ = as_settings(Layout(loss=now.loss)), as_settings(now), as_settings(after)
+    settings = [name for name in LAYOUT_SETTINGS if was.get(name, plain.get(name)) != now_.get(name, plain.get(name))]
+    return ", ".join(f"{name} {_word(was, plain, name)} -> {_word(now_, plain, name)}" for name in settings)
 
 
-def _word(axes: Mapping[str, Any], plain: Mapping[str, Any], name: str) -> str:
-    return str(axes.get(name, plain.get(name, "default"))).lower()
+def _word(settings: Mapping[str, Any], plain: Mapping[str, Any], name: str) -> str:
+    return str(settings.get(name, plain.get(name, "default"))).lower()
 
 
 def _rival(plan: Plan, chosen: Timed) -> str:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from penteract.config.case import AXES as KEYS
+from penteract.config.case import KEYS
 from penteract.config.catalog.hardware import tables
 from penteract.config.layout import Layout
 from penteract.errors import BadInput
-from penteract.planner.ask import as_axes, as_word
+from penteract.planner.ask import as_settings, as_word
 from penteract.planner.plan import Plan, estimator, plan_one
 
-Changes = Mapping[str, Any]  # axes of a layout, and other keys of a question, with their new values
+Changes = Mapping[str, Any]  # settings of a layout, and other keys of a question, with their new values
 
 
 def same_step(plan: Plan, lay: Layout) -> Iterator[tuple[str, Changes]]:
@@ -98,11 +98,13 @@ def smaller(plan: Plan, most: int) -> list[SmallerLayout]:
 
 
 def _that_fit(plan: Plan, candidates: Iterable[tuple[str, Changes]], most: int) -> list[SmallerLayout]:
-    own, before = as_axes(plan.best.layout), plan.best.time.seconds
+    own, before = as_settings(plan.best.layout), plan.best.time.seconds
     found = list[SmallerLayout]()
     for what, changes in candidates:
         try:
-            other = plan_one(plan.ask, {axis: (value,) for axis, value in {**own, **changes}.items()}, estimator).best
+            other = plan_one(
+                plan.ask, {setting: (value,) for setting, value in {**own, **changes}.items()}, estimator
+            ).best
         except BadInput:
             continue
         if (need := other.estimate.allocated) <= most:
@@ -111,4 +113,4 @@ def _that_fit(plan: Plan, candidates: Iterable[tuple[str, Changes]], most: int) 
 
 
 def _as_options(changes: Changes) -> str:
-    return " ".join(f"--{KEYS[axis]} {as_word(value).replace('+', ',')}" for axis, value in changes.items())
+    return " ".join(f"--{KEYS[setting]} {as_word(value).replace('+', ',')}" for setting, value in changes.items())

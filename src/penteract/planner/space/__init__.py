@@ -1,1 +1,1 @@
-"""The layouts of a question: the values of each axis, and which combinations are legal."""
+"""The layouts of a question: the values of each setting, and which combinations are legal."""

@@ -1,4 +1,4 @@
-"""The search space: the values tried of each axis, and the legal layouts of their product."""
+"""The search space: the values tried of each setting, and the legal layouts of their product."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def divisors(n: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Space:
-    """The layouts of a question. These values of each axis are tried, unless the question pins it:
+    """The layouts of a question. These values of each setting are tried, unless the question pins it:
 
     dp tp pp cp            every ordered factorisation of the number of GPUs
     schedule, vpp          one schedule without a pipeline; else all. Schedules of one chunk a rank have one; the others
@@ -115,7 +115,7 @@ class Space:
     reshard_after_step
     recompute              none, full; `between.py` tries some in between
     loss                   in chunks, the default of runs
-    attention              the fastest kernel that the other axes allow on GPUs in bf16
+    attention              the fastest kernel that the other settings allow on GPUs in bf16
     elementwise, fuse      the fastest kernels on GPUs, and all fusions with them
     experts                the fastest kernel of torch for the GPU, the precision and the widths on a rank
     micro_batch_size       the divisors of a replica's share of the batch
@@ -300,14 +300,14 @@ class Space:
 
     @cached_property
     def _edits(self) -> dict[str, Any]:
-        """The pinned axes of recomputation and offload, one value each; without `recompute`, which is one of
+        """The pinned settings of recomputation and offload, one value each; without `recompute`, which is one of
         `MemoryOptions`."""
         pinned = {name: values for name, values in self.ask.pins.items() if name in EDITS}
         for name, values in pinned.items():
             several = len(values) > 1 and name != "recompute"
             if several or any(budget_of(str(v)) for v in values):
-                what = "a budget is solved for one layout" if not several else "this axis takes one value"
-                raise BadInput("AXIS", what, where="--fix", found=f"{name}={'/'.join(map(str, values))}",
+                what = "a budget is solved for one layout" if not several else "this setting takes one value"
+                raise BadInput("SETTING", what, where="--fix", found=f"{name}={'/'.join(map(str, values))}",
                                fix=f"--layout …,{name}={next(iter(values))}")  # fmt: skip
         edits = edits_of({name: next(iter(values)) for name, values in pinned.items()})
         with errors_for("--fix"):
@@ -330,15 +330,15 @@ class Space:
                 found.append((size, steps))
         return tuple(found), bad
 
-    def _values(self, axis: str, tried: Values) -> Any:
-        """The values of an axis to try: `tried`, or the pinned ones."""
-        pinned = self.ask.pins.get(axis)
+    def _values(self, setting: str, tried: Values) -> Any:
+        """The values of a setting to try: `tried`, or the pinned ones."""
+        pinned = self.ask.pins.get(setting)
         if pinned is None:
             return tried
-        return tuple(v for v in tried if v in pinned) if axis in _FILTERED else pinned
+        return tuple(v for v in tried if v in pinned) if setting in _FILTERED else pinned
 
 
-# Axes of which `Space` tries one or few values, unless the question pins them.
+# Settings of which `Space` tries one or few values, unless the question pins them.
 NOT_TRIED: Mapping[str, str] = {
     "attention": "attention kernels of packages (fa4)",
     "experts": "expert kernels of packages (quack)",
@@ -354,7 +354,7 @@ NOT_TRIED: Mapping[str, str] = {
 _MESH = ("dp", "tp", "pp", "cp")
 # The values of `reduce_scatter_once` and `reshard_after_step` for each ZeRO stage, the faster first.
 _CHOICES: Mapping[int, tuple[bool, ...]] = {zero: (True, False) if zero == 3 else (False,) for zero in ZERO_STAGES}
-_FILTERED = frozenset({*_MESH, "schedule", "cp_method"})  # other axes take pinned values that are not tried
+_FILTERED = frozenset({*_MESH, "schedule", "cp_method"})  # other settings take pinned values that are not tried
 
 
 def _chunks(layers: int, pp: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Which of very many layouts are legal, by the rules of `config/rules/breaches.py`.
 
-A rule depends on few axes. So a layout is checked in parts: (tp, cp, method), the pipeline with its micro-batches, the
-experts, the batch. Each part is checked once, however many layouts share it, and the first illegal part gives the
+A rule depends on few settings. So a layout is checked in parts: (tp, cp, method), the pipeline with its micro-batches,
+the experts, the batch. Each part is checked once, however many layouts share it, and the first illegal part gives the
 reason. No rule is repeated here. A test compares the counts with `breaches` of every whole layout.
 """
 
@@ -47,8 +47,8 @@ class Legality:
     def pipeline(self, pp: int, schedule: Any, vpp: int, less: int, num_micro_batches: int) -> str:
         """Why a pipeline of the layers, or its schedule of `num_micro_batches`, is illegal.
         `less`: last_stage_less_layers."""
-        axes: dict[str, Any] = {"schedule": schedule, "pp": pp, "vpp": vpp, "last_stage_less_layers": less}
-        return self._first(**axes, gradient_accumulation_steps=num_micro_batches)
+        settings: dict[str, Any] = {"schedule": schedule, "pp": pp, "vpp": vpp, "last_stage_less_layers": less}
+        return self._first(**settings, gradient_accumulation_steps=num_micro_batches)
 
     def experts(self, tp: int, rows: int, ep: int, expert_tp: int) -> str:
         """Why experts cannot be split over `rows` = dp·cp times `tp` ranks."""
@@ -65,15 +65,15 @@ class Legality:
 
     def batch(self, dp: int, micro_batch_size: int, num_micro_batches: int) -> str:
         """Why the global batch cannot be split over replicas and micro-batches."""
-        axes: dict[str, Any] = {"dp": dp, "micro_batch_size": micro_batch_size}
-        return self._first(self.global_batch_size, gradient_accumulation_steps=num_micro_batches, **axes)
+        settings: dict[str, Any] = {"dp": dp, "micro_batch_size": micro_batch_size}
+        return self._first(self.global_batch_size, gradient_accumulation_steps=num_micro_batches, **settings)
 
     def kernel(self, cp: int, method: Any, attention: Any) -> str:
         """Why the attention kernel does not support the layout."""
-        axes: dict[str, Any] = {"cp": cp, "cp_method": method, "attention": attention}
-        key = ("kernel", *axes.items())
+        settings: dict[str, Any] = {"cp": cp, "cp_method": method, "attention": attention}
+        key = ("kernel", *settings.items())
         if key not in self._seen:
-            self._seen[key] = next((what for _, what in kernel_breaches(self.model, Layout(**axes))), "")
+            self._seen[key] = next((what for _, what in kernel_breaches(self.model, Layout(**settings))), "")
         return self._seen[key]
 
     def expert_kernel(self, expert_tp: int, experts: Any) -> str:
@@ -84,12 +84,12 @@ class Legality:
             self._seen[key] = next(map(reason, expert_breaches(self.model, layout)), "")
         return self._seen[key]
 
-    def _first(self, global_batch_size: int | None = None, /, **axes: Any) -> str:
-        """The reason for a layout with these axes; they are the key of the cache, too."""
-        key = (global_batch_size, *axes.items())
+    def _first(self, global_batch_size: int | None = None, /, **settings: Any) -> str:
+        """The reason for a layout with these settings; they are the key of the cache, too."""
+        key = (global_batch_size, *settings.items())
         if key not in self._seen:
             case = Case(
-                model=self.model, layout=Layout(**axes), sequence_length=self.sequence_length,
+                model=self.model, layout=Layout(**settings), sequence_length=self.sequence_length,
                 global_batch_size=global_batch_size,
             )  # fmt: skip
             self._seen[key] = next(map(reason, breaches(case)), "")

@@ -16,33 +16,33 @@ from penteract.planner.space.layouts import Space, divisors
 from penteract.schedule.registry import SCHEDULES
 
 _SHOWN = 2  # values in the fix
-_TRIED = 4  # nearest values of an axis that are tried
+_TRIED = 4  # nearest values of a setting that are tried
 
 
 def refuse_pins(ask: Ask, what: str = "") -> None:
     """Raise BadInput. `what`: why no layout is legal; by default, no layout uses exactly these GPUs."""
     allowed = "dp·tp·pp·cp = the GPUs, and schedules and context methods where pp and cp are more than 1"
-    raise BadInput("AXIS", what or f"no layout of {ask.cluster.gpus} GPUs has these values", where="--fix",
+    raise BadInput("SETTING", what or f"no layout of {ask.cluster.gpus} GPUs has these values", where="--fix",
                    found=_written(ask.pins), allowed="" if what else allowed, fix=_fix(ask))  # fmt: skip
 
 
 def _fix(ask: Ask) -> str:
-    """The pins with other values of one axis: the first axis for which that is enough."""
-    for axis, held in ask.pins.items():
-        found = tuple(islice((v for v in _near(ask, axis, held)[:_TRIED] if _some(ask, axis, v)), _SHOWN))
+    """The pins with other values of one setting: the first setting for which that is enough."""
+    for setting, held in ask.pins.items():
+        found = tuple(islice((v for v in _near(ask, setting, held)[:_TRIED] if _some(ask, setting, v)), _SHOWN))
         if found:
-            return f"--fix {_written({**ask.pins, axis: _sorted(found)})}"
+            return f"--fix {_written({**ask.pins, setting: _sorted(found)})}"
     return "leave one out"
 
 
-def _some(ask: Ask, axis: str, value: Any) -> bool:
-    """Whether some layout has the value, with the other axes pinned as they are."""
-    families = Space(replace(ask, pins={**ask.pins, axis: (value,)})).families(Counter())
+def _some(ask: Ask, setting: str, value: Any) -> bool:
+    """Whether some layout has the value, with the other settings pinned as they are."""
+    families = Space(replace(ask, pins={**ask.pins, setting: (value,)})).families(Counter())
     return next(families, None) is not None
 
 
-def _near(ask: Ask, axis: str, held: Values) -> list[Any]:
-    """Possible values of an axis on so many GPUs, those nearest to the pinned ones first."""
+def _near(ask: Ask, setting: str, held: Values) -> list[Any]:
+    """Possible values of a setting on so many GPUs, those nearest to the pinned ones first."""
     gpus, batch = divisors(ask.cluster.gpus), divisors(ask.global_batch_size)
     possible: dict[str, Iterable[Any]] = {
         **dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "expert_tp", "shard_group"), gpus),
@@ -54,7 +54,7 @@ def _near(ask: Ask, axis: str, held: Values) -> list[Any]:
     def distance(value: Any) -> float:
         return 0 if isinstance(value, str) else min(abs(log2((value + 1) / (v + 1))) for v in held)
 
-    return sorted((v for v in possible.get(axis, ()) if v not in held), key=distance)
+    return sorted((v for v in possible.get(setting, ()) if v not in held), key=distance)
 
 
 def _sorted(values: Values) -> Values:
@@ -64,4 +64,4 @@ def _sorted(values: Values) -> Values:
 
 def _written(pins: Mapping[str, Values]) -> str:
     """Pins as text for `--fix`."""
-    return ",".join(f"{axis}={'/'.join(map(as_word, values))}" for axis, values in pins.items())
+    return ",".join(f"{setting}={'/'.join(map(as_word, values))}" for setting, values in pins.items())

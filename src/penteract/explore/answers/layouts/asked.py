@@ -11,8 +11,8 @@ from penteract.errors import BadInput
 from penteract.explore.answers.controls import TEXTS, WORDS
 from penteract.explore.answers.questions import Asked
 from penteract.explore.page_values import Value
-from penteract.explore.search_schema import AxisFilter, SearchOptions
-from penteract.planner.ask import RECOMPUTE, Ask, Values, as_word, parse_axes
+from penteract.explore.search_schema import SearchOptions, SettingFilter
+from penteract.planner.ask import RECOMPUTE, Ask, Values, as_word, parse_settings
 from penteract.planner.options import check_options
 from penteract.planner.plan import Plan
 from penteract.planner.report.as_json import budget
@@ -76,11 +76,13 @@ def searched(asked: Asked, given: object) -> Wanted:
 def fix_text(fix: Mapping[str, list[Value]]) -> str:
     """The text of `--fix`."""
     short = {"micro_batch_size": "mbs"}
-    return ",".join(f"{short.get(axis, axis)}={'/'.join(map(as_word, values))}" for axis, values in fix.items())
+    return ",".join(
+        f"{short.get(setting, setting)}={'/'.join(map(as_word, values))}" for setting, values in fix.items()
+    )
 
 
 def _pins(fix: Mapping[str, list[Value]]) -> Mapping[str, Values]:
-    return parse_axes(fix_text(fix), flag="--fix", several=True)
+    return parse_settings(fix_text(fix), flag="--fix", several=True)
 
 
 def _typed(given: object) -> SearchOptions:
@@ -99,14 +101,14 @@ def _typed(given: object) -> SearchOptions:
     if not isinstance(cast("Any", found["tokens"]), str) or len(found["tokens"]) > _LONGEST:
         raise _wrong("search.tokens", found["tokens"], "a text such as 15T")
     if found["against"] is not None and not isinstance(cast("Any", found["against"]), dict):
-        raise _wrong("search.against", found["against"], "the axes of a layout")
+        raise _wrong("search.against", found["against"], "the settings of a layout")
     return found
 
 
 def _is_choice(item: tuple[Any, Any]) -> bool:
-    """Whether this is an axis of the filters, with some values of it."""
-    axis, values = item
-    if axis not in LABELS or not isinstance(values, list):
+    """Whether this is a setting of the filters, with some values of it."""
+    setting, values = item
+    if setting not in LABELS or not isinstance(values, list):
         return False
     words = cast("list[Any]", values)
     return 0 < len(words) <= _MOST_VALUES and all(
@@ -131,8 +133,8 @@ def _count(text: str) -> int:
     return count
 
 
-def filters(ask: Ask) -> list[AxisFilter]:
-    """The axes that a search can hold, with the values to choose from."""
+def filters(ask: Ask) -> list[SettingFilter]:
+    """The settings that a search can hold, with the values to choose from."""
     gpus, experts = divisors(ask.cluster.gpus), ask.model.moe.experts if ask.model.moe else 1
     values: dict[str, tuple[Value, ...]] = {
         **dict.fromkeys(_DIMENSIONS, tuple(gpus)),
@@ -144,9 +146,9 @@ def filters(ask: Ask) -> list[AxisFilter]:
     }  # fmt: skip
     return [
         {
-            "axis": axis, "label": label, "dimension": axis if axis in _DIMENSIONS else "",
-            "values": [{"value": v, "text": TEXTS.get(str(v), str(v))} for v in values[axis]],
+            "setting": setting, "label": label, "dimension": setting if setting in _DIMENSIONS else "",
+            "values": [{"value": v, "text": TEXTS.get(str(v), str(v))} for v in values[setting]],
         }
-        for axis, label in LABELS.items()
-        if len(values[axis]) > 1
+        for setting, label in LABELS.items()
+        if len(values[setting]) > 1
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from penteract.config.catalog.hardware import tables
 from penteract.errors import BadInput
 from penteract.explore.answers.amounts import amount
 from penteract.explore.answers.layouts.asked import Wanted, searched
-from penteract.explore.answers.layouts.points import axes_of
+from penteract.explore.answers.layouts.points import settings_of
 from penteract.explore.answers.questions import DEGREES, changed, read_question
 from penteract.explore.page_schema import VERSION
 from penteract.explore.page_values import Question
@@ -95,7 +95,7 @@ def _answer(text: str, page: Question, wanted: Wanted, plan: Plan | BadInput, he
     best = plan.best
     name, rate = wanted.ask.text(best.layout), plan.rate(best)
     was = 0.0 if isinstance(here, BadInput) else here.rate(here.best)
-    layout = {axis: 1 for axis in DEGREES} | axes_of(name)
+    layout = {axis: 1 for axis in DEGREES} | settings_of(name)
     assert prod(int(layout[axis]) for axis in DEGREES) == wanted.ask.cluster.gpus
     return {
         **_nothing(text, ""), "name": name, "amount": amount(best.estimate.allocated), "seconds": best.time.seconds,

@@ -9,7 +9,7 @@ from penteract.explore.answers.amounts import amount, bytes_axis, nice
 from penteract.explore.page_schema import ChartAxis
 from penteract.explore.page_values import Value
 from penteract.explore.search_schema import LayoutPoint, RankedLayout
-from penteract.planner.ask import parse_axes
+from penteract.planner.ask import parse_settings
 from penteract.planner.plan import Plan
 from penteract.planner.report.as_json import budget, utilisation
 from penteract.planner.search.best import Timed
@@ -21,11 +21,11 @@ _MISSES = 200  # points of layouts that do not fit
 _ROOM = 1.06  # of an axis beyond what it shows
 
 
-def axes_of(name: str) -> dict[str, Value]:
-    """The text of a layout, as in `--layout`, as axes of a question."""
-    read = parse_axes(name, flag="--layout", several=False)
-    return {axis: values[0] if isinstance(values[0], bool | int | str) else "+".join(values[0]) or "none"
-            for axis, values in read.items()}  # fmt: skip
+def settings_of(name: str) -> dict[str, Value]:
+    """The text of a layout, as in `--layout`, as settings of a question."""
+    read = parse_settings(name, flag="--layout", several=False)
+    return {setting: values[0] if isinstance(values[0], bool | int | str) else "+".join(values[0]) or "none"
+            for setting, values in read.items()}  # fmt: skip
 
 
 def point(plan: Plan, estimate: LayoutEstimate, timed: Timed | None) -> LayoutPoint:
@@ -35,7 +35,7 @@ def point(plan: Plan, estimate: LayoutEstimate, timed: Timed | None) -> LayoutPo
     rate = plan.ask.tokens / seconds / estimate.layout.world if timed is None else plan.rate(timed)
     mark = "" if timed else "at most "
     return {
-        "name": name, "layout": axes_of(name), "amount": amount(estimate.allocated), "seconds": seconds,
+        "name": name, "layout": settings_of(name), "amount": amount(estimate.allocated), "seconds": seconds,
         "step": f"{'' if timed else 'at least '}{show_step(seconds)}", "rate": rate,
         "speed": f"{mark}{show_whole(rate)} tokens/s/GPU", "simulated": timed is not None,
         "fits": plan.fits(estimate), "front": False,

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from penteract.errors import BadInput
 from penteract.explore.answers.amounts import amount, change, share
 from penteract.explore.answers.layouts.asked import Wanted
-from penteract.explore.answers.layouts.points import axes_of
+from penteract.explore.answers.layouts.points import settings_of
 from penteract.explore.answers.memory_figures import by_owner
 from penteract.explore.answers.questions import read_question
 from penteract.explore.page_schema import VERSION
 from penteract.explore.search_schema import CompareAnswer, Difference, LayoutSide, WaterfallStep
 from penteract.planner.plan import Plan, estimator, plan_one
 from penteract.planner.report.as_json import MEMORY, utilisation
-from penteract.planner.report.explain import changed_axes, difference
+from penteract.planner.report.explain import changed_settings, difference
 from penteract.planner.report.memory_by_line import fullest_stage
 from penteract.planner.report.waterfall import waterfall
 from penteract.readings.ideal import PART_NAMES
@@ -45,7 +45,7 @@ def _priced(wanted: Wanted, layout: Mapping[str, object]) -> Plan:
     if asked.ask.cluster.gpus != wanted.ask.cluster.gpus:
         raise BadInput("LAYOUT", "layouts of other GPUs", where="--layout", found=asked.ask.cluster.name,
                        allowed=wanted.ask.cluster.name)  # fmt: skip
-    return plan_one(asked.ask, asked.axes, estimator)
+    return plan_one(asked.ask, asked.settings, estimator)
 
 
 def _side(wanted: Wanted, plan: Plan) -> LayoutSide:
@@ -54,7 +54,7 @@ def _side(wanted: Wanted, plan: Plan) -> LayoutSide:
     sizes = by_owner(plan.search.estimators[timed.estimate.precision].composer.rank(timed.layout, stage))
     usable, fits = plan.ask.usable, plan.fits(timed.estimate)
     return {
-        "name": name, "layout": axes_of(name), "amount": amount(timed.estimate.allocated),
+        "name": name, "layout": settings_of(name), "amount": amount(timed.estimate.allocated),
         "verdict": f"{'fits' if fits else 'does not fit'}: {show_bytes(timed.estimate.allocated)} of "
                    f"{show_bytes(usable)}", "fits": fits,
         "seconds": timed.time.seconds, "step": show_step(timed.time.seconds),
@@ -98,13 +98,14 @@ def _of_memory(a: LayoutSide, b: LayoutSide) -> list[Difference]:
 
 
 def _why(a: Plan, b: Plan) -> list[str]:
-    """Which axes differ, and what that does to time and to memory."""
+    """Which settings differ, and what that does to time and to memory."""
     one, other = a.best, b.best
     slower = other.time.seconds / one.time.seconds - 1
     grown = other.estimate.allocated - one.estimate.allocated
     parts = ", ".join(f"{PART_NAMES[part]} {show_step(s, '+')}" for part, s in difference(one, other)[:4])
-    axes = changed_axes(one.layout, other.layout)
+    settings = changed_settings(one.layout, other.layout)
     time = f"{abs(slower):.1%} {'slower' if slower > 0 else 'faster'}" + (f": {parts}" if parts else "")
     memory = f"{show_bytes(abs(grown))} {'more' if grown > 0 else 'less'}" if grown else "the same"
-    return [f"Other axes: {axes}." if axes else "Both are the same layout.", f"The other is {time}.".replace("-", "−"),
+    which = f"Other settings: {settings}." if settings else "Both are the same layout."
+    return [which, f"The other is {time}.".replace("-", "−"),
             f"The other's memory of the fullest rank is {memory}."]  # fmt: skip

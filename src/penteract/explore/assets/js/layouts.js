@@ -17,7 +17,7 @@ export function Best({ answer, state, copies, stale, take, against }) {
     <div class="table" tabindex="0" role="region" aria-label="The best layouts"><table>
       <thead><tr>${columns.map((name) => html`<th scope="col" key=${name}>${name}</th>`)}<th scope="col">Choose</th></tr></thead>
       <tbody>${answer.top.map((row) => html`<tr key=${row.number} class=${alike(row.point.layout, state.question.layout) ? "it" : ""}>
-        ${cells(row).map((cell, i) => (i === 1 ? html`<th scope="row" key=${i}><span class="axes">${cell}</span></th>` : html`<td key=${i}>${cell}</td>`))}
+        ${cells(row).map((cell, i) => (i === 1 ? html`<th scope="row" key=${i}><span class="long-name">${cell}</span></th>` : html`<td key=${i}>${cell}</td>`))}
         <td class="choose"><button type="button" aria-label=${`Choose number ${row.number}`} onClick=${() => take(row.point)}>A</button>
           <button type="button" aria-label=${`Compare with number ${row.number}`} onClick=${() => against(row.point.layout)}>B</button></td></tr>`)}</tbody>
     </table></div>
@@ -86,7 +86,7 @@ export function Compare({ answer, state, copies, stale, against }) {
     about="A is the chosen layout. Parts of the step that differ by less than half a per cent of it are left out." columns=${["What", "Part", "A", "B", "B less A"]} rows=${rows}>
     ${!other ? html`<p class="quiet">Choose a layout to compare with: B in the table above, or a point with Shift.</p>` : html`
       <div class="sides">${answer.sides.map((side, i) => html`<div class="side" key=${i}>
-        <p class="kind">${"AB"[i]}</p><h3 class="axes">${side.name}</h3>
+        <p class="kind">${"AB"[i]}</p><h3 class="long-name">${side.name}</h3>
         <dl class="facts"><div><dt>Step</dt><dd>${side.step}</dd></div><div><dt>Tokens/s/GPU</dt><dd>${side.speed.split(" tokens")[0]}</dd></div>
           <div><dt>Memory</dt><dd>${side.amount.text}</dd></div><div><dt>MFU</dt><dd>${side.mfu}</dd></div></dl>
         <p class="quiet">${side.verdict}; limited by ${side.limited_by}${side.cost && html`<br />${side.cost}`}</p></div>`)}</div>
@@ -111,7 +111,7 @@ export function WhatIf({ others, done, state, copies, stale, take, put }) {
       <button type="button" class=${one.why_not ? "chip no" : "chip yes"} disabled=${one.question === null} onClick=${() => take(one.question)}>
         <span class="name">${one.text}</span><span class="state">${one.why_not ? "none" : one.change}</span>
         ${one.why_not ? html`<span class="time">${one.why_not}</span>` : html`<b>${one.speed}</b><span class="change">${one.amount.text}</span>
-          <span class="time axes">${one.name}</span>${one.cost && html`<span class="time">${one.cost}</span>`}`}
+          <span class="time long-name">${one.name}</span>${one.cost && html`<span class="time">${one.cost}</span>`}`}
       </button></li>`)}</ul>
     <p class=${done ? "quiet done" : "quiet"} role="status">${done ? `${others.length} other questions` : "Other questions are searched …"}</p>
   <//>`;

@@ -45,7 +45,7 @@ function marksOf(points, state) {
   return found.filter((one) => one.point);
 }
 
-/** Whether two layouts have the same axes; degrees of 1 may be left out. */
+/** Whether two layouts have the same settings; degrees of 1 may be left out. */
 export function alike(a, b) {
   const plain = (layout) => JSON.stringify(Object.entries(layout).filter(([, value]) => value !== 1).sort());
   return plain(a) === plain(b);
@@ -58,21 +58,21 @@ function palette(element) {
     bound: token("gradients"), misses: token("bad"), beyond: token("beyond") };
 }
 
-/** What layouts may have, axis by axis: values that are held; none of an axis: any. */
+/** What layouts may have, setting by setting: values that are held; none of a setting: any. */
 function Filters({ answer, state, put }) {
   const fix = state.search?.fix ?? {};
-  const toggle = (axis, value) => {
-    const now = fix[axis] ?? [];
+  const toggle = (setting, value) => {
+    const now = fix[setting] ?? [];
     const next = now.includes(value) ? now.filter((one) => one !== value) : [...now, value];
-    const rest = Object.fromEntries(Object.entries({ ...fix, [axis]: next }).filter(([, values]) => values.length));
+    const rest = Object.fromEntries(Object.entries({ ...fix, [setting]: next }).filter(([, values]) => values.length));
     put({ fix: rest });
   };
   const held = Object.keys(fix).length;
   return html`<div class="filters" role="group" aria-label="Which layouts">
-    ${(answer?.filters ?? []).map((one) => html`<fieldset key=${one.axis} class=${one.dimension && `dim-${one.dimension}`}>
+    ${(answer?.filters ?? []).map((one) => html`<fieldset key=${one.setting} class=${one.dimension && `dim-${one.dimension}`}>
       <legend>${one.dimension ? html`<b class="badge">${one.dimension}</b>` : one.label}</legend>
-      ${one.values.map(({ value, text }) => html`<button type="button" key=${text} aria-pressed=${(fix[one.axis] ?? []).includes(value)}
-        aria-label=${`${one.label} ${text}`} onClick=${() => toggle(one.axis, value)}>${text}</button>`)}
+      ${one.values.map(({ value, text }) => html`<button type="button" key=${text} aria-pressed=${(fix[one.setting] ?? []).includes(value)}
+        aria-label=${`${one.label} ${text}`} onClick=${() => toggle(one.setting, value)}>${text}</button>`)}
     </fieldset>`)}
     <fieldset><legend>Show</legend>
       <button type="button" aria-pressed=${state.only === "fits"} onClick=${() => put({}, state.only === "fits" ? undefined : "fits")}>only what fits</button>

@@ -118,7 +118,7 @@ function Details({ runs, copies, terms }) {
     ...run.errors.map((one) => [run.name, `error of rank ${one.rank}`, one.text])]);
   return html`<${Figure} id="details" title="What their folders say" source="measured and predicted · metrics.jsonl, status.json, errors.jsonl" stale="" copies=${copies} drawing=${null} about=${terms.proven}
     columns=${["Run", "What", "Value"]} rows=${rows}>${runs.map((run) => html`<div class="side run" key=${run.name}>
-      <h3 class="axes"><i class=${`swatch run-${run.colour}`}></i> ${run.name}</h3>
+      <h3 class="long-name"><i class=${`swatch run-${run.colour}`}></i> ${run.name}</h3>
       ${run.command && html`<p><code class="command">${run.command}</code></p>`}
       <dl class="facts">${[["State", run.state], ["Memory, predicted", run.predicted], ["Memory, measured", run.measured], ["Measured less predicted", run.difference]]
         .filter(([, text]) => text).map(([label, text]) => html`<div key=${label}><dt>${label}</dt><dd>${text}</dd></div>`)}</dl>

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, NamedTuple, cast
 
-from penteract.config.case import AXES as KEYS
+from penteract.config.case import KEYS
 from penteract.config.files.write import toml_value
 from penteract.config.hardware import cluster
 from penteract.config.recompute import name_of
@@ -19,7 +19,7 @@ from penteract.measure.bench.cases.case_prediction import Predictor
 from penteract.measure.bench.cases.sweep_question import PlanQuestion, SweepQuestion
 from penteract.measure.schemas.sweep import SweepCase, Value
 from penteract.model.count import parameters
-from penteract.planner.ask import as_axes, as_text, parse_axes
+from penteract.planner.ask import as_settings, as_text, parse_settings
 from penteract.planner.plan import estimator, plan_layouts
 from penteract.planner.question import question as ask_planner
 from penteract.planner.report.runfile import as_run
@@ -112,19 +112,23 @@ def _resolved(asked: SweepQuestion, values: Mapping[str, Any], ranks: int | None
 
 
 def _planned(asked: SweepQuestion, plan: PlanQuestion) -> Iterator[_Point]:
-    """The first layouts of a plan, in its order. `varied`: the axes in which they differ."""
+    """The first layouts of a plan, in its order. `varied`: the settings in which they differ."""
     ask = ask_planner(
         plan.model, plan.gpus, sequence_length=plan.seq, batch=plan.batch, precision=plan.precision,
         optimizer=plan.optimizer, headroom=plan.headroom,
-        pins=parse_axes(plan.fix, flag="--fix", several=True) if plan.fix else {},
+        pins=parse_settings(plan.fix, flag="--fix", several=True) if plan.fix else {},
     )  # fmt: skip
     with uncollected():
         found = plan_layouts(ask, estimator, top=plan.top, number=1)
-    axes = [as_axes(one.layout) for one in found.layouts]
-    for one, own in zip(found.layouts, axes, strict=True):
+    settings = [as_settings(one.layout) for one in found.layouts]
+    for one, own in zip(found.layouts, settings, strict=True):
         made = as_run(replace(ask, precision=one.estimate.precision, also=()), one.layout)
         schedule = replace(made.run.schedule, warmup_steps=max(made.run.schedule.warmup_steps, asked.warmup))
-        varied = {KEYS[axis]: value for axis, value in own.items() if any(other.get(axis) != value for other in axes)}
+        varied = {
+            KEYS[setting]: value
+            for setting, value in own.items()
+            if any(other.get(setting) != value for other in settings)
+        }
         yield _Point("plan", varied, replace(made, run=replace(made.run, schedule=schedule)), asked.limit)
 
 
@@ -138,7 +142,7 @@ def _ready(number: int, point: _Point, predictor: Predictor) -> ReadyCase:
     case = SweepCase(
         name=f"{number:03d}_{slug}" if slug else f"{number:03d}", number=number, origin=point.origin,
         varied={key: _plain(value) for key, value in point.varied.items()}, model=run.model.name,
-        parameters=parameters(run.model).total, layout=as_axes(run.layout), layout_text=_text(run),
+        parameters=parameters(run.model).total, layout=as_settings(run.layout), layout_text=_text(run),
         ranks=run.layout.world, limit_s=point.limit, precision=run.precision.dtype,
         global_batch_size=run.layout.global_batch_size, sequence_length=run.sequence_length, model_flops=flops.full,
         model_flops_causal=flops.causal, predicted=prediction,

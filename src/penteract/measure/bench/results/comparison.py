@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Literal
 
-from penteract.config.case import AXES
+from penteract.config.case import KEYS
 from penteract.errors import BadInput
 from penteract.measure.bench.results.signed_rank import SignedRank, least_pairs, signed_rank
 from penteract.measure.schemas.sweep import Sweep, SweepCase, SweepRow
@@ -141,7 +141,7 @@ def _key(case: SweepCase) -> tuple[object, ...]:
 
 
 def _exact(case: SweepCase) -> tuple[object, ...]:
-    more = {key: value for key, value in case.varied.items() if key not in AXES.values()}
+    more = {key: value for key, value in case.varied.items() if key not in KEYS.values()}
     return *_key(case), *sorted(more.items())
 
 

@@ -12,10 +12,10 @@ from penteract.measure.schemas.sweep import Sweep, SweepRow
 def to_csv(sweep: Sweep) -> str:
     """All cases in the sweep's order. Bytes are of the fullest rank; what is not known is empty."""
     rows = [_flat(row) for row in sweep.rows]
-    axes = list(dict.fromkeys(axis for row in sweep.rows for axis in row.case.layout))
-    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in axes]
+    settings = list(dict.fromkeys(setting for row in sweep.rows for setting in row.case.layout))
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in settings]
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*names[:4], *axes, *names[4:]], restval="", lineterminator="\n")
+    writer = csv.DictWriter(text, [*names[:4], *settings, *names[4:]], restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
