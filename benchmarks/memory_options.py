@@ -132,7 +132,7 @@ def measure(rank: Rank, args: argparse.Namespace, case: Case) -> dict[str, Any]:
         run.model, cluster(args.gpus), args.seq, precision=run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds
     )  # fmt: skip
     estimate = estimator.estimate(lay)
-    planned, by_stage = estimator.time(estimate).seconds, [gib(b) for b in estimate.by_stage]
+    planned, by_pp_rank = estimator.time(estimate).seconds, [gib(b) for b in estimate.by_pp_rank]
     samples, _ = open_samples(run.data, open_tokenizer(run.tokenizer), run.sequence_length, 0)
     trainer = engine.Trainer.build(run, rank)
     torch.cuda.synchronize()
@@ -153,7 +153,7 @@ def measure(rank: Rank, args: argparse.Namespace, case: Case) -> dict[str, Any]:
     }  # fmt: skip
     every: list[Any] = [None] * rank.world
     dist.all_gather_object(every, mine)
-    predicted = [by_stage[r // (rank.world // lay.pp)] for r in range(rank.world)]
+    predicted = [by_pp_rank[r // (rank.world // lay.pp)] for r in range(rank.world)]
     return {
         "case": case.name, "layout": {**case.layout, **case.precision, **case.optimizer},
         "predicted": {"allocated_gib": predicted, "step_ms": 1e3 * planned},

@@ -62,15 +62,15 @@ def row(rank: Rank, args: argparse.Namespace, layout: str) -> dict[str, Any]:
             "device_gib": gib(torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0])}  # fmt: skip
     every: list[Any] = [None] * rank.world
     dist.all_gather_object(every, mine)
-    by_stage = [gib(b) for b in best.estimate.by_stage]
+    by_pp_rank = [gib(b) for b in best.estimate.by_pp_rank]
     each = rank.world // run.layout.pp
     return {
         "layout": layout, "attention": best.layout.attention, "losses": losses, "step_ms": took,
-        "predicted": {"allocated_gib": [by_stage[r // each] for r in range(rank.world)],
+        "predicted": {"allocated_gib": [by_pp_rank[r // each] for r in range(rank.world)],
                       "step_ms": 1e3 * best.time.seconds, "parts_ms": {k: 1e3 * v for k, v in best.time.parts.items() if v}},
         "measured": {key: [one[key] for one in every] for key in mine} | {"step_ms": median(took)},
         "time_over_predicted": median(took) / (1e3 * best.time.seconds),
-        "allocated_over_predicted": max(e["allocated_gib"] / by_stage[r // each] for r, e in enumerate(every)),
+        "allocated_over_predicted": max(e["allocated_gib"] / by_pp_rank[r // each] for r, e in enumerate(every)),
         "falls": losses[-1] < losses[0],
     }  # fmt: skip
 

@@ -79,7 +79,7 @@ def planned() -> Iterator[Row]:
             best = plan(record["model"], record["gpus"], sequence_length=record["sequence_length"],
                         batch=record["batch"], precision=WHOLE,
                         layout=f"{row['layout']},attention={row['attention']}{defaults}").best  # fmt: skip
-            same = max(map(gib, best.estimate.by_stage)) == max(row["predicted"]["allocated_gib"])
+            same = max(map(gib, best.estimate.by_pp_rank)) == max(row["predicted"]["allocated_gib"])
             if same:
                 break
         yield row["layout"], 1e3 * best.time.seconds, row["measured"]["step_ms"], same

@@ -1,4 +1,4 @@
-"""Draws docs/timeline.svg: the step of stage 0 of a pipeline as `penteract plan --trace` plays it, whole and a part.
+"""Draws docs/timeline.svg: the step of pipeline rank 0 as `penteract plan --trace` plays it, whole and a part.
 
 python docs/timeline.py
 """

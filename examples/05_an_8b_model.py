@@ -35,7 +35,7 @@ LAYOUTS = {
 
 def peak_at(e: Estimate) -> str:
     """The line of the program during which the fullest rank is fullest."""
-    return max(e.stages, key=lambda s: s.allocated).peak_at
+    return max(e.by_pp_rank, key=lambda s: s.allocated).peak_at
 
 
 def main() -> None:

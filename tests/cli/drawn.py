@@ -306,7 +306,7 @@ def train_data(draw: st.DrawFn) -> Input:
 
 
 _PLAN_OPTIONS = ("--seq", "--batch", "--headroom", "--top", "--tokens", "--precision", "--modules", "--optimizer",
-                 "--trace-stage", "--usd-per-gpu-hour", "--why")  # fmt: skip
+                 "--trace-pp-rank", "--usd-per-gpu-hour", "--why")  # fmt: skip
 
 
 @st.composite

@@ -188,25 +188,27 @@ PIPELINE = ["plan", *TINY_STEP, "--layout", "tp=2,pp=2"]
 def test_a_trace_is_the_step_of_the_layout(tell: Tell, tmp_path: Path) -> None:
     told = tell(*PIPELINE, "--trace", "step.json")
     assert (told.code, told.err) == (0, "")
-    said = "Trace: step.json has a step of all 2 stages; open it in ui.perfetto.dev or chrome://tracing\n"
+    said = "Trace: step.json has a step of all 2 pipeline ranks; open it in ui.perfetto.dev or chrome://tracing\n"
     assert said in told.out
     rows = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
     named = [row["args"]["name"] for row in rows if row["name"] == "process_name"]
-    assert named == ["stage 0 (rank 0)", "stage 1 (rank 2)"]
+    assert named == ["pp rank 0 (rank 0)", "pp rank 1 (rank 2)"]
     took = max(
         row["ts"] + row["dur"] for row in rows if row.get("cat") not in ("communication", "launch") and row["ph"] == "X"
     )
-    found = json.loads(tell(*PIPELINE, "--trace", "again.json", "--trace-stage", 1, "--json").out)
-    assert found["notes"][-1].startswith("Trace: again.json has a step of stage 1 of 2; open it in ui.perfetto.dev")
+    found = json.loads(tell(*PIPELINE, "--trace", "again.json", "--trace-pp-rank", 1, "--json").out)
+    assert found["notes"][-1].startswith(
+        "Trace: again.json has a step of pipeline rank 1 of 2; open it in ui.perfetto.dev"
+    )
     assert took == pytest.approx(found["layouts"][0]["time"]["step_s"] * 1e6)
     alone = json.loads((tmp_path / "again.json").read_text())["traceEvents"]
     assert sorted(map(str, alone)) == sorted(str(row) for row in rows if row["pid"] == 2)
 
 
 def test_a_trace_of_the_layout_that_why_names(tell: Tell, tmp_path: Path) -> None:
-    assert tell("plan", *TINY_STEP, *FEW, "--why", 2, "--trace", "second.json", "--trace-stage", 0).code == 0
+    assert tell("plan", *TINY_STEP, *FEW, "--why", 2, "--trace", "second.json", "--trace-pp-rank", 0).code == 0
     best = plan("tiny", "4xH200", sequence_length=256, batch="16seqs", fix="cp=1,pp=1/2,recompute=none")
-    trace(best, tmp_path / "same.json", number=2, stage=0)
+    trace(best, tmp_path / "same.json", number=2, pp_rank=0)
     assert (tmp_path / "same.json").read_bytes() == (tmp_path / "second.json").read_bytes()
 
 
@@ -217,12 +219,12 @@ def test_a_trace_of_the_layout_that_why_names(tell: Tell, tmp_path: Path) -> Non
          "a folder that exists"),
         (["--trace", "."], "[FILE]: it is a folder · --trace · found . · fix: name a file in it: step.json"),
         (["--out", "."], "[FILE]: it is a folder · --out · found . · fix: name a file in it: run.toml"),
-        (["--trace", "x.json", "--trace-stage", "2"], "[VALUE]: no such stage of 2 · --trace-stage · found 2 / allowed "
-         "0 to 1 · fix: --trace-stage 1"),
-        (["--trace", "x.json", "--trace-stage", "-1"], "[VALUE]: stages count from 0 · --trace-stage · found -1 / "
-         "allowed a whole number, 0 to 2^20 · fix: --trace-stage 0"),
-        (["--trace-stage", "0"], "[USAGE]: a stage without a trace · --trace-stage · found no --trace · fix: --trace "
-         "step.json"),
+        (["--trace", "x.json", "--trace-pp-rank", "2"], "[VALUE]: no such pipeline rank of 2 · --trace-pp-rank · found "
+         "2 / allowed 0 to 1 · fix: --trace-pp-rank 1"),
+        (["--trace", "x.json", "--trace-pp-rank", "-1"], "[VALUE]: pipeline ranks count from 0 · --trace-pp-rank · "
+         "found -1 / allowed a whole number, 0 to 2^20 · fix: --trace-pp-rank 0"),
+        (["--trace-pp-rank", "0"], "[USAGE]: a pipeline rank without a trace · --trace-pp-rank · found no --trace "
+         "· fix: --trace step.json"),
         (["--trace", "x.json", "--out", "x.json"], "[USAGE]: two files with the same name · --trace · found x.json · "
          "fix: another name"),
     ],
@@ -248,7 +250,7 @@ def test_no_trace_of_what_does_not_fit(tell: Tell, tmp_path: Path) -> None:
 def test_a_trace_that_is_stopped_leaves_no_file_and_says_so(
     tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(steps: object, layout: Layout, write: Callable[[str], object], stages: object) -> None:
+    def stop(steps: object, layout: Layout, write: Callable[[str], object], pp_ranks: object) -> None:
         write("{")
         raise KeyboardInterrupt
 
@@ -274,7 +276,7 @@ def test_a_search_that_is_stopped_says_what_it_did_not_write(
 
 
 def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(steps: object, layout: Layout, write: Callable[[str], object], stages: object) -> None:
+    def full(steps: object, layout: Layout, write: Callable[[str], object], pp_ranks: object) -> None:
         write("{")
         raise OSError(28, "No space left on device")
 

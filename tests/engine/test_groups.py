@@ -48,7 +48,7 @@ def test_a_70b_over_4096_ranks_makes_five(zero: int) -> None:
     rounds = needed(p)
     for rank in (0, 511, 2048, 4095):
         mesh, asked = p.mesh, made(rounds, rank, layout.world)
-        assert sorted(asked) == sorted(mesh.group(n, rank) for n in ("dp", "tp", "stage", "pp", "pp"))
+        assert sorted(asked) == sorted(mesh.group(n, rank) for n in ("dp", "tp", "dp_cp_tp", "pp", "pp"))
 
 
 def test_a_tied_table_is_a_line_between_its_stages_and_the_others_keep_count() -> None:

@@ -143,8 +143,8 @@ def check_sums(row: Json) -> None:
         assert owner["amount"]["bytes"] == layout["memory"][f"{owner['name']}_gib"] * 2**30
     assert sum(owner["amount"]["bytes"] for owner in figures["owners"]) == figures["total"]["bytes"]
     assert figures["total"]["bytes"] == layout["memory"]["allocated_gib"] * 2**30
-    by_stage = [rank["amount"]["bytes"] for rank in figures["ranks"] for _ in rank["stages"]]
-    assert by_stage == [gib * 2**30 for gib in layout["memory"]["by_stage_gib"]]
+    by_pp_rank = [rank["amount"]["bytes"] for rank in figures["ranks"] for _ in rank["stages"]]
+    assert by_pp_rank == [gib * 2**30 for gib in layout["memory"]["by_pp_rank_gib"]]
     assert sum(len(rank["stages"]) for rank in figures["ranks"]) == layout["layout"]["pp"]
     for rank in figures["ranks"]:
         assert sum(amount["bytes"] for amount in rank["owners"]) == rank["amount"]["bytes"]

@@ -95,7 +95,7 @@ def test_the_screen_says_what_the_command_line_says(
     assert facts["Step"] == show_step(layout["time"]["step_s"])
     assert facts["Tokens/s/GPU"] == show_whole(layout["tokens_per_s_per_gpu"])
     assert facts["MFU"] == f"{layout['mfu']:.1%}"
-    stages = [shown(gib) for gib in memory["by_stage_gib"]]
+    stages = [shown(gib) for gib in memory["by_pp_rank_gib"]]
     assert [text for i, text in enumerate(stages) if not i or text != stages[i - 1]] == [
         text for i, text in enumerate(shared.texts("#ranks text.much"))
         if not i or text != shared.texts("#ranks text.much")[i - 1]

@@ -45,7 +45,7 @@ def of_layout(found: Plan) -> Record:
         "fits": found.fits(estimate),
         "allocated_gib": round(gib(estimate.allocated), 2),
         "memory": {**estimate.memory, "allocated": estimate.allocated},
-        "allocated_by_pipeline_rank": list(estimate.by_stage),
+        "allocated_by_pipeline_rank": list(estimate.by_pp_rank),
         "step": rounded(time.seconds),
         "step_at_least": rounded(estimate.at_least),
         "step_parts": {part: seconds for part, seconds in parts.items() if seconds},

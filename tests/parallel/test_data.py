@@ -39,7 +39,7 @@ def test_holders_agree_on_who_has_which_shard(case: Case) -> None:
     programs = {rank: case.compile(rank) for rank in range(case.layout.world)}
     for p in programs.values():
         for i, b in enumerate(p.buckets):
-            if b.across_stages:  # others number it otherwise
+            if b.across_pp_ranks:  # others number it otherwise
                 continue
             for rank in b.shard_ranks:
                 other = programs[rank].buckets[i]
@@ -67,7 +67,7 @@ def test_what_stages_share_is_packed_alike_by_all() -> None:
 
     def shared(params: Iterable[Param], rank: int) -> list[Bucket]:
         made = buckets([FsdpUnit(tuple(params)[::-1])], owning_pp_ranks, mesh, rank, RECIPES["fp32"])
-        assert [x.across_stages for x in made] == [False, True, True]
-        return [replace(x, replicate_ranks=()) for x in made if x.across_stages]
+        assert [x.across_pp_ranks for x in made] == [False, True, True]
+        return [replace(x, replicate_ranks=()) for x in made if x.across_pp_ranks]
 
     assert shared([b, first, a], 0) == shared([last, a, b], 2)

@@ -93,7 +93,7 @@ def test_a_price_without_a_walk_is_that_of_the_walk(case: Case, drawn: list[tupl
         summed = composer.rank(case.layout, pp_rank)
         assert summed.resident == walked.resident
         assert (summed.arena, summed.workspace, summed.host) == (walked.arena, walked.workspace, walked.host)
-        assert estimate.by_stage[pp_rank] == summed.allocated
+        assert estimate.by_pp_rank[pp_rank] == summed.allocated
 
 
 @pytest.mark.parametrize(("model", "layout"), IN_FP8, ids=str)

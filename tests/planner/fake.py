@@ -18,7 +18,7 @@ class LayoutEstimate:
     layout: Layout
     memory: Mapping[str, int]
     allocated: int
-    by_stage: tuple[int, ...]
+    by_pp_rank: tuple[int, ...]
     at_least: float
     precision: Policy = RECIPES["bf16"]
 

@@ -156,7 +156,7 @@ def test_bounds_are_below_and_parts_add_up(name: str) -> None:
         time = prices.time(estimate)
         assert estimate.at_least <= time.seconds * (1 + 1e-9), estimate.layout
         assert sum(time.parts.values()) == pytest.approx(time.seconds)
-        assert sum(estimate.memory.values()) == estimate.allocated == max(estimate.by_stage)
+        assert sum(estimate.memory.values()) == estimate.allocated == max(estimate.by_pp_rank)
 
 
 def drawn_question(seed: int) -> Ask:

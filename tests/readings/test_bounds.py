@@ -147,4 +147,4 @@ def test_stages_cost_time_and_spare_memory() -> None:
             time = prices.time(estimate)
             assert estimate.at_least <= time.seconds * (1 + 1e-9)
             assert sum(time.parts.values()) == pytest.approx(time.seconds)
-            assert sum(estimate.memory.values()) == estimate.allocated == max(estimate.by_stage)
+            assert sum(estimate.memory.values()) == estimate.allocated == max(estimate.by_pp_rank)

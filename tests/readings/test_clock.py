@@ -22,10 +22,10 @@ from penteract.config.precision.policy import RECIPES, Policy, policy
 from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import GroupSpan, Rates
 from penteract.readings.time.clock import CHAINED, IN, OUT, RUN, START, SYNC, WAIT, Key, Op, ps
+from penteract.readings.time.clock_program import ClockProgram
 from penteract.readings.time.derive import Order, derive
 from penteract.readings.time.numbered_schedule import Post, numbered_schedule
 from penteract.readings.time.rank_clock import MESSAGE
-from penteract.readings.time.stage import Stage
 from penteract.readings.time.step import StepClock
 from strategies import cases, cast_once_cases, fp8_gather_cases
 
@@ -52,13 +52,13 @@ class Told:
 
     def __init__(self, steps: StepClock, layout: Layout, r: int) -> None:
         line = numbered_schedule(layout.schedule, layout.pp, layout.vpp, layout.gradient_accumulation_steps)
-        self.stage: Stage = steps.stage(layout, steps.composer.bucket_planner.runs(layout, r), r)
-        self.ranks = {stream: group for group, stream in self.stage.ops.streams.by_ranks.items()}
+        self.program: ClockProgram = steps.clock_program(layout, steps.composer.bucket_planner.runs(layout, r), r)
+        self.ranks = {stream: group for group, stream in self.program.ops.streams.by_ranks.items()}
         self.seen: list[Event] = []
         self.started = 0
         self.in_flight: dict[Key, int] = {}
         self.coming: dict[int, int] = {}
-        derived, clock, sent = derive(self.stage, Order.of(line.computes[r])), self.stage.clock, list[int]()
+        derived, clock, sent = derive(self.program, Order.of(line.computes[r])), self.program.clock, list[int]()
         self._action(derived.opening)
         for item in line.todo[r]:
             if item < 0:
@@ -72,11 +72,11 @@ class Told:
             self._tell(clock.ops[segment], unit)
 
     def _action(self, action: int) -> None:
-        for declaration, times, step in self.stage.clock.runs[action]:
+        for declaration, times, step in self.program.clock.runs[action]:
             for turn in range(times):
                 for segment, unit, needs in declaration:
                     self.in_flight |= {("p", 0, i): self.in_flight.pop(("u", b, 0), -1) for i, b in enumerate(needs)}
-                    self._tell(self.stage.clock.ops[segment], unit + turn * step)
+                    self._tell(self.program.clock.ops[segment], unit + turn * step)
 
     def _tell(self, ops: tuple[Op, ...], unit: int) -> None:
         def absolute(key: Key) -> Key:

@@ -64,7 +64,7 @@ def test_equals_the_walk_where_weights_are_gathered_in_fp8(
     if case.precision.compute == "bf16":
         prices = Estimator(model, cluster("8xH100"), case.sequence_length, case.precision, optimizer_kinds)
         ranks = (prices.composer.rank(case.layout, r) for r in range(case.layout.pp))
-        assert prices.estimate(case.layout).by_stage == tuple(rank.allocated for rank in ranks)
+        assert prices.estimate(case.layout).by_pp_rank == tuple(rank.allocated for rank in ranks)
 
 
 def check(

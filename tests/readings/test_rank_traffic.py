@@ -69,9 +69,9 @@ def test_the_seconds_are_those_of_the_simulated_streams(question: tuple[Estimato
     for stage, begin in enumerate(told.span.begins):
         busy, messages = 0, 0
         for e in told.events:
-            if e.stage != stage or e.stream.startswith(OWN):
+            if e.pp_rank != stage or e.stream.startswith(OWN):
                 continue
-            if " stage " in e.stream:
+            if " pp rank " in e.stream:
                 messages += e.end - e.start
                 continue
             busy += e.end - e.start
@@ -111,7 +111,7 @@ def groups(lay: Layout) -> dict[str, set[tuple[int, ...]]]:
     same = {
         "tp": lambda pp, dp, cp, tp: (pp, dp, cp), "cp": lambda pp, dp, cp, tp: (pp, dp, tp),
         "dp": lambda pp, dp, cp, tp: (pp, cp, tp), "pp": lambda pp, dp, cp, tp: (dp, cp, tp),
-        "ep": lambda pp, dp, cp, tp: (pp, (dp * lay.cp + cp) // lay.ep, tp), "stage": lambda pp, dp, cp, tp: pp,
+        "ep": lambda pp, dp, cp, tp: (pp, (dp * lay.cp + cp) // lay.ep, tp), "dp_cp_tp": lambda pp, dp, cp, tp: pp,
         "sequence": lambda pp, dp, cp, tp: (pp, dp), "world": lambda pp, dp, cp, tp: (),
     }  # fmt: skip
     for axis, key in same.items():

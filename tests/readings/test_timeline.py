@@ -83,7 +83,7 @@ def test_is_the_step_that_is_timed(question: tuple[Estimator, Layout]) -> None:
 def by_stream(told: Timeline) -> dict[tuple[int, str], list[Event]]:
     found = defaultdict[tuple[int, str], list[Event]](list)
     for e in sorted(told.events, key=lambda e: (e.start, e.end)):
-        found[e.stage, e.stream].append(e)
+        found[e.pp_rank, e.stream].append(e)
     return found
 
 
@@ -98,7 +98,7 @@ def test_computes_for_as_long_as_the_parts_say(question: tuple[Estimator, Layout
     told, ranks = timeline(steps, lay), steps.ranks(lay)
     for r in range(lay.pp):
         parts = dict(zip(PARTS, spent(ranks, r), strict=True))
-        on = [e for e in told.events if e.stage == r and e.stream == "compute"]
+        on = [e for e in told.events if e.pp_rank == r and e.stream == "compute"]
         calls = [e for e in on if kind(e) in COMPUTED]
         assert sum(e.end - e.start for e in calls) == sum(parts[p] for p in ("compute", "attention", "pointwise"))
         waits = sum(e.end - e.start for e in on if e.name in BETWEEN)
@@ -111,7 +111,7 @@ def test_waits_for_the_last_rank_before_the_update() -> None:
     lay = Layout(pp=4, gradient_accumulation_steps=6, loss="chunked", attention="cudnn")
     told = timeline(Estimator(replace(catalog.model("llama-3.2-1b"), layers=8), cluster("4xH200"), 4096).steps, lay)
     waits = [e for e in told.events if e.name == names.WAIT_RANKS]
-    assert [e.stage for e in waits if e.end > e.start] == [1, 2, 3]
+    assert [e.pp_rank for e in waits if e.end > e.start] == [1, 2, 3]
     assert len({e.end for e in waits}) == 1 and {(e.stream, e.action, e.unit) for e in waits} == {("compute", "", "")}
     assert all(e.start >= waits[0].end for e in told.events if e.name == names.UPDATE and e.stream == "compute")
 
@@ -192,13 +192,13 @@ def check_trace(prices: Estimator, lay: Layout) -> None:
     spans = [row for row in rows if row["ph"] == "X"]
     tracks = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
     assert sorted((s["pid"] - 1, tracks[s["tid"]], s["name"], round(s["ts"] * 1000)) for s in spans) == sorted(
-        (e.stage, e.stream, shown_name(e)[0], (e.start + 500) // 1000) for e in told.events
+        (e.pp_rank, e.stream, shown_name(e)[0], (e.start + 500) // 1000) for e in told.events
     )
     assert all(s["ts"] >= 0 and s["dur"] >= 0 and s["cat"] for s in spans)
     for whole in (round, int):  # how Perfetto reads times: as it is now, and before; it drops what overlaps
         assert not list(overlaps(spans, whole))
     estimate = prices.estimate(lay)
-    for r, allocated in enumerate(estimate.by_stage):
+    for r, allocated in enumerate(estimate.by_pp_rank):
         counts = [row for row in rows if row["ph"] == "C" and row["pid"] == r + 1]
         assert round(counts[-1]["ts"] * 1000) == (told.span.begins[r] + told.picoseconds + 500) // 1000
         assert all(one["ts"] <= other["ts"] for one, other in pairwise(counts))
@@ -228,8 +228,8 @@ def test_tracks_are_in_order() -> None:
     rows = traced(Estimator(replace(catalog.model("llama-3.2-1b"), layers=8), cluster("8xH200"), 4096), lay)
     named = sorted((row["tid"], row["args"]["name"]) for row in rows if row["name"] == "thread_name")
     assert [name for tid, name in named if tid // 1000 == 2] == [
-        "compute", "host", "tp (2 ranks)", "world (8 ranks)", "activations from stage 0", "activations to stage 2",
-        "gradients from stage 2", "gradients to stage 0",
+        "compute", "host", "tp (2 ranks)", "world (8 ranks)", "activations from pp rank 0", "activations to pp rank 2",
+        "gradients from pp rank 2", "gradients to pp rank 0",
     ]  # fmt: skip
     assert all(row["args"]["sort_index"] == row["tid"] for row in rows if row["name"] == "thread_sort_index")
     assert {row["pid"] for row in rows} == {1, 2, 3, 4} and min(named)[0] > 4
@@ -245,7 +245,7 @@ def test_of_a_real_model(asked: dict[str, Any]) -> None:
     rows, estimate = traced(prices, lay), prices.estimate(lay)
     peaks = [max(sum(row["args"].values()) for row in rows if row["ph"] == "C" and row["pid"] == r + 1)
              for r in range(lay.pp)]  # fmt: skip
-    assert tuple(peaks) == estimate.by_stage
+    assert tuple(peaks) == estimate.by_pp_rank
     tracks = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
     told = timeline(prices.steps, lay)
     for r, begin in enumerate(told.span.begins):

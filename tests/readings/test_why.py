@@ -226,7 +226,7 @@ SHARDED = [Layout(dp=4, zero=zero, gradient_accumulation_steps=2) for zero in (2
 def test_the_whole_is_what_a_plan_sums_up(layout: Layout) -> None:
     """Of the fullest rank, rows and the estimate's memory have the same sums under the same names."""
     estimate = Estimator(DENSE, cluster(f"{layout.world}xH200"), sequence_length=64, precision="bf16").estimate(layout)
-    fullest = estimate.by_stage.index(max(estimate.by_stage))
+    fullest = estimate.by_pp_rank.index(max(estimate.by_pp_rank))
     rank = Mesh(layout).group("pp", 0)[fullest]
     told = why(DENSE, layout, 64, "bf16", rank).whole(estimate.memory["activations"], estimate.memory["other"])
     found = Counter[str]()

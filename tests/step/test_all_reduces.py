@@ -83,8 +83,8 @@ def test_a_step_by_hand() -> None:
     assert sorted(order) == [*buckets]
     said = asked(p)
     assert said == [
-        "scales", "calls", *(f"widen {b}" for b in order), "routed counts over stage",
-        "largest values over stage", *(f"measure {b}" for b in buckets), "gradient norm and losses over world",
+        "scales", "calls", *(f"widen {b}" for b in order), "routed counts over dp_cp_tp",
+        "largest values over dp_cp_tp", *(f"measure {b}" for b in buckets), "gradient norm and losses over world",
         "factors",
         *(f"update {b}" for b in reversed(buckets)),
     ]  # fmt: skip

@@ -89,7 +89,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     headroom: Annotated[float, Parameter(help="Share of a GPU's memory that is kept free of tensors.")] = HEADROOM,
     out: Annotated[Path | None, Parameter(help="Write a run file of the best, or of --why.")] = None,
     trace: Annotated[Path | None, Parameter(help="Write a step of the best, or of --why, for ui.perfetto.dev.")] = None,
-    trace_stage: Annotated[int | None, Parameter(help="With --trace: this pipeline stage alone, from 0.")] = None,
+    trace_pp_rank: Annotated[int | None, Parameter(help="With --trace: this pipeline rank alone, from 0.")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print one JSON object, schema 1.")] = False,
     debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
     overrides: Annotated[Sequence[str], Parameter(parse=False)],
@@ -110,7 +110,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     check_options(top=top, why=why, seq=seq, usd_per_gpu_hour=usd_per_gpu_hour)
     training_tokens = _count(tokens) if tokens is not None else None
     _check_words(layout=layout, fix=fix, tokens=tokens, usd=usd_per_gpu_hour, draw=draw and json)
-    check_files(out, trace, trace_stage)
+    check_files(out, trace, trace_pp_rank)
     with ProgressLine(shown=on_a_terminal() and not json) as line, report_if_stopped(out, trace):
         found = _unless_stopped(
             model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
@@ -124,7 +124,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         return 130
     chosen = found.number(why or 1) if found.layouts or why or out or trace else None
     cost = budget(found, chosen, training_tokens, usd_per_gpu_hour) if chosen and training_tokens else None
-    written = write_all(found, chosen, why or 1, out, trace, trace_stage) if chosen else []
+    written = write_all(found, chosen, why or 1, out, trace, trace_pp_rank) if chosen else []
     reasons = _reasons(found, chosen, why) if chosen and found.counts.fit and (why or not json) else []
     if json:
         terms = memory_by_line(found, chosen).as_dict() if chosen and why else None

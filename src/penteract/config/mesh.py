@@ -30,7 +30,7 @@ AXES: dict[str, Axis] = {
     "sequence": Axis(lambda lay: lay.cp * lay.tp, lambda lay: 1, "expert"),  # the ranks that share one sequence
     "dp": Axis(lambda lay: lay.dp, lambda lay: lay.cp * lay.tp),
     "pp": Axis(lambda lay: lay.pp, lambda lay: lay.rows * lay.tp),
-    "stage": Axis(lambda lay: lay.rows * lay.tp, lambda lay: 1),
+    "dp_cp_tp": Axis(lambda lay: lay.rows * lay.tp, lambda lay: 1),
     "world": Axis(lambda lay: lay.world, lambda lay: 1),
 }
 
@@ -88,6 +88,6 @@ class Mesh:
         """The number of ranks of a group `name` (the same for every rank)."""
         return AXES[name].size(self.layout)
 
-    def neighbour(self, rank: int, stage: int) -> int:
-        """The rank on pipeline coordinate `stage` with the same dp, cp and tp as `rank`."""
-        return self.group("pp", rank)[stage]
+    def neighbour(self, rank: int, pp_rank: int) -> int:
+        """The rank on pipeline coordinate `pp_rank` with the same dp, cp and tp as `rank`."""
+        return self.group("pp", rank)[pp_rank]

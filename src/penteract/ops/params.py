@@ -83,14 +83,14 @@ def reduce_ranks(cut: Cut, owning_pp_ranks: tuple[int, ...], mesh: Mesh, rank: i
     Every rank has other tokens (dp, cp, and tp in the sequence-parallel region) or other heads, so a gradient is a
     partial sum over every axis that does not cut the parameter. No other rule decides which ranks reduce.
     """
-    stage = mesh.size("stage")
-    places: Sequence[int] = range(stage)
+    ranks = mesh.size("dp_cp_tp")
+    places: Sequence[int] = range(ranks)
     for axis, num_shards in cut:
         block, step = mesh.block(axis)
         each = block // step // num_shards * step  # neighbours that hold one shard; groups are nested
         begin = rank % block // each * each
-        if len(places) == stage:
-            places = [at + i for at in range(begin, stage, block) for i in range(each)]
+        if len(places) == ranks:
+            places = [at + i for at in range(begin, ranks, block) for i in range(each)]
         else:
             places = [place for place in places if begin <= place % block < begin + each]
-    return tuple(pp * stage + place for pp in owning_pp_ranks for place in places)
+    return tuple(pp * ranks + place for pp in owning_pp_ranks for place in places)

@@ -79,7 +79,7 @@ class Bucket:
     size: int  # in elements, with padding
     reduce_ranks: tuple[int, ...]
     decay: bool
-    across_stages: bool  # several pipeline ranks hold it; reduced after the last backward, as they differ in order
+    across_pp_ranks: bool  # several pipeline ranks hold it; reduced after the last backward, as they differ in order
     shard_ranks: tuple[int, ...]
     replicate_ranks: tuple[int, ...]
     unit: int = NONE
@@ -140,10 +140,10 @@ class BucketPlan:
         """All that decides what its bucket holds, and how it is reduced and updated."""
         return self.key, self.elements, self.unit == NONE, self.shapes
 
-    def at(self, stage: int) -> BucketPlan:
-        """The plan of the same parameters on another pipeline rank; unchanged if several stages share them."""
+    def at(self, pp_rank: int) -> BucketPlan:
+        """The plan of the same parameters on another pipeline rank; unchanged if several share them."""
         several = len(self.key.owning_pp_ranks) > 1
-        return self if several else replace(self, key=self.key._replace(owning_pp_ranks=(stage,)))
+        return self if several else replace(self, key=self.key._replace(owning_pp_ranks=(pp_rank,)))
 
 
 def _shapes(key: BucketKey, params: Iterable[Param]) -> tuple[object, ...]:
@@ -155,7 +155,7 @@ def bucket_plans(rules: BucketRules, units: Sequence[FsdpUnit]) -> Iterator[Buck
     finishes them.
 
     From ZeRO 2 on, a sharded bucket belongs to one unit. Under ZeRO 3 a unit is not split, however large. Parameters
-    on several pipeline ranks come last, in the order of their names: all their stages must plan them alike and reduce
+    on several pipeline ranks come last, in the order of their names: all these ranks must plan them alike and reduce
     them in the same order, whatever else they hold.
     """
     whole, packed = list[Param](), dict[FsdpUnit, tuple[list[BucketPlan], list[Param]]]()

@@ -33,7 +33,7 @@ OPTIONS: Mapping[str, Option] = {
     "--headroom": Option(Number(float, 0, 0.99), "not a share", f"--headroom {HEADROOM}"),
     "--tokens": Option(Number(int, 1, 2**63), "not a number of tokens", "--tokens 15T"),
     "--usd-per-gpu-hour": Option(Number(float, 0, 1e6), "not a price", "--usd-per-gpu-hour 2.5"),
-    "--trace-stage": Option(Number(int, 0, 2**20), "stages count from 0", "--trace-stage 0"),
+    "--trace-pp-rank": Option(Number(int, 0, 2**20), "pipeline ranks count from 0", "--trace-pp-rank 0"),
 }
 # Those that a run file has too are bounded as there: key, what an error says, example.
 _OF_RUN_FILES: Mapping[str, tuple[str, str, str]] = {

@@ -17,17 +17,17 @@ from penteract.units import Bytes, Flops, gib
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Memory and FLOPs of one optimizer step. `stages[i]` is the price of pipeline rank i.
+    """Memory and FLOPs of one optimizer step. `by_pp_rank[i]` is the price of pipeline rank i.
 
     All of it is exact, except for what routing decides. That is modelled: every expert gets the same share.
 
     memory_gib  by kind, of the fullest rank: parameters, gradients, optimizer, data, activations, workspace
-    flops       matrix products of forward and backward on all ranks; those of the update are in a stage's `flops`
+    flops       matrix products of forward and backward on all ranks; those of the update are in each price's `flops`
     fits        whether tensors leave the headroom free; None if the cluster's memory is not known
     """
 
     layout: Layout
-    stages: tuple[Price, ...] = field(repr=False)
+    by_pp_rank: tuple[Price, ...] = field(repr=False)
     memory_gib: dict[str, float]
     allocated: Bytes
     flops: Flops
@@ -58,16 +58,16 @@ def estimate(
     check_legal(model, layout, sequence_length)
     mesh = Mesh(layout)
     ranks = mesh.group("pp", 0)
-    stages = tuple(price(compile_step(model, layout, sequence_length, rank=r, precision=precision)) for r in ranks)
-    fullest = max(stages, key=lambda s: s.allocated)
+    by_pp_rank = tuple(price(compile_step(model, layout, sequence_length, rank=r, precision=precision)) for r in ranks)
+    fullest = max(by_pp_rank, key=lambda s: s.allocated)
     memory = {kind: gib(size) for kind, size in fullest.resident.items()}
     memory |= {"activations": gib(fullest.arena + fullest.routed), "workspace": gib(fullest.workspace)}
     return Estimate(
         layout=layout,
-        stages=stages,
+        by_pp_rank=by_pp_rank,
         memory_gib=memory,
         allocated=fullest.allocated,
-        flops=sum(s.total_flops - s.flops["update"] for s in stages) * mesh.size("stage"),
+        flops=sum(s.total_flops - s.flops["update"] for s in by_pp_rank) * mesh.size("dp_cp_tp"),
         tokens=layout.global_batch_size * sequence_length,
         fits=_fits(layout, fullest, cluster, headroom),
     )

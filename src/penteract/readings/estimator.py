@@ -29,14 +29,14 @@ class LayoutEstimate:
 
     memory    parameters, gradients, optimizer, activations (kept and temporary), other (input data, the workspace of
               kernels, the ring buffers of ZeRO 2 and 3)
-    by_stage  the sum of all kinds, for each pipeline rank
+    by_pp_rank  the sum of all kinds, for each pipeline rank
     host      bytes in host memory, of the rank that keeps most there
     """
 
     layout: Layout
     memory: Mapping[str, Bytes]
     allocated: Bytes
-    by_stage: tuple[Bytes, ...]
+    by_pp_rank: tuple[Bytes, ...]
     at_least: Seconds
     host: Bytes = 0
     precision: Policy = RECIPES["bf16"]
@@ -93,7 +93,7 @@ class Estimator:
         """Memory of a legal layout, and a lower bound of its step time."""
         memory = self.memory.of(layout)
         return LayoutEstimate(
-            layout, memory.kinds, memory.allocated, memory.by_stage, self.bounds.of(layout), memory.host,
+            layout, memory.kinds, memory.allocated, memory.by_pp_rank, self.bounds.of(layout), memory.host,
             self.composer.policy,
         )  # fmt: skip
 

@@ -20,13 +20,13 @@ class RankMemory(NamedTuple):
     host."""
 
     kinds: Mapping[str, Bytes]
-    by_stage: tuple[Bytes, ...]
+    by_pp_rank: tuple[Bytes, ...]
     host: Bytes
 
     @property
     def allocated(self) -> Bytes:
         """Bytes that the fullest pipeline rank allocates."""
-        return max(self.by_stage)
+        return max(self.by_pp_rank)
 
 
 class Least(NamedTuple):
@@ -74,12 +74,12 @@ class MemoryReading:
             s.resident + data + max(workspace, s.largest)
             for s, data, workspace in zip(states, rest.data, rest.workspace, strict=True)
         ]
-        by_stage = tuple([a + fixed[g] for a, g in zip(rest.activations, assignment.group, strict=True)])
-        r = max(range(layout.pp), key=by_stage.__getitem__)
+        by_pp_rank = tuple([a + fixed[g] for a, g in zip(rest.activations, assignment.group, strict=True)])
+        r = max(range(layout.pp), key=by_pp_rank.__getitem__)
         g = assignment.group[r]
         other = rest.data[g] + max(rest.workspace[g], states[g].largest) + states[g].ring_buffer
         kinds = {**states[g].held, "activations": rest.activations[r], "other": other}
-        return RankMemory(kinds, by_stage, max([n + s.host for n, s in zip(rest.host, states, strict=True)]))
+        return RankMemory(kinds, by_pp_rank, max([n + s.host for n, s in zip(rest.host, states, strict=True)]))
 
     def least(self, layout: Layout) -> Least:
         """The lower bound. Layouts that differ only in the micro-batch size have the same."""

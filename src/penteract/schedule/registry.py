@@ -56,10 +56,10 @@ def breach(name: ScheduleName, pp: int, vpp: int, num_micro_batches: int) -> tup
 def _mended(name: ScheduleName, pp: int, vpp: int, num_micro_batches: int) -> str:
     """The nearest sizes for which the schedule exists; only those that must change."""
     s = schedule_of(name)
-    stages = int(min(max(pp, s.min_pp), s.max_pp))
-    chunks = int(min(max(vpp, s.min_vpp), s.max_vpp)) if stages > 1 else 1
-    whole = max(1, -(-num_micro_batches // s.round(stages))) * s.round(stages)
-    sizes = (("pp", pp, stages), ("vpp", vpp, chunks), ("gradient_accumulation_steps", num_micro_batches, whole))
+    ranks = int(min(max(pp, s.min_pp), s.max_pp))
+    chunks = int(min(max(vpp, s.min_vpp), s.max_vpp)) if ranks > 1 else 1
+    whole = max(1, -(-num_micro_batches // s.round(ranks))) * s.round(ranks)
+    sizes = (("pp", pp, ranks), ("vpp", vpp, chunks), ("gradient_accumulation_steps", num_micro_batches, whole))
     return ", ".join(f"{setting} = {near}" for setting, size, near in sizes if near != size)
 
 

@@ -98,7 +98,7 @@ def at_begin(p: OutsideTape, *, targets_counted: bool) -> tuple[StepAllReduce, .
     """
     scales = sum(map(fp8_state_bytes, p.quantised_weights)) // FLOAT
     return _some(
-        StepAllReduce("scales of weights", "max", "stage", scales, FLOAT),
+        StepAllReduce("scales of weights", "max", "dp_cp_tp", scales, FLOAT),
         StepAllReduce("target tokens", "sum", "dp", 0 if targets_counted else len(means(p.model)), p.widths["index"]),
     )
 
@@ -107,8 +107,8 @@ def after_backward(p: OutsideTape) -> tuple[StepAllReduce, ...]:
     """After the last action, before the norm: counts and largest values of a stage's micro-batches."""
     experts = p.model.moe.experts if p.model.moe is not None else 0
     return _some(
-        StepAllReduce("routed counts", "sum", "stage", len(p.balanced) * experts, p.widths["index"]),
-        StepAllReduce("largest values", "max", "stage", len(p.delayed_scaling) * OF_LINEAR, FLOAT),
+        StepAllReduce("routed counts", "sum", "dp_cp_tp", len(p.balanced) * experts, p.widths["index"]),
+        StepAllReduce("largest values", "max", "dp_cp_tp", len(p.delayed_scaling) * OF_LINEAR, FLOAT),
     )
 
 

@@ -34,8 +34,8 @@ def events(
     rule = FsdpRule(buckets, depth(layout, count_units(buckets)))
     actions = _by_action(touches(buckets, instructions))
     needs, last = first_reads(buckets, actions), last_writes(actions)
-    shared = sorted(b for b in last if buckets[b].across_stages)
-    sums = {b: at for b, at in last.items() if not buckets[b].cut_gradients and not buckets[b].across_stages}
+    shared = sorted(b for b in last if buckets[b].across_pp_ranks)
+    sums = {b: at for b, at in last.items() if not buckets[b].cut_gradients and not buckets[b].across_pp_ranks}
     found = [rule.unit_reads(touched) for touched in actions.values()]
     next_reads = upcoming([[unit for _, unit in passing.reads] for passing in found])
     before, after = defaultdict[At, list[Event]](list), defaultdict[At, list[Event]](list)

@@ -162,7 +162,7 @@ class FsdpRule:
         return around.before, around.after, FsdpState(there, gathering, last_read, leaving, replicating)
 
     def end(self, left: FsdpState, shared: Sequence[int], written: Callable[[int], At]) -> list[Event]:
-        """After the last action: reductions of buckets shared between stages, and waits for reductions in flight.
+        """After the last action: reductions of buckets that pipeline ranks share, and waits for reductions in flight.
 
         written  bucket -> its last write
         """

@@ -24,7 +24,7 @@ ALONG_FEATURES: tuple[Fp8Scaling, ...] = ("rowwise", "blockwise")  # a token's s
 # The ranks whose largest absolute value decides a scale: results depend on the micro-batch, but not on the layout.
 GROUPS: Mapping[Fp8Scaling, str] = {
     "tensorwise": "the ranks that hold one micro-batch (cp and tp)",
-    "delayed": "all ranks of a pipeline stage, over the last steps; in the first step, each rank's own",
+    "delayed": "all ranks of one pipeline rank, over the last steps; in the first step, each rank's own",
     "rowwise": "the ranks that share a row",
     "blockwise": "one rank, which holds the whole block",
 }

@@ -131,7 +131,7 @@ def axes(p: Program) -> Iterator[str]:
     if moe is not None or fp8 is not None:
         yield "sequence"
     if (moe is not None and moe.balance == "bias") or (fp8 is not None and (fp8.kind == "delayed" or fp8.gather)):
-        yield "stage"
+        yield "dp_cp_tp"
 
 
 def _groups(world: int, of: Callable[[int], Ranks]) -> tuple[Ranks, ...]:

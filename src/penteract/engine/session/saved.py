@@ -121,7 +121,7 @@ def _slices(p: Program, state: TrainingState, widened: Widened) -> Iterator[Slic
 
 def small_slices(p: Program, state: TrainingState) -> Iterator[Slice]:
     """What is not in buckets: it may change at any point of a step."""
-    first = p.mesh.group("stage", p.rank)[0] == p.rank
+    first = p.mesh.group("dp_cp_tp", p.rank)[0] == p.rank
     if state.scaling is not None:
         values = state.scaling.values
         yield Slice("loss_scale", tuple(values.shape), (0,), values, p.rank == 0)

@@ -33,7 +33,7 @@ from penteract.explore.search_schema import SearchProgress
 from penteract.model.count import parameters
 from penteract.planner.plan import case_of, estimator, plan_one
 from penteract.planner.report.as_json import as_dict
-from penteract.planner.report.memory_by_line import fullest_stage, memory_by_line
+from penteract.planner.report.memory_by_line import fullest_pp_rank, memory_by_line
 from penteract.planner.report.models_table import catalogue_rows
 from penteract.planner.report.runfile import run_file
 from penteract.planner.search.best import Timed
@@ -181,7 +181,7 @@ def _memory(asked: Asked, stage: int | None) -> MemoryAnswer:
     }  # fmt: skip
     if plan:
         timed = plan.best
-        at, most = _stage(stage, timed), fullest_stage(timed)
+        at, most = _stage(stage, timed), fullest_pp_rank(timed)
         rows = memory_by_line(plan, timed, most)
         found["plan"] = as_dict(plan) | {"terms": rows.as_dict()}  # as `--why 1 --json` prints it
         found["figures"] = figures(plan, timed, at, rows if at == most else memory_by_line(plan, timed, at))
@@ -190,7 +190,7 @@ def _memory(asked: Asked, stage: int | None) -> MemoryAnswer:
 
 def _stage(stage: int | None, timed: Timed) -> int:
     """The pipeline rank asked for, if the layout has it; else the fullest."""
-    return stage if stage is not None and 0 <= stage < timed.layout.pp else fullest_stage(timed)
+    return stage if stage is not None and 0 <= stage < timed.layout.pp else fullest_pp_rank(timed)
 
 
 def _broken(asked: Asked, error: BadInput) -> list[BrokenRule]:

@@ -59,6 +59,6 @@ def of_other_stream(e: Event) -> int | None:
         return None
     if what == "copy":
         return NUMBER["copy"]
-    if " stage " in e.stream:
+    if " pp rank " in e.stream:
         return NUMBER["message"]
     return NUMBER["gather" if "all_gather" in e.name else "collective"]

@@ -41,7 +41,8 @@ class LaneParts:
         if e.stream != "compute":
             if (kind := of_other_stream(e)) is not None:
                 what = " of ".join(text for text in (shown_name(e)[0], e.unit) if text)
-                self.others.append((kind, e.start, e.end, what if " stage " not in e.stream else f"{what}, {e.stream}"))
+                about = f"{what}, {e.stream}" if " pp rank " in e.stream else what
+                self.others.append((kind, e.start, e.end, about))
             return
         kind, last = of_compute(e), self.computed[-1] if self.computed else None
         if last and (last.kind, last.action, last.end) == (kind, e.action, e.start):

@@ -15,7 +15,7 @@ from penteract.ops.expression import LEGEND
 from penteract.planner.plan import Plan
 from penteract.planner.report.as_json import MEMORY, utilisation
 from penteract.planner.report.as_text import headline
-from penteract.planner.report.memory_by_line import fullest_stage
+from penteract.planner.report.memory_by_line import fullest_pp_rank
 from penteract.planner.search.best import Timed
 from penteract.readings.composed import RankPrice
 from penteract.readings.explain.terms import PART_OF, Term, Why
@@ -33,8 +33,8 @@ def figures(plan: Plan, timed: Timed, at: int, rows: Why) -> Figures:
     """The figures of a priced layout, with the `rows` of the rank at pipeline coordinate `at`."""
     ask, estimate = plan.ask, timed.estimate
     prices = [_price(plan, timed, s) for s in range(timed.layout.pp)]
-    axis, drawn = bytes_axis(max(estimate.by_stage), int(ask.cluster.memory_gib * GIB))
-    total = estimate.by_stage[at]
+    axis, drawn = bytes_axis(max(estimate.by_pp_rank), int(ask.cluster.memory_gib * GIB))
+    total = estimate.by_pp_rank[at]
     shown = [row for row in rows.rows if row.kind not in ("flops", "wires", "host")]
     used = {name for row in shown for name in row.names}
     return {
@@ -134,7 +134,7 @@ def _facts(plan: Plan, timed: Timed, rows: Why) -> list[Fact]:
 
 def rank_label(timed: Timed, stage: int) -> str:
     """What the ranks at a pipeline coordinate are called."""
-    lay, fullest = timed.layout, fullest_stage(timed)
+    lay, fullest = timed.layout, fullest_pp_rank(timed)
     if lay.pp == 1:
         return "every rank" if lay.world > 1 else "the rank"
     return f"pipeline rank {stage}" + " (the fullest)" * (stage == fullest)

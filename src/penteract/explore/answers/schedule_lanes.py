@@ -42,7 +42,7 @@ def schedule_lanes(page: Question, plan: Plan, timed: Timed, at: int) -> Schedul
     ranks = [LaneParts() for _ in range(lay.pp)]
 
     def emit(e: Event) -> None:
-        ranks[e.stage].event(e)
+        ranks[e.pp_rank].event(e)
 
     span = emit_events(prices.steps, short, emit)
     lanes = [_lane(plan, timed, short, span, stage, parts) for stage, parts in enumerate(ranks)]

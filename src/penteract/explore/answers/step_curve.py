@@ -32,7 +32,7 @@ class _Moments:
     found: list[tuple[int, Bytes, Bytes, str]] = field(default_factory=list[tuple[int, Bytes, Bytes, str]])
 
     def event(self, e: Event) -> None:
-        if e.stage != self.stage or e.stream != "compute" or (around := self.counter.around(e)) is None:
+        if e.pp_rank != self.stage or e.stream != "compute" or (around := self.counter.around(e)) is None:
             return
         during, after = around
         what = " · ".join(text for text in (e.name, e.unit, e.action) if text)

@@ -66,7 +66,7 @@ def measured_by_name(recording: Recording) -> dict[str, _Measured]:
     return found
 
 
-def slowest_of_stage(ranks: Sequence[MeasuredRank], stage: int) -> MeasuredRank:
+def slowest_of_pp_rank(ranks: Sequence[MeasuredRank], stage: int) -> MeasuredRank:
     """The rank of a stage with the most work of its own: others wait for it."""
     return max((r for r in ranks if r.recording.stage == stage), key=lambda r: (r.work, -r.recording.rank))
 
@@ -82,7 +82,7 @@ def _of_stage(
 ) -> Iterator[OpRow]:
     by_rank = {r.recording.rank: (measured_by_name(r.recording), len(r.recording.steps)) for r in ranks
                if r.recording.stage == stage}  # fmt: skip
-    chosen = slowest_of_stage(ranks, stage).recording.rank
+    chosen = slowest_of_pp_rank(ranks, stage).recording.rank
     found, count = by_rank[chosen]
     planned = {name: op for (at, name), op in predicted.ops.items() if at == stage}
     ops = _as_measured(planned, found)

@@ -78,7 +78,7 @@ def planned_work(steps: StepClock, layout: Layout, rates: type[Rates]) -> Work:
 
     def add(e: Event) -> None:
         if e.stream == "compute" and kind(e) != "wait":
-            found[e.stage, e.name] += e.end - e.start
+            found[e.pp_rank, e.name] += e.end - e.start
 
     counting = with_rates(steps, rates)
     emit_events(replace(counting, rates=replace(counting.rates, contention=1.0)), layout, add)

@@ -94,9 +94,9 @@ def predict(run: RunSpec, cluster: Cluster) -> Prediction:
     timed = Timed(estimate := prices.estimate(layout), prices.time(estimate))
     events, ops = list[Event](), dict[tuple[int, str], PredictedOp]()
     span = emit_events(prices.steps, layout, events.append)
-    for e in sorted(events, key=lambda e: (e.stage, e.start, e.end)):
+    for e in sorted(events, key=lambda e: (e.pp_rank, e.start, e.end)):
         if e.stream != "host":
-            op = ops.setdefault((e.stage, e.name), PredictedOp(e.stream))
+            op = ops.setdefault((e.pp_rank, e.name), PredictedOp(e.stream))
             if op.stream == "compute" != e.stream:  # a collective under the name of its wait: its own time counts
                 op.stream, op.calls, op.picoseconds = e.stream, 0, 0
             if op.stream == e.stream:

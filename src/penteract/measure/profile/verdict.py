@@ -7,7 +7,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 from penteract.measure.profile.attribution import GAPS, OWN
-from penteract.measure.profile.op_rows import MeasuredRank, slowest_of_stage
+from penteract.measure.profile.op_rows import MeasuredRank, slowest_of_pp_rank
 from penteract.measure.profile.prediction import Prediction
 from penteract.measure.schemas.profile import StepTimes, WaterfallRow
 from penteract.planner.report.waterfall import STEPS
@@ -42,7 +42,7 @@ class StepVerdict(NamedTuple):
 
 def verdict(predicted: Prediction, ranks: Sequence[MeasuredRank], times: StepTimes) -> StepVerdict:
     """The waterfall of the stage that is predicted to end last, on the slowest of its ranks."""
-    chosen = slowest_of_stage(ranks, predicted.slowest)
+    chosen = slowest_of_pp_rank(ranks, predicted.slowest)
     peers = [r for r in ranks if r.recording.stage == predicted.slowest]
     changes = _beyond(predicted, chosen, peers, times["measured"])
     rows, whole = list[WaterfallRow](), times["measured"]

@@ -93,7 +93,7 @@ def entry(plan: Plan, timed: Timed) -> dict[str, Any]:
     return {
         **_layout(timed.layout, timed.estimate.precision),
         "memory": memory(timed.estimate.memory, timed.estimate.allocated)
-        | {"by_stage_gib": [gib(size) for size in timed.estimate.by_stage]},
+        | {"by_pp_rank_gib": [gib(size) for size in timed.estimate.by_pp_rank]},
         "time": {"step_s": timed.time.seconds, "at_least_s": timed.estimate.at_least}
         | {f"{part}_s": seconds for part, seconds in timed.time.parts.items()},
         "tokens_per_s_per_gpu": plan.rate(timed),

@@ -113,10 +113,10 @@ def _row(plan: Plan, number: int, timed: Timed) -> tuple[str, ...]:
 def details(plan: Plan, timed: Timed) -> str:
     """Memory and time of one layout, by kind."""
     kinds = {kind: timed.estimate.memory.get(kind, 0) for kind in MEMORY}
-    stages = ""
-    if len(set(timed.estimate.by_stage)) > 1:
-        each = ", ".join(map(show_bytes, timed.estimate.by_stage))
-        stages = f"\n  by pipeline rank: {each}"
+    ranks = ""
+    if len(set(timed.estimate.by_pp_rank)) > 1:
+        each = ", ".join(map(show_bytes, timed.estimate.by_pp_rank))
+        ranks = f"\n  by pipeline rank: {each}"
     precision = f" in {timed.estimate.precision.name}" if plan.ask.also else ""
     used = utilisation(plan, timed)
     parts = sorted(timed.time.parts.items(), key=lambda item: -item[1])
@@ -127,7 +127,7 @@ def details(plan: Plan, timed: Timed) -> str:
     return "\n".join(
         [
             f"Memory of {plan.ask.text(timed.layout)}{precision}: {show_bytes(timed.estimate.allocated)}",
-            _bars(kinds, show_bytes) + stages,
+            _bars(kinds, show_bytes) + ranks,
             *_edited(timed),
             f"Step: {show_step(timed.time.seconds)}; limited by {timed.time.limited_by}",
             _bars({PART_NAMES[part]: seconds for part, seconds in parts}, show_step) + rates,

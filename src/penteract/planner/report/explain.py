@@ -117,7 +117,8 @@ def _batch(plan: Plan, chosen: Timed) -> str:
     text = f"Reach the batch: {ask.global_batch_size} sequences a step = {product}"
     bubble = chosen.time.parts.get("pipeline", 0.0) / chosen.time.seconds
     if lay.pp > 1:
-        text += f"; {lay.gradient_accumulation_steps} micro-batches keep {lay.pp} stages busy but for {bubble:.1%}"
+        busy = f"keep {lay.pp} pipeline ranks busy but for {bubble:.1%}"
+        text += f"; {lay.gradient_accumulation_steps} micro-batches {busy}"
     return text + "."
 
 

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from penteract.readings.explain.terms import Why
 
 
-def fullest_stage(timed: Timed) -> int:
+def fullest_pp_rank(timed: Timed) -> int:
     """The pipeline coordinate of the rank with the most memory; the first of equal ones."""
-    by_stage = timed.estimate.by_stage
-    return max(range(len(by_stage)), key=by_stage.__getitem__)
+    by_pp_rank = timed.estimate.by_pp_rank
+    return max(range(len(by_pp_rank)), key=by_pp_rank.__getitem__)
 
 
-def memory_by_line(plan: Plan, timed: Timed, stage: int | None = None) -> Why:
-    """All that the rank at pipeline coordinate `stage` allocates, computes and sends; by default the fullest."""
+def memory_by_line(plan: Plan, timed: Timed, pp_rank: int | None = None) -> Why:
+    """All that the rank at pipeline coordinate `pp_rank` allocates, computes and sends; by default the fullest."""
     from penteract.readings.explain.why import why  # imported here: most plans do without it
 
     ask, lay, estimate = plan.ask, timed.layout, timed.estimate
-    at = fullest_stage(timed) if stage is None else stage
+    at = fullest_pp_rank(timed) if pp_rank is None else pp_rank
     priced = plan.search.estimators[estimate.precision].composer.rank(lay, at)
     rank = Mesh(lay).group("pp", 0)[at]
     rows = why(ask.model, lay, ask.sequence_length, estimate.precision, rank, optimizer_kinds=ask.optimizer_kinds)

@@ -26,30 +26,30 @@ def check_file(path: Path, where: str = "--trace") -> None:
         raise BadInput("FILE", "cannot be written", where=where, found=path, fix=_FOLDER)
 
 
-def check_stage(found: Plan, timed: Timed, stage: int | None) -> None:
-    """Refuse a layout that does not fit, or a stage that it does not have."""
+def check_pp_rank(found: Plan, timed: Timed, pp_rank: int | None) -> None:
+    """Refuse a layout that does not fit, or a pipeline rank that it does not have."""
     if not found.fits(timed.estimate):
         raise BadInput("MEMORY", "no trace of what does not fit", where="--trace",
                        found=f"{gib(timed.estimate.allocated):.1f} GiB a GPU",
                        allowed=f"{gib(found.ask.usable):.1f} GiB",
                        fix="another layout, or more GPUs")  # fmt: skip
     pp = timed.layout.pp
-    if stage is not None and not 0 <= stage < pp:
+    if pp_rank is not None and not 0 <= pp_rank < pp:
         allowed = f"0 to {pp - 1}" if pp > 1 else "0"
-        raise BadInput("VALUE", f"no such stage of {pp}", where="--trace-stage", found=stage, allowed=allowed,
-                       fix=f"--trace-stage {pp - 1}")  # fmt: skip
+        raise BadInput("VALUE", f"no such pipeline rank of {pp}", where="--trace-pp-rank", found=pp_rank,
+                       allowed=allowed, fix=f"--trace-pp-rank {pp - 1}")  # fmt: skip
 
 
-def trace(found: Plan, path: str | Path, *, number: int = 1, stage: int | None = None) -> None:
-    """Write the step of the `number`-th best layout of a plan as a Chrome trace: of all stages, or of one.
+def trace(found: Plan, path: str | Path, *, number: int = 1, pp_rank: int | None = None) -> None:
+    """Write the step of the `number`-th best layout of a plan as a Chrome trace: of all pipeline ranks, or of one.
 
     ui.perfetto.dev and chrome://tracing open it. Raises BadInput if the file exists or cannot be written, if nothing
-    fits, or if there is no such stage; nothing is written then.
+    fits, or if there is no such pipeline rank; nothing is written then.
     """
     path, timed = Path(path), found.number(number)
     check_file(path)
-    check_stage(found, timed, stage)
-    stages = range(timed.layout.pp) if stage is None else (stage,)
+    check_pp_rank(found, timed, pp_rank)
+    pp_ranks = range(timed.layout.pp) if pp_rank is None else (pp_rank,)
     steps = found.search.estimators[timed.estimate.precision].steps
     try:
         file = path.open("x", encoding="utf-8")
@@ -59,7 +59,7 @@ def trace(found: Plan, path: str | Path, *, number: int = 1, stage: int | None =
         raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"--trace {path}") from None
     try:
         with file:
-            write_trace(steps, timed.layout, file.write, stages)
+            write_trace(steps, timed.layout, file.write, pp_ranks)
     except OSError as error:
         path.unlink(missing_ok=True)
         raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"--trace {path}") from None

@@ -13,7 +13,7 @@ _PS = 10**12
 STEPS: Mapping[str, tuple[str, str]] = {
     "ideal": ("Ideal", "The products that training needs, with half of attention's, at the GPU's dense peak."),
     "compute": ("Matmuls below peak", "Matrix products beyond their ideal: the rates of their shapes, recomputation, "
-                "and what the slowest stage has more than others."),
+                "and what the slowest pipeline rank has more than others."),
     "attention": ("Attention below peak", "Attention beyond its ideal: the rate of its kernel, and recomputation."),
     "pointwise": ("Memory-bound ops", "Norms, activations, additions: they wait for the GPU's memory."),
     "launch": ("Launches", "Kernels that end before the host has launched the next."),
@@ -21,7 +21,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "context": ("Exposed: context", "Exchange of keys and values that no compute hides."),
     "expert": ("Exposed: expert", "All-to-alls of expert parallelism that no compute hides."),
     "data": ("Exposed: data", "Gathers and reductions of data parallelism (ZeRO) that no compute hides."),
-    "pipeline": ("Bubble", "Waits for other stages, and for their messages."),
+    "pipeline": ("Bubble", "Waits for other pipeline ranks, and for their messages."),
     "update": ("Optimizer", "The update of parameters at the end of the step."),
     "host": ("Host", "Copies to and from the host's memory that no compute hides."),
 }  # fmt: skip

@@ -17,7 +17,7 @@ def count_bucket_plans(rules: BucketRules, runs: Sequence[tuple[FsdpUnit, Sequen
     `runs`: (unit, the plans that are its own, how many equal units are in a row)
     """
     counts, fills, begin = _Counts(), dict[BucketKey, _Fills](), 0
-    late = list[tuple[str, int, Param]]()  # parameters of several stages come last, in the order of their names
+    late = list[tuple[str, int, Param]]()  # parameters of several pipeline ranks come last, in the order of their names
     for unit, alone, n in reversed(runs):
         for i, plan in enumerate(alone, begin):
             counts.add((0, "", i), plan, n)

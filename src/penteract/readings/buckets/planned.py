@@ -187,61 +187,61 @@ class BucketPlanner:
         return self.interned[key]
 
     @tracked
-    def counted(self, layout: Layout, runs: Runs, stage: int) -> Counted:
-        """The bucket plans of a rank with these units, in a pipeline stage."""
+    def counted(self, layout: Layout, runs: Runs, pp_rank: int) -> Counted:
+        """The bucket plans of a rank with these units, on a pipeline rank."""
         if not self.shares(runs):
-            stage = 0  # every stage has the same plans
-        rules = self._rules(layout, [run.unit for run in runs.units], stage)
-        own = {unit: self._unit_plans(layout, unit, stage) for unit in dict.fromkeys(run.unit for run in runs.units)}
+            pp_rank = 0  # every pipeline rank has the same plans
+        rules = self._rules(layout, [run.unit for run in runs.units], pp_rank)
+        own = {unit: self._unit_plans(layout, unit, pp_rank) for unit in dict.fromkeys(run.unit for run in runs.units)}
         found = count_bucket_plans(rules, [(run.unit, own[run.unit], run.number) for run in runs.units])
         return tuple([(self.interned.setdefault((*plan.kind, plan.key.owning_pp_ranks), plan), n) for plan, n in found])
 
     @tracked
-    def _unit_plans(self, layout: Layout, unit: FsdpUnit, stage: int) -> list[BucketPlan]:
+    def _unit_plans(self, layout: Layout, unit: FsdpUnit, pp_rank: int) -> list[BucketPlan]:
         """The bucket plans with parameters of this unit only."""
-        return list(self._rules(layout, [unit], stage).of_unit(unit, 0)) if layout.cuts_units else []
+        return list(self._rules(layout, [unit], pp_rank).of_unit(unit, 0)) if layout.cuts_units else []
 
     @tracked
-    def bucket(self, layout: Layout, plan: BucketPlan, stage: int) -> Bucket:
-        """The bucket of a plan on the first rank of a stage."""
+    def bucket(self, layout: Layout, plan: BucketPlan, pp_rank: int) -> Bucket:
+        """The bucket of a plan on the first of the ranks with this pipeline coordinate."""
         mesh = Mesh(layout)
-        return bucket_of(plan.at(stage), mesh, first_rank(mesh, stage))
+        return bucket_of(plan.at(pp_rank), mesh, first_rank(mesh, pp_rank))
 
     @tracked
-    def _part(self, layout: Layout, plan: BucketPlan, stage: int) -> _Part:
-        b, p = self.bucket(layout, plan, stage), self.policy
+    def _part(self, layout: Layout, plan: BucketPlan, pp_rank: int) -> _Part:
+        b, p = self.bucket(layout, plan, pp_rank), self.policy
         return _Part(b, bucket_bytes((b,), p), bucket_workspace(b, p, layout.elementwise), host_optimizer_bytes(b, p))
 
-    def unit_buckets(self, layout: Layout, runs: Runs, stage: int) -> list[list[Bucket]]:
+    def unit_buckets(self, layout: Layout, runs: Runs, pp_rank: int) -> list[list[Bucket]]:
         """The buckets with parameters of one unit only, for each run of equal units."""
-        at = stage if self.shares(runs) else 0
+        at = pp_rank if self.shares(runs) else 0
         made = {unit: self.buckets_of(layout, unit, at) for unit in dict.fromkeys(run.unit for run in runs.units)}
         return [made[run.unit] for run in runs.units]
 
     @tracked
-    def buckets_of(self, layout: Layout, unit: FsdpUnit, stage: int) -> list[Bucket]:
+    def buckets_of(self, layout: Layout, unit: FsdpUnit, pp_rank: int) -> list[Bucket]:
         """The buckets with parameters of this unit only."""
-        return [self.bucket(layout, plan, stage) for plan in self._unit_plans(layout, unit, stage)]
+        return [self.bucket(layout, plan, pp_rank) for plan in self._unit_plans(layout, unit, pp_rank)]
 
     @tracked
-    def state(self, layout: Layout, runs: Runs, stage: int) -> BucketMemory:
-        """Bucket memory of a rank with these units. It depends on the stage only if other stages share parameters."""
-        parts = [(self._part(layout, plan, stage), n) for plan, n in self.counted(layout, runs, stage)]
+    def state(self, layout: Layout, runs: Runs, pp_rank: int) -> BucketMemory:
+        """Bucket memory of a rank with these units. It depends on the pipeline rank only if others share parameters."""
+        parts = [(self._part(layout, plan, pp_rank), n) for plan, n in self.counted(layout, runs, pp_rank)]
         kinds = rank_bucket_bytes(
             [(part.bucket, n) for part, n in parts], self.policy, [part.held for part, _ in parts]
         )
-        ring_buffer = sum(ring_buffer_bytes(*self.ring_buffers(layout, runs, stage)).values())
+        ring_buffer = sum(ring_buffer_bytes(*self.ring_buffers(layout, runs, pp_rank)).values())
         resident, largest = sum(kinds.values()) + ring_buffer, max([part.largest for part, _ in parts])
         return BucketMemory(kinds, ring_buffer, resident, largest, sum([n * part.host for part, n in parts]))
 
-    def ring_buffers(self, layout: Layout, runs: Runs, stage: int) -> tuple[Bytes, Bytes]:
+    def ring_buffers(self, layout: Layout, runs: Runs, pp_rank: int) -> tuple[Bytes, Bytes]:
         """Bytes of a rank's ring buffers: of gathered parameters, and of gradients in one action."""
         if not layout.cuts_units:
             return 0, 0
         n, widths = depth(layout, sum([run.number for run in runs.units])), self.policy.widths
         parameters, gradients, begin = dict[int, Bytes](), dict[int, Bytes](), 0
         sizes = dict[FsdpUnit, tuple[Bytes, Bytes]]()
-        for run, own in zip(runs.units, self.unit_buckets(layout, runs, stage), strict=True):
+        for run, own in zip(runs.units, self.unit_buckets(layout, runs, pp_rank), strict=True):
             # Further units of the run reuse the same entries.
             if run.unit not in sizes:
                 sizes[run.unit] = (
@@ -254,14 +254,14 @@ class BucketPlanner:
         return sum(ring_buffer_sizes(parameters, n)), sum(ring_buffer_sizes(gradients, DEPTH))
 
     def shares(self, runs: Runs) -> bool:
-        """Whether these units have parameters that live on other stages too."""
+        """Whether these units have parameters that live on other pipeline ranks too."""
         return bool(shared(self.model)) and any(run.kind in EMBEDDING_AND_HEAD for run in runs.units)
 
-    def _rules(self, layout: Layout, units: Sequence[FsdpUnit], stage: int) -> BucketRules:
-        where = owning_pp_ranks(self.model, layout, {p.name: stage for unit in units for p in unit.params})
+    def _rules(self, layout: Layout, units: Sequence[FsdpUnit], pp_rank: int) -> BucketRules:
+        where = owning_pp_ranks(self.model, layout, {p.name: pp_rank for unit in units for p in unit.params})
         return BucketRules(where, Mesh(layout), self.policy, self.optimizer_kinds)
 
 
 def first_rank(mesh: Mesh, pp_rank: int) -> int:
-    """The first rank of a pipeline stage."""
+    """The first of the ranks with this pipeline coordinate."""
     return mesh.ranks((pp_rank,), (0,), (0,))[0]

@@ -211,7 +211,7 @@ def _bucket(
 ) -> Bucket:
     """A bucket of one parameter, reduced last. The number of ranks that hold it is symbolic, too."""
     members, size = reduce_ranks(q.cut(mesh), where[q.name], mesh, rank), q.numel(cut)
-    count = cut.size("stage") // prod(s.num_shards(cut) for s in q.shards) * len(where[q.name])
+    count = cut.size("dp_cp_tp") // prod(s.num_shards(cut) for s in q.shards) * len(where[q.name])
     assert count == len(members), q.name
     lay, copies = mesh.layout, 1
     shard_ranks, replicate_ranks = shard_groups(members, lay, rank)
@@ -221,7 +221,7 @@ def _bucket(
     shards = count // copies if lay.zero and len(shard_ranks) > 1 else 1
     cuts = lay.zero >= 2 and q.name not in both and len(where[q.name]) == 1 and shards > 1
     return Bucket(
-        (q,), (0,), size, members, q.decay, across_stages=True, shard_ranks=shard_ranks,
+        (q,), (0,), size, members, q.decay, across_pp_ranks=True, shard_ranks=shard_ranks,
         replicate_ranks=replicate_ranks, shards=shards,
         cut_gradients=cuts and not lay.reduce_scatter_once, cut_parameters=cuts and lay.zero == 3,
         optimizer_kind=optimizer_kind, offloaded=lay.offload_optimizer and not optimizer_kind.by_matrix,

@@ -135,7 +135,7 @@ class _Solver:
                 _through(stage) - sum(none.kept[k] for _, k in chunk)
                 for stage, chunk in zip(composer.stages(lay, r), chunks, strict=True)
             )
-            fixed = plain.by_stage[r] - own.arena - own.routed
+            fixed = plain.by_pp_rank[r] - own.arena - own.routed
             places = {
                 k: [at for chunk in chunks for at, kind in chunk if kind == k] for chunk in chunks for _, k in chunk
             }

@@ -176,7 +176,7 @@ class Bounds:
 
     def _once_of(self, layout: Layout, groups: StageGroups) -> list[Once]:
         """Bucket events of each pipeline rank."""
-        out, unlike = [_NOTHING] * layout.pp, not self.steps.stages_aligned_to_nodes(layout)
+        out, unlike = [_NOTHING] * layout.pp, not self.steps.pp_ranks_aligned_to_nodes(layout)
         for runs, ranks in zip(groups.joined, groups.ranks, strict=True):
             if unlike or self.steps.composer.bucket_planner.shares(runs):
                 for r in ranks:
@@ -191,20 +191,20 @@ class Bounds:
         """Seconds of all-gathers in a step, on each stream: for one pipeline rank of each group."""
         if layout.zero < 3:
             return {}
-        stage = 0 if self.steps.stages_aligned_to_nodes(layout) else None
+        pp_rank = 0 if self.steps.pp_ranks_aligned_to_nodes(layout) else None
         return {
-            ranks[0]: self.gathers(layout, runs, ranks[0], ranks[0] if stage is None else stage)
+            ranks[0]: self.gathers(layout, runs, ranks[0], ranks[0] if pp_rank is None else pp_rank)
             for runs, ranks in zip(groups.runs, groups.ranks, strict=True)
         }
 
     @tracked
-    def _once(self, layout: Layout, runs: Runs, stage: int) -> Once:
+    def _once(self, layout: Layout, runs: Runs, pp_rank: int) -> Once:
         bucket_planner, costs = self.steps.composer.bucket_planner, self.steps.bucket_costs
         update = measure = accumulate = 0.0
         copies, last = [0.0, 0.0], defaultdict[_Ranks, Seconds](float)
         wires, once = defaultdict[_Ranks, Seconds](float), defaultdict[_Ranks, Seconds](float)
-        for plan, n in bucket_planner.counted(layout, runs, stage):
-            b = bucket_planner.bucket(layout, plan, stage)
+        for plan, n in bucket_planner.counted(layout, runs, pp_rank):
+            b = bucket_planner.bucket(layout, plan, pp_rank)
             update, measure = update + n * costs.update(b), measure + n * costs.squares(b)
             if b.offloaded:
                 for i, op_name in enumerate(OFFLOAD_OPS):
@@ -222,10 +222,10 @@ class Bounds:
         sums = max(last.values(), default=0.0)
         return Once(max(update, *copies), measure, sums, accumulate, dict(wires), dict(once))
 
-    def gathers(self, layout: Layout, runs: Runs, r: int, stage: int) -> Mapping[_Ranks, Seconds]:
+    def gathers(self, layout: Layout, runs: Runs, r: int, pp_rank: int) -> Mapping[_Ranks, Seconds]:
         """Seconds of all-gathers of a rank in a step, on each stream."""
         lay, out = layout, defaultdict[_Ranks, Seconds](float)
-        units = [self._gathered(lay, unit, kind, stage) for unit, kind in runs.kinds.items()]
+        units = [self._gathered(lay, unit, kind, pp_rank) for unit, kind in runs.kinds.items()]
         read = tuple([own.read for own in units])
         key = (runs, r, read, lay.schedule, lay.pp, lay.vpp, lay.reshard_after_step, lay.gradient_accumulation_steps)
         if (counts := self.counts.get(key)) is None:
@@ -246,11 +246,11 @@ class Bounds:
         return gathered(rank, lay.gradient_accumulation_steps)
 
     @tracked
-    def _gathered(self, layout: Layout, unit: FsdpUnit, kind: LayerType, stage: int) -> Gathered:
+    def _gathered(self, layout: Layout, unit: FsdpUnit, kind: LayerType, pp_rank: int) -> Gathered:
         """What gathering a unit takes."""
         composer, costs, wires = self.steps.composer, self.steps.bucket_costs, defaultdict[_Ranks, Seconds](float)
         read, cut = composer.layer_program(layout, kind).read_by, set[str]()
-        for b in composer.bucket_planner.buckets_of(layout, unit, stage):
+        for b in composer.bucket_planner.buckets_of(layout, unit, pp_rank):
             if b.cut_parameters:
                 cut.update([p.name for p in b.params])
                 if b.shards > 1:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from penteract.parallel.data import NONE
 from penteract.readings.time.clock import PART, WAIT, Key, Op
+from penteract.readings.time.clock_program import NEVER, At, ClockProgram, Inserted, PassKey
 from penteract.readings.time.ops import DATA
 from penteract.readings.time.rank_clock import MESSAGE, Run, Runs, Step
-from penteract.readings.time.stage import NEVER, At, Inserted, PassKey, Stage
 from penteract.schedule.actions import Compute
 from penteract.schedule.in_flight import compute_lists
 from penteract.schedule.registry import ScheduleName
@@ -122,11 +122,11 @@ class Places:
     shared: Shared
 
     @staticmethod
-    def of(stage: Stage, order: Order) -> Places:
+    def of(program: ClockProgram, order: Order) -> Places:
         """Find where buckets are first read and last written."""
         read, written, until = dict[int, tuple[PassKey, At]](), dict[int, tuple[int, PassKey, At]](), order.lasts.index
         for walk in order.firsts:
-            through, last = stage.walk(walk), until(walk)
+            through, last = program.walk(walk), until(walk)
             for b, at in through.reads.items():
                 read.setdefault(b, (walk, at))
             for b, at in through.writes.items():
@@ -139,17 +139,17 @@ class Places:
             some.sort()
         home, count = dict[int, tuple[int, int]](), defaultdict[int, int](int)
         for b, (_, walk, at) in sorted(written.items(), key=lambda item: (item[1][0], item[1][2], item[0])):
-            bucket, unit = stage.buckets[b], stage.bucket_plans[b].unit
+            bucket, unit = program.buckets[b], program.bucket_plans[b].unit
             if unit == NONE or not bucket.cut_gradients:
-                unit = stage.walk(walk).units[at[0]]
-                if not bucket.across_stages:
+                unit = program.walk(walk).units[at[0]]
+                if not bucket.across_pp_ranks:
                     sums[walk].append((at, b))
             home[b] = unit, count[unit]
             count[unit] += 1
         # Ranks that first read and last write buckets in the same places share results.
         places = tuple([(b, walk, at) for b, (_, walk, at) in written.items()])
         first_reads = tuple([(walk, tuple(some)) for walk, some in needs.items()])
-        shared = stage.derived.setdefault((places, first_reads), Shared())
+        shared = program.derived.setdefault((places, first_reads), Shared())
         return Places(dict(needs), dict(sums), written, home, shared)
 
 
@@ -159,12 +159,12 @@ def order_of(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int, 
     return Order.of([a for a in compute_lists(schedule, pp, vpp, num_micro_batches)[rank] if isinstance(a, Compute)])
 
 
-def derive(stage: Stage, order: Order) -> Derived:
+def derive(program: ClockProgram, order: Order) -> Derived:
     """Derive the step of a rank that computes these actions."""
     key = order.firsts, order.lasts
-    if (places := stage.places.get(key)) is None:
-        places = stage.places[key] = Places.of(stage, order)
-    return _Derivation(stage, order, places, places.shared).derive()
+    if (places := program.places.get(key)) is None:
+        places = program.places[key] = Places.of(program, order)
+    return _Derivation(program, order, places, places.shared).derive()
 
 
 @dataclass(slots=True)
@@ -172,17 +172,17 @@ class _Derivation:
     """The derivation for one list of actions. `summing`: buckets whose reduction is in flight, in the order in which
     these were started."""
 
-    stage: Stage
+    program: ClockProgram
     order: Order
     places: Places
     shared: Shared
     summing: dict[int, Key] = field(default_factory=dict[int, Key])
 
     def derive(self) -> Derived:
-        stage, shared, cached = self.stage, self.shared, self.shared.actions
-        rule, written = stage.rule, self.places.written
+        program, shared, cached = self.program, self.shared, self.shared.actions
+        rule, written = program.rule, self.places.written
         left, runs, before = shared.number(rule.begin()), list[int](), list[int]()
-        turns = {walk: stage.walk(walk).turns for walk in self.order.firsts}
+        turns = {walk: program.walk(walk).turns for walk in self.order.firsts}
         if any(turns.values()):
             after = upcoming([turns[spot.walk] for spot in self.order.spots])
         else:
@@ -197,7 +197,7 @@ class _Derivation:
             if sums:
                 self._note(sums)
             runs.append(action)
-        across = sorted(b for b in written if stage.buckets[b].across_stages)
+        across = sorted(b for b in written if program.buckets[b].across_pp_ranks)
         events = rule.end(shared.lefts[left], across, lambda b: written[b][::2])
         self._note(events)
         opening, closing, update = self._outside(events)
@@ -208,9 +208,9 @@ class _Derivation:
     def _action(self, circumstances: Circumstances) -> tuple[int, int, tuple[Event, ...]]:
         """One action's runs, the number of the FSDP state after it, and its events of reductions."""
         (walk, first, last), number, following = circumstances
-        stage, places, through = self.stage, self.places, self.stage.walk(walk)
+        program, places, through = self.program, self.places, self.program.walk(walk)
         due = Due(places.needs.get(walk, ()) if first else (), places.sums.get(walk, ()) if last else ())
-        before, after, left = stage.rule.action(
+        before, after, left = program.rule.action(
             self.shared.lefts[number], through.unit_reads, due, following,
             lambda b: last and places.written[b][1] == walk,
         )  # fmt: skip
@@ -223,30 +223,30 @@ class _Derivation:
                 question, b = event
                 if question == "acquire_gradient_buffer":
                     continue
-                if question == "wait_all_gather" and not stage.buckets[b].cut_parameters:
+                if question == "wait_all_gather" and not program.buckets[b].cut_parameters:
                     own.append((pos, when, self._number(("p", 0, 0, len(needs[k])))))
                     needs[k] += (b,)
                     continue
                 own.append((pos, when, self._event(question, b, unit)))
-                if stage.summed[b] and question in _REDUCTIONS:
+                if program.summed[b] and question in _REDUCTIONS:
                     sums.append(event)
         if through.arrives != NEVER:  # wait for the message after bucket events, right before it is read
             inserted[0].append((through.arrives, 0, self._number(("m", 0, 0, 0))))
-        action = stage.clock.action(repeats(self._row(walk, inserted, needs)))
+        action = program.clock.action(repeats(self._row(walk, inserted, needs)))
         return action, self.shared.number(left), tuple(sums)
 
     def _row(self, walk: PassKey, inserted: Mapping[int, Inserted], needs: Mapping[int, tuple[int, ...]]) -> list[Step]:
-        row, stage, through = list[Step](), self.stage, self.stage.walk(walk)
+        row, program, through = list[Step](), self.program, self.program.walk(walk)
         for k, unit in enumerate(through.units):
             lent, whole = through.lent.get(k, ()), k in through.whole
-            segment = stage.segment(stage.layer_types[unit], walk[0], inserted.get(k, ()), lent, whole=whole)
+            segment = program.segment(program.layer_types[unit], walk[0], inserted.get(k, ()), lent, whole=whole)
             row.append((segment, unit, needs.get(k, ())))
         return row
 
     def _event(self, question: str, b: int, unit: int) -> int:
         """The number of the ops of a bucket event in a segment of `unit`."""
-        own, number = (self.stage.gathered if question in _GATHERS else self.places.home)[b]
-        key = (question, self.stage.alike[b], own - unit, number)
+        own, number = (self.program.gathered if question in _GATHERS else self.places.home)[b]
+        key = (question, self.program.alike[b], own - unit, number)
         found = self.shared.made.get(key)
         return self._number(key, b) if found is None else found
 
@@ -254,13 +254,13 @@ class _Derivation:
         """The number of these ops; they are the same for equal buckets at the same distance in units."""
         made = self.shared.made
         if key not in made:
-            made[key] = len(self.stage.bucket_ops)
-            self.stage.bucket_ops.append(tuple(self._ops(key, b)))
+            made[key] = len(self.program.bucket_ops)
+            self.program.bucket_ops.append(tuple(self._ops(key, b)))
         return made[key]
 
     def _ops(self, key: tuple[str, int, int, int], b: int) -> Sequence[Op]:
         question, _, away, number = key
-        make, bucket = self.stage.ops, self.stage.buckets[b]
+        make, bucket = self.program.ops, self.program.buckets[b]
         match question:
             case "gather":
                 return list(make.gather(bucket, ("g", away, number)))
@@ -279,7 +279,7 @@ class _Derivation:
 
     def _note(self, events: Sequence[Event]) -> None:
         """Keep track of the reductions in flight."""
-        summing, summed, home = self.summing, self.stage.summed, self.places.home
+        summing, summed, home = self.summing, self.program.summed, self.places.home
         for question, b in events:
             summing.pop(b, None)
             if question != "wait_reduce_scatter" and summed[b]:
@@ -296,11 +296,11 @@ class _Derivation:
         return self.shared.outside[key]
 
     def _outside_of(self, events: Sequence[Event]) -> tuple[int, int, Sequence[Step]]:
-        stage, clock = self.stage, self.stage.clock
-        before = [op for event in opening(stage.outside) for op in self._outside_ops(event)]
-        after = [op for question, b in events for op in stage.bucket_ops[self._event(question, b, 0)]]
+        program, clock = self.program, self.program.clock
+        before = [op for event in opening(program.outside) for op in self._outside_ops(event)]
+        after = [op for question, b in events for op in program.bucket_ops[self._event(question, b, 0)]]
         update, summed = list[Op](), False
-        for event in closing(stage.outside, self.summing):
+        for event in closing(program.outside, self.summing):
             question = event[0]
             own = self._bucket_ops(question, event[1]) if question in _OF_BUCKETS else self._outside_ops(event)
             (update if summed else after).extend(own)
@@ -309,35 +309,35 @@ class _Derivation:
 
     def _once(self, ops: Sequence[Op]) -> Sequence[Step]:
         """These ops as one segment: simulating each bucket's on their own would take ten times as long."""
-        return [(self.stage.clock.segment(tuple(ops)), 0, ())] if ops else []
+        return [(self.program.clock.segment(tuple(ops)), 0, ())] if ops else []
 
     def _outside_ops(self, event: tuple[Any, ...]) -> Sequence[Op]:
         """The ops of an event of the walk outside of the actions, if it is of no bucket."""
         match event:
             case ("begin",):
-                return [self.stage.ops.largest(b) for b in self.stage.buckets if b.gathered_as == "fp8"]
+                return [self.program.ops.largest(b) for b in self.program.buckets if b.gathered_as == "fp8"]
             case ("all_reduce", reduction):
-                return self.stage.ops.all_reduce(reduction)
+                return self.program.ops.all_reduce(reduction)
             case ("end",):
-                return list(self.stage.ops.end())
+                return list(self.program.ops.end())
             case _:
                 return ()
 
     def _bucket_ops(self, question: str, b: int) -> Sequence[Op]:
         """The ops of an event of a bucket outside of the actions. Those of equal buckets differ only in their key."""
-        stage = self.stage
-        like = (question, stage.alike[b])
-        if (found := stage.outside_ops.get(like)) is None:
+        program = self.program
+        like = (question, program.alike[b])
+        if (found := program.outside_ops.get(like)) is None:
             found = tuple(self._made(question, b))
-            if not stage.buckets[b].offloaded:  # otherwise an update depends on those before it
-                stage.outside_ops[like] = found
+            if not program.buckets[b].offloaded:  # otherwise an update depends on those before it
+                program.outside_ops[like] = found
         if question not in _KEYED:
             return found
         key: Key = ("u", b, 0) if question == "gather" else ("r", *self.places.home[b])
         return [tuple([key if part is _NO_KEY else part for part in op]) for op in found]
 
     def _made(self, question: str, b: int) -> Iterable[Op]:
-        make, bucket = self.stage.ops, self.stage.buckets[b]
+        make, bucket = self.program.ops, self.program.buckets[b]
         match question:
             case "widen":
                 return make.widen(bucket, _NO_KEY)

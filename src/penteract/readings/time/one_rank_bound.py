@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penteract.readings.time.clock import LONG
+from penteract.readings.time.clock_program import ClockProgram
 from penteract.readings.time.derive import Derived
 from penteract.readings.time.rank_clock import RankClock
-from penteract.readings.time.stage import Stage
 from penteract.step import names
 
 
-def alone(stage: Stage, derived: Derived, turns: Sequence[int], skipped: int, arrives: int, back: int) -> int:
+def alone(program: ClockProgram, derived: Derived, turns: Sequence[int], skipped: int, arrives: int, back: int) -> int:
     """A lower bound of the picoseconds from one gradient norm to the next.
 
     turns    the actions before which periods of the schedule begin; `skipped`: how many periods `derived` leaves out
     arrives  when its first micro-batch arrives; `back`: what other ranks need after its last action
     """
-    clock, m = stage.clock, stage.clock.rank_clock()
+    clock, m = program.clock, program.clock.rank_clock()
     m.host = -LONG  # the host has launched all of this long before
     for segment, unit, needs in derived.update:
         clock.advance(m, segment, unit, needs)

@@ -14,7 +14,7 @@ from penteract.readings.time.clock import COMPUTE, FAR, LONG, RELATIVE, InFlight
 Step = tuple[int, int, tuple[int, ...]]  # a segment, its unit, the buckets whose gather after the update it waits for
 Run = tuple[tuple[Step, ...], int, int]  # steps, how often they repeat, and by how many units each repeat advances
 Runs = tuple[Run, ...]
-MESSAGE: Key = ("m", 0, 0)  # from another stage
+MESSAGE: Key = ("m", 0, 0)  # from another pipeline rank
 
 
 def seen_from(key: Key, unit: int) -> Key:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from penteract.errors import Bug
 from penteract.parallel.data import NONE
+from penteract.readings.time.clock_program import ClockProgram
 from penteract.readings.time.derive import Derived
 from penteract.readings.time.numbered_schedule import NumberedMessage, NumberedSchedule, Position, Post
 from penteract.readings.time.rank_clock import RankClock
-from penteract.readings.time.stage import Stage
 from penteract.step import names
 
 
@@ -60,7 +60,7 @@ class Carried(NamedTuple):
 class Ranks:
     """Steps of one layout.
 
-    stages, derived  of each pipeline rank
+    programs, derived  of each pipeline rank
     wires            picoseconds of each message
     launch           picoseconds that the host needs to post a message, or to wait for one
     skipped          periods of the schedule that `schedule` leaves out
@@ -69,7 +69,7 @@ class Ranks:
     """
 
     schedule: NumberedSchedule
-    stages: Sequence[Stage]
+    programs: Sequence[ClockProgram]
     derived: Sequence[Derived]
     wires: Sequence[int]
     launch: int
@@ -97,7 +97,7 @@ class Ranks:
 
     def __post_init__(self) -> None:
         """Give each rank an idle clock."""
-        self.rank_clocks = [stage.clock.rank_clock() for stage in self.stages]
+        self.rank_clocks = [program.clock.rank_clock() for program in self.programs]
 
     def step(self) -> None:
         """Simulate one step of all ranks, from the state that the last one left."""
@@ -106,27 +106,27 @@ class Ranks:
         self._send_posted, self._recv_posted, self._arrived = ([NONE] * messages for _ in range(3))
         self._free, self._asleep, self._unmet = [0] * self.schedule.ways, {}, {}
         self.marks.append([])
-        for m, stage, derived in zip(self.rank_clocks, self.stages, self.derived, strict=True):
+        for m, program, derived in zip(self.rank_clocks, self.programs, self.derived, strict=True):
             m.doing = NONE
-            stage.clock.take(m, derived.opening)
+            program.clock.take(m, derived.opening)
         if self.skip_repeats and self._play_periods():
             self._note_end(self.carried[-1])
             return
         self._until([len(todo) for todo in self.schedule.todo])
-        for r, (m, stage, derived) in enumerate(zip(self.rank_clocks, self.stages, self.derived, strict=True)):
+        for r, (m, program, derived) in enumerate(zip(self.rank_clocks, self.programs, self.derived, strict=True)):
             if self._leaving[r] and not self._settle(r):
                 raise Bug("SCHEDULE", f"a message of rank {r} is never met")
             m.doing = NONE
-            stage.clock.take(m, derived.closing)
+            program.clock.take(m, derived.closing)
         # The gradient norm is summed over all ranks: none updates before the last has come.
         last = max(m.now for m in self.rank_clocks)
         together = max(m.now + max(m.state.free) for m in self.rank_clocks) if len(self.rank_clocks) > 1 else 0
         self.met.append(max(last, together))
-        for m, stage, derived in zip(self.rank_clocks, self.stages, self.derived, strict=True):
+        for m, program, derived in zip(self.rank_clocks, self.programs, self.derived, strict=True):
             if last > m.now or len(self.rank_clocks) > 1:
-                stage.clock.wait_until(m, together, names.WAIT_RANKS)
+                program.clock.wait_until(m, together, names.WAIT_RANKS)
             for segment, unit, needs in derived.update:
-                stage.clock.advance(m, segment, unit, needs)
+                program.clock.advance(m, segment, unit, needs)
             m.host = max(m.host, m.now)  # the host reads the losses
         self.slowest = max(range(n), key=lambda r: self.rank_clocks[r].now)
         self.ends.append(end := self.rank_clocks[self.slowest].now)
@@ -242,7 +242,7 @@ class Ranks:
         while awake:
             r = awake.pop()
             m, todo, posts, cap, i = self.rank_clocks[r], schedule.todo[r], schedule.posts[r], caps[r], at[r]
-            actions, reads, clock = self.derived[r].actions, schedule.reads[r], self.stages[r].clock
+            actions, reads, clock = self.derived[r].actions, schedule.reads[r], self.programs[r].clock
             while i < cap:
                 item = todo[i]
                 if item < 0:
@@ -290,7 +290,7 @@ class Ranks:
                 until = there
         if until > (m := self.rank_clocks[r]).now:
             m.doing = NONE  # the sends belong to an earlier action
-            self.stages[r].clock.wait_until(m, until, names.WAIT_SENT)
+            self.programs[r].clock.wait_until(m, until, names.WAIT_SENT)
         self._leaving[r] = ()
         return True
 

@@ -25,6 +25,7 @@ from penteract.readings.layers.expert_load import Balanced
 from penteract.readings.layers.layer_program import LayerProgram, LayerType
 from penteract.readings.layers.reads import Memo, Memos, tracked
 from penteract.readings.time.clock import PART, PS, ps
+from penteract.readings.time.clock_program import ClockProgram
 from penteract.readings.time.cost import BucketCosts, Cost, DeviceCosts
 from penteract.readings.time.derive import Derived, derive, order_of
 from penteract.readings.time.numbered_schedule import NumberedSchedule, numbered_schedule, period_begins
@@ -32,7 +33,6 @@ from penteract.readings.time.one_rank_bound import alone
 from penteract.readings.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, layer_ops
 from penteract.readings.time.rank_clock import Clock, Log
 from penteract.readings.time.ranks import Ranks, Unsettled
-from penteract.readings.time.stage import Stage
 from penteract.schedule.registry import schedule_of
 from penteract.step.all_reduces import after_backward, at_begin, totals
 from penteract.step.ring_buffer import depth
@@ -76,7 +76,9 @@ class StepClock:
     spans: Memo[GroupSpan] = field(default_factory=Memo[GroupSpan])
     launches: dict[str, int] = field(default_factory=dict[str, int])
     memos: Memos = field(default_factory=Memos)
-    derived: dict[tuple[Stage, int, object], Derived] = field(default_factory=dict[tuple[Stage, int, object], Derived])
+    derived: dict[tuple[ClockProgram, int, object], Derived] = field(
+        default_factory=dict[tuple[ClockProgram, int, object], Derived]
+    )
     clocks: dict[tuple[int, ...], Clock] = field(default_factory=dict[tuple[int, ...], Clock])
     after_first_step: dict[Layout, Ranks] = field(default_factory=dict[Layout, Ranks])  # after one simulated step
 
@@ -135,12 +137,13 @@ class StepClock:
         runs = self.composer.bucket_planner.groups(layout)
         num_micro_batches, skipped = _shortened(layout, _PERIODS)
         group = self.composer.assignment(layout).group[r]
-        stage = self.stage(
-            layout, runs.runs[group], runs.ranks[group][0] if self.stages_aligned_to_nodes(layout) else r
+        program = self.clock_program(
+            layout, runs.runs[group], runs.ranks[group][0] if self.pp_ranks_aligned_to_nodes(layout) else r
         )
         starts = period_begins(layout.schedule, layout.pp, layout.vpp, num_micro_batches, r)
         last = 0 if layout.split_backward else ps(back)  # with a split backward, the gradient is sent before the end
-        return alone(stage, self._derived(layout, num_micro_batches, stage, r), starts, skipped, ps(arrives), last) / PS
+        derived = self._derived(layout, num_micro_batches, program, r)
+        return alone(program, derived, starts, skipped, ps(arrives), last) / PS
 
     # ---- the program ---------------------------------------------------------------------------------------
 
@@ -149,29 +152,29 @@ class StepClock:
         others are left out; 0: none is left out."""
         num_micro_batches, skipped = _shortened(layout, periods)
         line = numbered_schedule(layout.schedule, layout.pp, layout.vpp, num_micro_batches)
-        stages = self.stages(layout)
-        derived = [self._derived(layout, num_micro_batches, stage, r) for r, stage in enumerate(stages)]
+        programs = self.programs(layout)
+        derived = [self._derived(layout, num_micro_batches, program, r) for r, program in enumerate(programs)]
         return Ranks(
-            line, stages, derived, self._wires(layout, line), ps(self.rates.launch), skipped, self.skip_repeats
+            line, programs, derived, self._wires(layout, line), ps(self.rates.launch), skipped, self.skip_repeats
         )
 
-    def _derived(self, layout: Layout, num_micro_batches: int, stage: Stage, r: int) -> Derived:
+    def _derived(self, layout: Layout, num_micro_batches: int, program: ClockProgram, r: int) -> Derived:
         schedule = (layout.schedule, layout.pp, layout.vpp, num_micro_batches)
-        if (stage, r, schedule) not in self.derived:
-            self.derived[stage, r, schedule] = derive(stage, order_of(*schedule, r))
-        return self.derived[stage, r, schedule]
+        if (program, r, schedule) not in self.derived:
+            self.derived[program, r, schedule] = derive(program, order_of(*schedule, r))
+        return self.derived[program, r, schedule]
 
-    def stages(self, layout: Layout) -> list[Stage]:
+    def programs(self, layout: Layout) -> list[ClockProgram]:
         """The program of each pipeline rank. Ranks with the same units and the same position on nodes share one."""
-        aligned, groups = self.stages_aligned_to_nodes(layout), self.composer.bucket_planner.groups(layout)
-        found = list[Stage | None]([None] * layout.pp)
+        aligned, groups = self.pp_ranks_aligned_to_nodes(layout), self.composer.bucket_planner.groups(layout)
+        found = list[ClockProgram | None]([None] * layout.pp)
         for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
             for r in ranks:
-                found[r] = self.stage(layout, runs, ranks[0] if aligned else r)
-        return [stage for stage in found if stage]
+                found[r] = self.clock_program(layout, runs, ranks[0] if aligned else r)
+        return [program for program in found if program]
 
     @tracked
-    def stage(self, layout: Layout, runs: Runs, r: int) -> Stage:
+    def clock_program(self, layout: Layout, runs: Runs, r: int) -> ClockProgram:
         """The program of pipeline coordinate `r`, which has these units. Layouts with equal inputs share one object."""
         mesh = Mesh(layout)
         rank, bucket_planner = first_rank(mesh, r), self.composer.bucket_planner
@@ -203,8 +206,8 @@ class StepClock:
             if len(group := mesh.group(reduction.axis, rank)) > 1:
                 streams.of(group, PART["update"])
         owned, places = [params for _, params in placed], depth(layout, len(layer_types))
-        return Stage(self._clock(tuple(streams.parts)), ops, layer_types, chunks, layers, bucket_plans, buckets, owned,
-                     places, outside, bool(layout.offload))  # fmt: skip
+        return ClockProgram(self._clock(tuple(streams.parts)), ops, layer_types, chunks, layers, bucket_plans, buckets,
+                            owned, places, outside, bool(layout.offload))  # fmt: skip
 
     def _outside_tape_inputs(
         self, rank: int, layer_types: Sequence[LayerType], layers: Mapping[LayerType, tuple[LayerProgram, object]],
@@ -235,7 +238,7 @@ class StepClock:
         return [took[i] for i in line.link]
 
     def message_seconds(self, layout: Layout, source: int, target: int, *, both: bool = False) -> Seconds:
-        """Seconds of a message between two stages; `both`: an equal message goes the other way at the same time."""
+        """Seconds of a message between pipeline ranks; `both`: an equal one goes the other way at the same time."""
         span = GroupSpan(2, 1 + self.crosses_nodes(layout, source, target))
         return self.rates.collective("shift" if both else "send", span, self.message_bytes(layout))
 
@@ -245,13 +248,13 @@ class StepClock:
         return rows * self.composer.model.hidden_size * self.composer.widths["compute"]
 
     def crosses_nodes(self, layout: Layout, one: int, other: int) -> bool:
-        """Whether some rank of a stage is on another node than its neighbour of the other stage."""
+        """Whether some rank is on another node than its neighbour on the other pipeline rank."""
         node, each = self.cluster.gpus_per_node, layout.world // layout.pp
         first, last = min(one, other) * each, (max(one, other) + 1) * each - 1
         return one != other and first // node != last // node
 
-    def stages_aligned_to_nodes(self, layout: Layout) -> bool:
-        """Whether all stages are placed on nodes in the same way."""
+    def pp_ranks_aligned_to_nodes(self, layout: Layout) -> bool:
+        """Whether all pipeline ranks are placed on nodes in the same way."""
         node, each = self.cluster.gpus_per_node, layout.world // layout.pp
         return each % node == 0 or node % each == 0
 

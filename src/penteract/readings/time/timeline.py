@@ -1,5 +1,6 @@
-"""The timeline of a step: every call, collective, wait and copy of every stage, with its stream, start, end and origin.
-No period is skipped, so it covers the whole step. Events are emitted one by one, so a writer need not keep them all.
+"""The timeline of a step: every call, collective, wait and copy of every pipeline rank, with its stream, start, end and
+origin. No period is skipped, so it covers the whole step. Events are emitted one by one, so a writer need not keep them
+all.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from penteract.parallel.pipeline import stage_layers
 from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD
 from penteract.readings.layers.reads import Memos
 from penteract.readings.time.clock import COMPUTE, FIRST, HOST, IN, OUT, SIDE
+from penteract.readings.time.clock_program import ClockProgram
 from penteract.readings.time.numbered_schedule import NumberedMessage
 from penteract.readings.time.rank_clock import RankClock
 from penteract.readings.time.ranks import Ranks
-from penteract.readings.time.stage import Stage
 from penteract.readings.time.step import StepClock
 from penteract.step import names
 
@@ -29,13 +30,13 @@ _AXES = tuple(name for name in AXES if name != "pp")
 
 
 class Event(NamedTuple):
-    """An event on one stream of a stage, in picoseconds from when the first stage begins the step.
+    """An event on one stream of a pipeline rank, in picoseconds from when the first one begins the step.
 
     action  such as "F3" (forward of micro-batch 3); "" outside of the actions
     unit    "embedding", "layer 7", "head", or ""; of a message, its micro-batch
     """
 
-    stage: int  # a pipeline coordinate
+    pp_rank: int  # a pipeline coordinate
     stream: str
     name: str
     start: int
@@ -48,9 +49,9 @@ Emit = Callable[[Event], None]
 
 
 class StepSpan(NamedTuple):
-    """The picoseconds of a step, the same for every stage, and when each stage begins it.
+    """The picoseconds of a step, the same for every pipeline rank, and when each begins it.
 
-    A stage begins as soon as its own update is done, so stages begin at different times.
+    A rank begins as soon as its own update is done, so ranks begin at different times.
     """
 
     picoseconds: int
@@ -68,19 +69,19 @@ class Timeline:
 
     @property
     def picoseconds(self) -> int:
-        """The length of the step, the same for every stage."""
+        """The length of the step, the same for every pipeline rank."""
         return self.span.picoseconds
 
-    def of(self, stage: int) -> Iterator[Event]:
-        """The events of one stage, by their start."""
-        return iter(sorted((e for e in self.events if e.stage == stage), key=lambda e: (e.start, e.end)))
+    def of(self, pp_rank: int) -> Iterator[Event]:
+        """The events of one pipeline rank, by their start."""
+        return iter(sorted((e for e in self.events if e.pp_rank == pp_rank), key=lambda e: (e.start, e.end)))
 
 
 @dataclass(slots=True)
 class _Writer:
     """Turns ops of rank clocks and messages into events, once `emit` is set.
 
-    zero   when the first stage begins
+    zero   when the first pipeline rank begins
     wires  collectives outside of the actions: they may be in flight when the next step begins
     """
 
@@ -98,8 +99,8 @@ class _Writer:
         """Take the clocks, streams and units of these ranks."""
         self.ranks, mesh = ranks, Mesh(self.layout)
         self.numbers = {id(m): r for r, m in enumerate(ranks.rank_clocks)}
-        self.streams = [_named(stage, mesh) for stage in ranks.stages]
-        self.units = [_units(self.layout, self.layers, r, stage) for r, stage in enumerate(ranks.stages)]
+        self.streams = [_named(program, mesh) for program in ranks.programs]
+        self.units = [_units(self.layout, self.layers, r, program) for r, program in enumerate(ranks.programs)]
         ranks.log = self.message
 
     def op(self, m: RankClock, stream: int, name: str, start: int, end: int) -> None:
@@ -122,7 +123,8 @@ class _Writer:
             return
         what, of = m.where[0], f"micro-batch {m.micro}"
         carried = "activations" if what == "value" else "gradients"
-        for r, way, other in ((m.source, "send", f"to stage {m.target}"), (m.target, "recv", f"from stage {m.source}")):
+        ends = (m.source, "send", f"to pp rank {m.target}"), (m.target, "recv", f"from pp rank {m.source}")
+        for r, way, other in ends:
             name = names.of_message(way, what)
             self.emit(Event(r, f"{carried} {other}", name, start - self.zero, end - self.zero, unit=of))
 
@@ -142,7 +144,7 @@ def emit_events(steps: StepClock, layout: Layout, emit: Emit) -> StepSpan:
     ranks.step()
     took = ranks.last
     for e in writer.wires:  # the step before has left the same collectives in flight
-        begin = begins[e.stage] - writer.zero
+        begin = begins[e.pp_rank] - writer.zero
         if e.end - took > begin:
             emit(e._replace(start=max(begin, e.start - took), end=e.end - took))
     return StepSpan(took, tuple([begin - writer.zero for begin in begins]))
@@ -159,10 +161,10 @@ def timeline(steps: StepClock, layout: Layout) -> Timeline:
     return Timeline(layout, emit_events(steps, layout, events.append), events)
 
 
-def _named(stage: Stage, mesh: Mesh) -> list[str]:
+def _named(program: ClockProgram, mesh: Mesh) -> list[str]:
     """Name each stream of a process group after its axis. Groups of no axis that have equal sizes are numbered."""
-    rank, found, alike = stage.ops.streams.rank, dict[int, str](), Counter[int]()
-    for ranks, number in stage.ops.streams.by_ranks.items():
+    rank, found, alike = program.ops.streams.rank, dict[int, str](), Counter[int]()
+    for ranks, number in program.ops.streams.by_ranks.items():
         axes = [axis for axis in _AXES if mesh.group(axis, rank) == ranks]
         alike[len(ranks)] += not axes
         which = axes[0] if axes else "shards" if alike[len(ranks)] == 1 else f"shards {alike[len(ranks)]}"
@@ -170,11 +172,11 @@ def _named(stage: Stage, mesh: Mesh) -> list[str]:
     return [found.get(i, "") for i in range(max(found, default=0) + 1)]
 
 
-def _units(layout: Layout, layers: int, r: int, stage: Stage) -> list[str]:
+def _units(layout: Layout, layers: int, r: int, program: ClockProgram) -> list[str]:
     """The name of each unit of a rank."""
     cut, out = stage_layers(layers, layout), list[str]()
-    for s, units in zip(layout.placement.stages[r], stage.chunks, strict=True):
+    for s, units in zip(layout.placement.stages[r], program.chunks, strict=True):
         own = iter(cut[s])
-        kinds = [stage.layer_types[unit] for unit in units]
+        kinds = [program.layer_types[unit] for unit in units]
         out += [kind.name if kind in EMBEDDING_AND_HEAD else f"layer {next(own)}" for kind in kinds]
     return out

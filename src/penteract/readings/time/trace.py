@@ -1,4 +1,5 @@
-"""A timeline as a Chrome trace, which Perfetto opens: a process per stage, a thread per stream, memory as a counter."""
+"""A timeline as a Chrome trace, which Perfetto opens: a process for each pipeline rank, a thread for each
+stream, memory as a counter."""
 
 from __future__ import annotations
 
@@ -121,9 +122,9 @@ class MemoryCounter:
         return self.place == len(self.trace.workspace)
 
 
-def program(steps: StepClock, layout: Layout, stage: int) -> Program:
-    """The program of the first rank of a stage."""
-    return rank_program(steps, layout, first_rank(Mesh(layout), stage))
+def program(steps: StepClock, layout: Layout, pp_rank: int) -> Program:
+    """The program of the first of the ranks with this pipeline coordinate."""
+    return rank_program(steps, layout, first_rank(Mesh(layout), pp_rank))
 
 
 def rank_program(steps: StepClock, layout: Layout, rank: int) -> Program:
@@ -133,16 +134,18 @@ def rank_program(steps: StepClock, layout: Layout, rank: int) -> Program:
                         optimizer_kinds=c.optimizer_kinds)  # fmt: skip
 
 
-def write_trace(steps: StepClock, layout: Layout, write: Callable[[str], object], stages: Collection[int]) -> StepSpan:
+def write_trace(
+    steps: StepClock, layout: Layout, write: Callable[[str], object], pp_ranks: Collection[int]
+) -> StepSpan:
     """Write the JSON of a layout's step, part by part while it is simulated."""
-    file = _Trace(write, {stage: _Stage(stage, program(steps, layout, stage)) for stage in sorted(stages)})
+    file = _Trace(write, {r: _RankTracks(r, program(steps, layout, r)) for r in sorted(pp_ranks)})
     write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-    for stage in file.stages.values():
-        file.put(stage.named())
+    for rank in file.ranks.values():
+        file.put(rank.named())
     span = emit_events(steps, layout, file.event)
-    for stage in file.stages.values():
-        file.put(stage.last(span.begins[stage.number] + span.picoseconds))
-        assert stage.memory.done, "a timeline and its program have the same calls"
+    for rank in file.ranks.values():
+        file.put(rank.last(span.begins[rank.number] + span.picoseconds))
+        assert rank.memory.done, "a timeline and its program have the same calls"
     write("\n]}\n")
     return span
 
@@ -150,12 +153,12 @@ def write_trace(steps: StepClock, layout: Layout, write: Callable[[str], object]
 @dataclass(slots=True)
 class _Trace:
     write: Callable[[str], object]
-    stages: Mapping[int, _Stage]
+    ranks: Mapping[int, _RankTracks]
     first: bool = True
 
     def event(self, e: Event) -> None:
-        if (stage := self.stages.get(e.stage)) is not None:
-            self.put(stage.rows(e))
+        if (rank := self.ranks.get(e.pp_rank)) is not None:
+            self.put(rank.rows(e))
 
     def put(self, rows: Iterator[dict[str, Any]]) -> None:
         for row in rows:
@@ -164,8 +167,8 @@ class _Trace:
 
 
 @dataclass(slots=True)
-class _Stage:
-    """Rows of one stage. The memory after a call is written only if the next does not begin at the same moment."""
+class _RankTracks:
+    """Rows of a pipeline rank. The memory after a call is written unless the next begins at the same moment."""
 
     number: int
     program: Program
@@ -183,7 +186,7 @@ class _Stage:
 
     def named(self) -> Iterator[dict[str, Any]]:
         first = 1000 * self.process
-        yield self._meta(first, "process_name", name=f"stage {self.number} (rank {self.program.rank})")
+        yield self._meta(first, "process_name", name=f"pp rank {self.number} (rank {self.program.rank})")
         yield self._meta(first, "process_sort_index", sort_index=self.number)
         yield self._bytes(0, self.memory._now(0, 0, 0))
 
@@ -246,12 +249,12 @@ def _moment(nanoseconds: int) -> float:
 
 
 def _place(stream: str) -> int:
-    """The place of a stream's track in its stage: the stage's own streams, process groups, messages, copies."""
+    """The place of a stream's track in its rank: the rank's own streams, process groups, messages, copies."""
     if stream in _OWN:
         return _OWN.index(stream)
     if stream.startswith("copies"):
         return 5
-    return 4 if " stage " in stream else 3
+    return 4 if " pp rank " in stream else 3
 
 
 def kind(e: Event) -> str:

@@ -14,42 +14,42 @@ from penteract.planner.ask import Ask
 from penteract.planner.options import check_option
 from penteract.planner.plan import Plan
 from penteract.planner.report.runfile import left_open, run_file
-from penteract.planner.report.trace import check_file, check_stage
+from penteract.planner.report.trace import check_file, check_pp_rank
 from penteract.planner.report.trace import trace as write_trace
 from penteract.planner.search.best import Timed
 from penteract.units import gib
 
 
-def check_files(out: Path | None, trace: Path | None, stage: int | None) -> None:
-    """Check the paths and the stage before the search, which may take long. Raises BadInput."""
+def check_files(out: Path | None, trace: Path | None, pp_rank: int | None) -> None:
+    """Check the paths and the pipeline rank before the search, which may take long. Raises BadInput."""
     if out is not None:
         check_file(out, "--out")
     if trace is None:
-        if stage is not None:
-            raise BadInput("USAGE", "a stage without a trace", where="--trace-stage", found="no --trace",
+        if pp_rank is not None:
+            raise BadInput("USAGE", "a pipeline rank without a trace", where="--trace-pp-rank", found="no --trace",
                            fix="--trace step.json")  # fmt: skip
         return
     check_file(trace)
     if out is not None and out.resolve() == trace.resolve():
         raise BadInput("USAGE", "two files with the same name", where="--trace", found=trace, fix="another name")
-    if stage is not None:
-        check_option("--trace-stage", stage)
+    if pp_rank is not None:
+        check_option("--trace-pp-rank", pp_rank)
 
 
 def write_all(
-    found: Plan, chosen: Timed, number: int, out: Path | None, trace: Path | None, stage: int | None
+    found: Plan, chosen: Timed, number: int, out: Path | None, trace: Path | None, pp_rank: int | None
 ) -> list[str]:  # fmt: skip
     """Write the requested files, after all checks have passed; returns lines to print about them."""
     lines = list[str]()
     if trace is not None:
-        check_stage(found, chosen, stage)
+        check_pp_rank(found, chosen, pp_rank)
     if out is not None:
         _write(out, found, chosen)
         lines = [left_open(out, _ask_for(found, chosen), chosen.layout)]
     if trace is not None:
         with report_if_stopped(trace):
-            write_trace(found, trace, number=number, stage=stage)
-        lines = [_traced(chosen, trace, stage), *lines]
+            write_trace(found, trace, number=number, pp_rank=pp_rank)
+        lines = [_traced(chosen, trace, pp_rank), *lines]
     return lines
 
 
@@ -70,9 +70,10 @@ def report_if_stopped(*files: Path | None) -> Iterator[None]:
         raise
 
 
-def _traced(chosen: Timed, trace: Path, stage: int | None) -> str:
+def _traced(chosen: Timed, trace: Path, pp_rank: int | None) -> str:
     pp = chosen.layout.pp
-    of = f"stage {stage} of {pp}" if stage is not None else f"all {pp} stages" if pp > 1 else "its one stage"
+    every = f"all {pp} pipeline ranks" if pp > 1 else "its one pipeline rank"
+    of = every if pp_rank is None else f"pipeline rank {pp_rank} of {pp}"
     return f"Trace: {trace} has a step of {of}; open it in ui.perfetto.dev or chrome://tracing"
 
 

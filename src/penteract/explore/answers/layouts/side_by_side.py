@@ -15,7 +15,7 @@ from penteract.explore.search_schema import CompareAnswer, Difference, LayoutSid
 from penteract.planner.plan import Plan, estimator, plan_one
 from penteract.planner.report.as_json import MEMORY, utilisation
 from penteract.planner.report.explain import changed_settings, difference
-from penteract.planner.report.memory_by_line import fullest_stage
+from penteract.planner.report.memory_by_line import fullest_pp_rank
 from penteract.planner.report.waterfall import waterfall
 from penteract.readings.ideal import PART_NAMES
 from penteract.units import show_bytes, show_step, show_whole
@@ -50,7 +50,7 @@ def _priced(wanted: Wanted, layout: Mapping[str, object]) -> Plan:
 
 def _side(wanted: Wanted, plan: Plan) -> LayoutSide:
     timed, used = plan.best, utilisation(plan, plan.best).mfu
-    waterfall, stage, name = _waterfall(plan), fullest_stage(timed), plan.ask.text(timed.layout)
+    waterfall, stage, name = _waterfall(plan), fullest_pp_rank(timed), plan.ask.text(timed.layout)
     sizes = by_owner(plan.search.estimators[timed.estimate.precision].composer.rank(timed.layout, stage))
     usable, fits = plan.ask.usable, plan.fits(timed.estimate)
     return {

@@ -14,7 +14,7 @@ _PICO = 1e-12
 # Of each axis that traffic goes over: the dimension whose colour it has, and its name.
 AXES: Mapping[str, tuple[str, str]] = {
     "tp": ("tp", "Tensor"), "cp": ("cp", "Context"), "ep": ("ep", "Expert"), "sequence": ("", "Same sequence"),
-    "dp": ("dp", "Data"), "pp": ("pp", "Pipeline"), "stage": ("", "Pipeline rank"), "world": ("", "All ranks"),
+    "dp": ("dp", "Data"), "pp": ("pp", "Pipeline"), "dp_cp_tp": ("", "Pipeline rank"), "world": ("", "All ranks"),
 }  # fmt: skip
 _WHAT: Mapping[str, str] = {
     ACTIVATIONS: "activations and their gradients", SCALES: "scales of FP8 values",

@@ -116,7 +116,7 @@ def _predicted(predicted: Prediction, stage: int) -> Iterator[TimelineLane]:
     compute, other, whole = list[Bar](), list[Bar](), predicted.span.picoseconds
     begin = predicted.span.begins[stage]
     for e in predicted.events:
-        if e.stage != stage or e.stream == "host":
+        if e.pp_rank != stage or e.stream == "host":
             continue
         part = part_of(e.name, predicted.parts)
         bar = Bar(max(0.0, (e.start - begin) / whole), min(1.0, (e.end - begin) / whole), part, e.name)

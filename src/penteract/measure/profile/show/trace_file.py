@@ -33,8 +33,8 @@ def trace_rows(predicted: Prediction, recordings: Sequence[Recording]) -> Iterat
     yield from _process(_MEASUREMENT, f"measurement, {len(recordings[0].steps)} steps under the profiler")
     threads = dict[tuple[int, str], int]()
     for e in predicted.events:
-        thread = f"stage {e.stage} · {e.stream}"
-        yield from _thread(threads, _PREDICTION, thread, e.stage)
+        thread = f"stage {e.pp_rank} · {e.stream}"
+        yield from _thread(threads, _PREDICTION, thread, e.pp_rank)
         (name, line), about = shown_name(e), (("action", e.action), ("of", e.unit))
         yield _slice(
             _PREDICTION, threads[_PREDICTION, thread], name, kind(e), e.start, e.end - e.start,

@@ -68,7 +68,7 @@ class Pass(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Stage:
+class ClockProgram:
     """One rank's program.
 
     layer_types   the types of its units, in the order of forward; `chunks`: the units of each chunk
