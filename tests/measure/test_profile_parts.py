@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from penteract.cli import main
+from penteract.cli import profile as cli_profile
+from penteract.cli.resolve.gpu_defaults import Card
+from penteract.config.files.write import to_toml
 from penteract.config.hardware import cluster
 from penteract.config.rules.resolve import resolve
 from penteract.engine.rank.failures import from_exception, is_of_a_peer
@@ -130,3 +133,16 @@ def test_a_layout_of_a_gpu_is_told_what_fits_too():
     assert "fix: --batch.micro_batch_size 8 (" in one
     two = out_of_memory_line("error[MEMORY]: no memory left", replace(run, layout=fast), 20 * 2**30, "1xH100")
     assert re.search(r"fix: --\S+ \S+ --\S+ \S+ \(\d", two)
+
+
+def test_a_run_that_nobody_trained_has_what_train_would_choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    card = Card(name="NVIDIA H100", free=79 * 2**30, capability=(9, 0), packages=frozenset({"triton"}))
+    monkeypatch.setattr(cli_profile, "card_here", lambda device, launched: card)
+    resolved, *_ = cli_profile._resolved(None, "llama-3.2-1b", None, ["batch.sequence_length=4096"], json=True)
+    assert (resolved.run.layout.elementwise, resolved.run.precision.dtype) == ("triton", "bf16")
+    assert resolved.run.layout.attention == "flash"
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.toml").write_text(to_toml(resolve(None, "tiny")))
+    trained, *_ = cli_profile._resolved(str(run), None, None, [], json=True)
+    assert trained.run.layout.elementwise == "reference"

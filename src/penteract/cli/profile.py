@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from penteract.cli.resolve.folders import find_run
+from penteract.cli.resolve.gpu_defaults import card_here, settle_defaults
 from penteract.cli.resolve.weights import check_weights, find_weights, words_of
 from penteract.cli.resolve.world import launched
 from penteract.cli.torch_modules import torch_module
@@ -62,7 +63,7 @@ def profile(  # noqa: PLR0913 (the options of a verb are its parameters)
         ours = {"--preset": preset, "--gpus": gpus, "--init": init, "--out": out}
         words = [*overrides, *(name for name, value in ours.items() if value is not None)]
         return _compare(run, other, words, every=all, json=json)
-    resolved, file, weights = _resolved(run, preset, init, overrides)
+    resolved, file, weights = _resolved(run, preset, init, overrides, json=json)
     if gpus is not None:
         estimator_of(resolved.run, cluster(gpus))  # what it cannot predict is refused before anything is measured
     start = torch_module("measure.profile.launching", "profiling needs")
@@ -84,18 +85,28 @@ def profile(  # noqa: PLR0913 (the options of a verb are its parameters)
 
 
 def _resolved(
-    run: str | None, preset: str | None, init: str | None, overrides: Sequence[str]
+    run: str | None, preset: str | None, init: str | None, overrides: Sequence[str], *, json: bool
 ) -> tuple[Resolved, str, Path | None]:
     """The run, the name of its file, and the weights to start from: those of a run's folder are its last."""
-    path = Path(run) if run is not None else None
+    path, trained = Path(run) if run is not None else None, False
     out = next((w.partition("=")[2] for w in overrides if w.startswith("output.folder=")), "runs")
     if path is not None and (run == "latest" or path.is_dir()):
-        path = find_run(str(run), out, flag="profile", needs="run.toml") / "run.toml"
+        path, trained = find_run(str(run), out, flag="profile", needs="run.toml") / "run.toml", True
         init = init or (str(path.parent) if (path.parent / "checkpoints" / "latest").exists() else None)
     weights = find_weights(init, out, flag="--init") if init else None
     words = [*overrides] if weights is None else [*words_of(weights, path, preset, overrides), *overrides]
     place = launched(os.environ)
-    resolved, _ = settle_budget(resolve(path, preset, words, place.world if place else None))
+
+    def again(more: list[str]) -> Resolved:
+        return resolve(path, preset, [*more, *words], place.world if place else None)
+
+    resolved, line = again([]), ""
+    if not trained:  # a run that was trained has its kernels in its file
+        card = card_here(resolved.run.precision.device, launched=place is not None)
+        resolved, line = settle_defaults(resolved, card, again)
+    if line and not json and (place is None or place.rank == 0):
+        print(line)
+    resolved, _ = settle_budget(resolved)
     if weights:
         check_weights(weights, resolved)
     return resolved, str(path or preset or "preset tiny"), weights.path if weights else None
