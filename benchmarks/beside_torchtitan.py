@@ -133,7 +133,9 @@ def remaining_runs(row: dict[str, Any], args: argparse.Namespace) -> Iterator[li
     order alternates."""
     ours = ["beside_ours.py", row["case"], "OUT", args.layout, args.precision]
     tried = {mode: [r for r in row["peer_runs"] if r.get("tried") == mode] for mode in MODES}
-    modes = ["stock"] if row["case"] in TWO else args.modes.split(",")
+    modes = args.modes.split(",")
+    if row["case"] in TWO:  # without FSDP, torchtitan would compute tensor and pipeline parallelism in fp32
+        modes = ["stock" if row["case"] == "A2" else "fsdp"]
     if "stock" in modes and not tried["stock"]:
         yield ["beside_peer.py", row["case"], "stock", "OUT"]
     if not row["our_runs"]:
