@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from penteract.explore.answers.lane_kinds import KINDS
+from penteract.explore.answers.schedules.lane_kinds import KINDS
 from penteract.explore.server.routes import ASSETS
 
 CSS = (ASSETS / "look.css").read_text(encoding="utf-8")

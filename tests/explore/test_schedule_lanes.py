@@ -13,14 +13,14 @@ from explore.test_answers import OPENING, ask
 from penteract.cli import main
 from penteract.config.layout import Layout
 from penteract.explore.answers.answering import answer
-from penteract.explore.answers.lane_kinds import KINDS, NUMBER
-from penteract.explore.answers.lane_parts import Interval, joined
 from penteract.explore.answers.questions import read_question
-from penteract.explore.answers.schedule_lanes import few
+from penteract.explore.answers.schedules.lane_kinds import KINDS, NUMBER
+from penteract.explore.answers.schedules.schedule_lanes import few
 from penteract.explore.answers.step_curve import shortened
 from penteract.explore.page_schema import VERSION
 from penteract.planner.plan import Plan, estimator, plan_one
 from penteract.planner.report.as_text import table
+from penteract.readings.time.joined import joined
 from penteract.schedule.in_flight import most_in_flight
 from penteract.schedule.registry import SCHEDULES, generate, schedule_of
 from penteract.units import show_step
@@ -198,13 +198,13 @@ def test_each_schedule_is_priced_as_the_command_line_does(capsys: pytest.Capture
 
 
 def test_short_pieces_are_joined_and_no_time_is_lost() -> None:
-    parts, at = list[Interval](), 0
-    for length in (5, 100, 3, 4, 2, 200, 9, 8):
-        parts.append(Interval(len(parts) % 3, "F0", "", at, at := at + length))
+    parts = [(i % 3, length) for i, length in enumerate((5, 100, 3, 4, 2, 200, 9, 8))]
     found = joined(parts, 10)
-    assert sum(found[1::2]) == at and (1, 100) in zip(found[::2], found[1::2], strict=True)
+    assert sum(found[1::2]) == sum(length for _, length in parts) and (1, 100) in zip(
+        found[::2], found[1::2], strict=True
+    )
     assert len(found) == 2 * 5
-    assert joined(parts, 1) == [n for p in parts for n in (p.kind, p.end - p.start)]
+    assert joined(parts, 1) == [n for part in parts for n in part]
 
 
 def test_a_layout_that_cannot_be_is_an_error_here_too() -> None:

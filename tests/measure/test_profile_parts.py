@@ -22,10 +22,11 @@ from penteract.measure.profile.advice import beyond
 from penteract.measure.profile.attribution import attribute, split_evenly
 from penteract.measure.profile.out_of_memory import out_of_memory_line
 from penteract.measure.profile.prediction import ask_of_run
-from penteract.measure.profile.show.difference import as_difference, changes
+from penteract.measure.profile.show.difference import as_difference
 from penteract.measure.profile.show.profile_text import as_text, price_of
 from penteract.measure.profile.trace_events import recorded_steps
-from penteract.measure.schemas.profile import read_profile
+from penteract.measure.schemas.profile_parts import changes
+from penteract.measure.schemas.profile_reader import read_profile
 from penteract.planner.ask import as_settings, fusions_of
 from penteract.planner.plan import estimator, plan_one
 from penteract.planner.report.smaller_layouts import smaller

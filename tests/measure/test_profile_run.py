@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penteract.measure.schemas.profile import read_profile
+from penteract.measure.schemas.profile_reader import read_profile
 
 WORDS = ("--preset", "tiny", "model.layers=1", "batch.sequence_length=64", "batch.micro_batch_size=1",
          "batch.global_batch_size=1", "precision.device=cpu", "--out", "here")  # fmt: skip

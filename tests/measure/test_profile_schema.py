@@ -8,7 +8,7 @@ from typing import Literal, NotRequired, TypedDict
 import pytest
 
 from penteract.errors import BadInput
-from penteract.measure.schemas.profile import read_profile
+from penteract.measure.schemas.profile_reader import read_profile
 from penteract.measure.schemas.typed_json import mismatches
 
 

@@ -26,7 +26,8 @@ from penteract.measure.profile.prediction import estimator_of
 from penteract.measure.profile.show.difference import as_difference
 from penteract.measure.profile.show.profile_files import write_files
 from penteract.measure.profile.show.profile_text import as_text
-from penteract.measure.schemas.profile import FILE, read_profile
+from penteract.measure.schemas.profile import FILE
+from penteract.measure.schemas.profile_reader import read_profile
 from penteract.planner.settle_budget import settle_budget
 from penteract.units import printable
 

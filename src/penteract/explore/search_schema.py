@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from penteract.explore.page_values import Amount, ChartAxis, DeviceMemory, Fact, Question, Value
+from penteract.explore.page_values import Amount, ChartAxis, DeviceMemory, Fact, Question, Value, WaterfallStep
 
 
 class SearchOptions(TypedDict):
@@ -159,21 +159,6 @@ class WhatIfAnswer(TypedDict):
     change: str
     cost: str
     question: Question | None
-
-
-class WaterfallStep(TypedDict):
-    """A part of the way from the ideal step to the predicted one. The picoseconds of all add up to the step's.
-
-    name   "ideal", or the part of the step that takes longer than ideal
-    share  of the step
-    """
-
-    name: str
-    label: str
-    about: str
-    picoseconds: int
-    text: str
-    share: str
 
 
 class LayoutSide(TypedDict):

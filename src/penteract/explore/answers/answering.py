@@ -108,11 +108,11 @@ def _answers(request: dict[str, Any], opening: Question, tell: Tell | None) -> I
 
         yield from would_fit(asked.page, plan, timed)
     elif kind == "schedule":
-        from penteract.explore.answers.schedule_lanes import schedule_lanes
+        from penteract.explore.answers.schedules.schedule_lanes import schedule_lanes
 
         yield schedule_lanes(asked.page, plan, timed, _stage(request.get("stage"), timed))
     elif kind == "schedules":
-        from penteract.explore.answers.other_schedules import other_schedules
+        from penteract.explore.answers.schedules.other_schedules import other_schedules
 
         yield from other_schedules(asked.page, timed)
     elif kind == "ranks":

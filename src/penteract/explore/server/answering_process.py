@@ -14,8 +14,10 @@ from importlib import import_module
 from typing import Any
 
 END = b'{"kind": "end"}\n'  # after the last line of an answer
-_MODULES = ("answering", "step_curve", "would_fit", "schedule_lanes", "other_schedules", "layouts.search",
-            "layouts.other_questions", "layouts.side_by_side", "ranks.rank_answer")  # fmt: skip
+_MODULES = (
+    "answering", "step_curve", "would_fit", "schedules.schedule_lanes", "schedules.other_schedules", "layouts.search",
+    "layouts.other_questions", "layouts.side_by_side", "ranks.rank_answer",
+)  # fmt: skip
 
 
 class Interrupted(BaseException):

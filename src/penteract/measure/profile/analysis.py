@@ -14,6 +14,7 @@ from penteract.measure.profile.attribution import own_work, rank_parts
 from penteract.measure.profile.op_rows import MeasuredRank, op_rows, unmatched
 from penteract.measure.profile.prediction import Prediction, part_of
 from penteract.measure.profile.recording import Recording
+from penteract.measure.profile.step_timeline import step_timeline
 from penteract.measure.profile.verdict import verdict
 from penteract.measure.schemas.profile import (
     VERSION,
@@ -45,6 +46,7 @@ def analyse(file: str, predicted: Prediction, recordings: Sequence[Recording], b
         "basis": basis, "step": times, "waterfall": found.rows, "advice": advice(predicted, found.rows, rows),
         "ops": rows, "unmatched": unmatched(rows, predicted.slowest, times["measured"], predicted.step),
         "ranks": [_rank(r) for r in ranks], "memory": [_memory(predicted, r) for r in recordings],
+        "timeline": step_timeline(predicted, recordings),
     }  # fmt: skip
 
 
@@ -78,5 +80,7 @@ def _rank(r: MeasuredRank) -> RankRow:
 
 def _memory(predicted: Prediction, recording: Recording) -> MeasuredMemory:
     assert recording.memory is not None, "every rank counts its memory"
-    planned = predicted.prices.composer.rank(predicted.run.layout, recording.stage).allocated
-    return {**recording.memory, "predicted": planned}
+    price = predicted.prices.composer.rank(predicted.run.layout, recording.stage)
+    planned = {**price.resident, "activations": price.arena + price.routed, "workspace": price.workspace}
+    return {**recording.memory, "predicted": price.allocated,
+            "planned": {owner: size for owner, size in planned.items() if size}}  # fmt: skip

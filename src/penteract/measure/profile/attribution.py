@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from penteract.measure.profile.recording import Recording
 from penteract.measure.profile.trace_events import RecordedStep, Span
@@ -16,34 +17,52 @@ OWN = ("compute", "attention", "pointwise", "update", "unmatched")  # parts that
 _SHOWN = {True: ("compute", "collective", "copy"), False: ("compute", "wait", "copy")}
 
 
-def attribute(step: RecordedStep, part_of: PartOf, *, on_device: bool) -> Counter[str]:
-    """Nanoseconds of a step by part; they sum to the step. Where several things run, compute counts, then a collective,
-    then a copy, and of equals the one that began first."""
+class Moment(NamedTuple):
+    """A stretch of a step, in nanoseconds from its beginning: its part, and what ran; "" for nothing."""
+
+    begin: int
+    end: int
+    part: str
+    name: str
+
+
+def moments(step: RecordedStep, part_of: PartOf, *, on_device: bool) -> Iterator[Moment]:
+    """A step without gaps or overlaps. Where several things run, compute counts, then a collective, then a copy, and of
+    equals the one that began first."""
     kinds = _SHOWN[on_device]
     edges = list[tuple[int, int, int]]()  # moment, end before begin, span
     spans = [span for span in step.spans if span.kind in kinds and span.nanoseconds > 0]
     for i, span in enumerate(spans):
         edges += [(max(0, span.begin), 1, i), (min(step.nanoseconds, span.end), 0, i)]
-    found, running, at = Counter[str](), set[int](), 0
+    running, at = set[int](), 0
     for moment, begins, i in sorted(edges):
         now = min(max(moment, 0), step.nanoseconds)
         if now > at:
-            found[_part(spans, running, kinds, part_of)] += now - at
+            yield Moment(at, now, *_what(spans, running, kinds, part_of))
             at = now
         if begins:
             running.add(i)
         else:
             running.discard(i)
-    found[GAPS] += step.nanoseconds - at
+    if at < step.nanoseconds:
+        yield Moment(at, step.nanoseconds, GAPS, "")
+
+
+def attribute(step: RecordedStep, part_of: PartOf, *, on_device: bool) -> Counter[str]:
+    """Nanoseconds of a step by part; they sum to the step."""
+    found = Counter[str]()
+    for begin, end, part, _ in moments(step, part_of, on_device=on_device):
+        found[part] += end - begin
     return found
 
 
-def _part(spans: list[Span], running: Iterable[int], kinds: tuple[str, ...], part_of: PartOf) -> str:
+def _what(spans: list[Span], running: Iterable[int], kinds: tuple[str, ...], part_of: PartOf) -> tuple[str, str]:
+    """The part and the name of what counts among the spans that run."""
     chosen = min(((kinds.index(spans[i].kind), spans[i].begin, i) for i in running), default=None)
     if chosen is None:
-        return GAPS
+        return GAPS, ""
     span = spans[chosen[2]]
-    return "host" if span.kind == "copy" else part_of(span.name)
+    return "host" if span.kind == "copy" else part_of(span.name), span.name
 
 
 def rank_parts(recording: Recording, part_of: PartOf) -> dict[str, int]:

@@ -6,12 +6,7 @@ people read are not in it, but for names and for what something is about: who sh
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
-
-from penteract.errors import BadInput
-from penteract.measure.schemas.typed_json import mismatches
+from typing import Any, Literal, NotRequired, TypedDict
 
 VERSION = 1
 FILE = "profile.json"
@@ -30,6 +25,7 @@ class ProfileFile(TypedDict):
     ops         the parts of a step in its order, stage by stage, and in a stage stream by stream
     ranks       of each rank: its own work and its waits
     memory      of each rank: who holds how much at the peak of a step
+    timeline    one step, planned and measured; profiles of before have none
     """
 
     version: Literal[1]
@@ -44,6 +40,7 @@ class ProfileFile(TypedDict):
     unmatched: Unmatched
     ranks: list[RankRow]
     memory: list[MeasuredMemory]
+    timeline: NotRequired[StepTimeline]
 
 
 class ProfiledRunFile(TypedDict):
@@ -203,6 +200,7 @@ class MeasuredMemory(TypedDict):
     process    other bytes of the device by owner: "context", "NCCL" and "cached"; empty on CPUs
     live       the registers alive at the peak, by the op that made them, the largest first
     predicted  what the plan allocates on this rank, with one block for all registers
+    planned    the same by owner; profiles of before have none
     """
 
     rank: int
@@ -216,6 +214,7 @@ class MeasuredMemory(TypedDict):
     process: dict[str, int]
     live: list[LiveRegisters]
     predicted: int
+    planned: NotRequired[dict[str, int]]
 
 
 class LiveRegisters(TypedDict):
@@ -226,20 +225,46 @@ class LiveRegisters(TypedDict):
     bytes: int
 
 
-def read_profile(path: Path) -> ProfileFile:
-    """The profile in a folder or file. Raises BadInput where there is none, or one of another version."""
-    file = path / FILE if path.is_dir() else path
-    try:
-        found: object = json.loads(file.read_text(encoding="utf-8"))
-    except OSError:
-        raise BadInput("PROFILE", "no profile", where=str(path), fix="penteract profile RUN.toml makes one") from None
-    except ValueError as error:
-        raise BadInput("PROFILE", f"not JSON: {error}", where=str(file)) from None
-    row = cast("dict[str, object]", found if isinstance(found, dict) else {})
-    version = row.get("version")
-    if version != VERSION:
-        raise BadInput("PROFILE", "a profile of another version", where=str(file), found=version, allowed=VERSION,
-                       fix="profile the run again")  # fmt: skip
-    if wrong := next(mismatches(row, ProfileFile), ""):
-        raise BadInput("PROFILE", "not a profile", where=str(file), found=wrong, fix="profile the run again")
-    return cast("ProfileFile", found)
+OtherStream = Literal["message", "gather", "collective", "copy"]
+
+
+class StepTimeline(TypedDict):
+    """A step in time: as it was planned, of each stage, and as it ran, of each rank.
+
+    names      what lanes refer to by its place here
+    measured   of the profiled step of median length
+    """
+
+    names: list[TimelineName]
+    predicted: list[TimelineLane]
+    measured: list[TimelineLane]
+
+
+class TimelineName(TypedDict):
+    """A name of the program, as of ops, and the part of the waterfall to which its time belongs. "": nothing runs."""
+
+    name: str
+    part: str
+
+
+class TimelineLane(TypedDict):
+    """The step of one rank; what is much too short to be seen is joined to its neighbours.
+
+    rank         null: predicted, of all ranks of the stage
+    picoseconds  of the step
+    compute      name, picoseconds, name, picoseconds …: what the rank does or waits for; they add up to the step
+    streams      what runs beside that
+    """
+
+    stage: int
+    rank: int | None
+    picoseconds: int
+    compute: list[int]
+    streams: list[StreamSpans]
+
+
+class StreamSpans(TypedDict):
+    """What runs on another stream than compute. `spans`: name, start, picoseconds, name, start, picoseconds …"""
+
+    kind: OtherStream
+    spans: list[int]

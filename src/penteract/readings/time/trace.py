@@ -7,7 +7,7 @@ import json
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from penteract.config.layout import Layout
 from penteract.config.mesh import AXES, Mesh
@@ -267,6 +267,21 @@ def kind(e: Event) -> str:
     if op_name in COMPUTED:
         return op_name
     return "bucket" if op_name not in _WAITS or e.name == names.LARGEST else "wait"
+
+
+OtherStream = Literal["message", "gather", "collective", "copy"]
+
+
+def other_stream(e: Event) -> OtherStream | None:
+    """What runs on another stream than compute; None for the host's launches, and for waits."""
+    what = kind(e)
+    if what not in ("communication", "copy") or e.stream.startswith("waits"):
+        return None
+    if what == "copy":
+        return "copy"
+    if " pp rank " in e.stream:
+        return "message"
+    return "gather" if "all_gather" in e.name else "collective"
 
 
 # On the compute stream, events with these names are waits for collectives and copies.

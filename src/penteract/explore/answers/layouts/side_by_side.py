@@ -11,7 +11,8 @@ from penteract.explore.answers.layouts.points import settings_of
 from penteract.explore.answers.memory_figures import by_owner
 from penteract.explore.answers.questions import read_question
 from penteract.explore.page_schema import VERSION
-from penteract.explore.search_schema import CompareAnswer, Difference, LayoutSide, WaterfallStep
+from penteract.explore.page_values import WaterfallStep
+from penteract.explore.search_schema import CompareAnswer, Difference, LayoutSide
 from penteract.planner.plan import Plan, estimator, plan_one
 from penteract.planner.report.as_json import MEMORY, utilisation
 from penteract.planner.report.explain import changed_settings, difference
@@ -70,7 +71,8 @@ def _waterfall(plan: Plan) -> list[WaterfallStep]:
     rows = waterfall(plan.search.estimators[plan.best.estimate.precision], plan.best)
     whole = sum(row.picoseconds for row in rows)
     return [
-        {"name": row.name, "label": row.label, "about": row.about, "picoseconds": row.picoseconds,
+        {"name": row.name, "label": row.label, "about": row.about, "level": row.name == "ideal",
+         "picoseconds": row.picoseconds,
          "text": show_step(row.picoseconds / _PS).replace("-", "−"), "share": share(row.picoseconds, whole)}
         for row in rows
     ]  # fmt: skip

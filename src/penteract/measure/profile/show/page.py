@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from penteract.measure.profile.prediction import Prediction
-from penteract.measure.profile.recording import Recording
-from penteract.measure.profile.show.pictures import COLOURS, LABELS, timelines, waterfall_picture
+from penteract.measure.profile.show.pictures import COLOURS, timelines, waterfall_picture
 from penteract.measure.profile.show.profile_text import price_of, show
 from penteract.measure.schemas.profile import MeasuredMemory, OpRow, ProfileFile
+from penteract.measure.schemas.profile_parts import LABELS
 from penteract.units import show_bytes, show_flops
 
 _STYLE = """
@@ -31,16 +30,16 @@ details summary { cursor: pointer; color: var(--soft); }
 """
 
 
-def page(profile: ProfileFile, predicted: Prediction, recordings: Sequence[Recording]) -> str:
+def page(profile: ProfileFile) -> str:
     """The whole file."""
-    body = "\n".join(_body(profile, predicted, recordings))
+    body = "\n".join(_body(profile))
     title = escape(f"Profile of {profile['run']['model']}")
     return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
             f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n'
             f"<body>\n{body}\n</body></html>\n")  # fmt: skip
 
 
-def _body(profile: ProfileFile, predicted: Prediction, recordings: Sequence[Recording]) -> Iterator[str]:
+def _body(profile: ProfileFile) -> Iterator[str]:
     run, made, step = profile["run"], profile["made"], profile["step"]
     yield f"<h1>{escape(run['model'])}: {show(step['measured'])} a step</h1>"
     tokens = f"{run['tokens']:,} tokens in sequences of {run['sequence_length']}".replace(",", " ")
@@ -62,9 +61,10 @@ def _body(profile: ProfileFile, predicted: Prediction, recordings: Sequence[Reco
     yield "<h2>Verdict</h2>"
     yield waterfall_picture(profile["waterfall"])
     yield _advice(profile)
-    yield "<h2>Timeline of a step</h2>"
-    yield _legend()
-    yield timelines(profile, predicted, recordings)
+    if timeline := profile.get("timeline"):
+        yield "<h2>Timeline of a step</h2>"
+        yield _legend()
+        yield timelines(profile, timeline)
     yield "<h2>Ops in the order of a step</h2>"
     ceilings, found = profile["basis"]["ceilings"], profile["unmatched"]
     product, copy = show_flops(round(ceilings["product"])), ceilings["copy"] / 1e9

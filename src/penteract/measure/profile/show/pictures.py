@@ -6,16 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from penteract.measure.profile.prediction import Prediction, part_of
-from penteract.measure.profile.recording import Recording
 from penteract.measure.profile.show.profile_text import show
-from penteract.measure.schemas.profile import ProfileFile, WaterfallRow
+from penteract.measure.schemas.profile import ProfileFile, StepTimeline, TimelineLane, WaterfallRow
 
-LABELS: Mapping[str, str] = {
-    "compute": "products", "attention": "attention", "pointwise": "memory-bound", "tensor": "tensor",
-    "context": "context", "expert": "expert", "data": "data", "pipeline": "pipeline", "update": "optimizer",
-    "host": "host copies", "launch": "gaps", "unmatched": "unmatched",
-}  # fmt: skip
 COLOURS: Mapping[str, str] = {
     "compute": "#2f6fb0", "attention": "#6a51a3", "pointwise": "#4aa3a2", "tensor": "#e08214", "context": "#f1b04c",
     "expert": "#c2a500", "data": "#d6604d", "pipeline": "#9e9e9e", "update": "#5a8f3c", "host": "#a6611a",
@@ -63,7 +56,7 @@ class Bar(NamedTuple):
     name: str
 
 
-class TimelineLane(NamedTuple):
+class TimelineBars(NamedTuple):
     """A row of bars."""
 
     label: str
@@ -71,14 +64,14 @@ class TimelineLane(NamedTuple):
     length: int  # picoseconds of its step
 
 
-def timelines(profile: ProfileFile, predicted: Prediction, recordings: Sequence[Recording]) -> str:
+def timelines(profile: ProfileFile, timeline: StepTimeline) -> str:
     """Predicted and measured lanes of each stage, each step over the whole width: by shares of its own length."""
-    lanes = list[TimelineLane]()
+    lanes = list[TimelineBars]()
     chosen = {row["stage"]: row["rank"] for row in profile["ops"]}
     stages = sorted(chosen)
     for stage in stages[: _MOST_RANKS // 2] + stages[_MOST_RANKS // 2 :][-_MOST_RANKS // 2 :]:
-        lanes += _predicted(predicted, stage)
-        lanes += _measured(predicted, recordings[chosen[stage]])
+        lanes += _lanes(timeline, timeline["predicted"][stage])
+        lanes += _lanes(timeline, timeline["measured"][chosen[stage]])
     height = (_LANE + 4) * len(lanes) + 6
     lines = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="Predicted and measured timelines">']
     for i, lane in enumerate(lanes):
@@ -112,31 +105,24 @@ def joined(bars: Sequence[Bar]) -> Iterator[Bar]:
         yield now
 
 
-def _predicted(predicted: Prediction, stage: int) -> Iterator[TimelineLane]:
-    compute, other, whole = list[Bar](), list[Bar](), predicted.span.picoseconds
-    begin = predicted.span.begins[stage]
-    for e in predicted.events:
-        if e.pp_rank != stage or e.stream == "host":
-            continue
-        part = part_of(e.name, predicted.parts)
-        bar = Bar(max(0.0, (e.start - begin) / whole), min(1.0, (e.end - begin) / whole), part, e.name)
-        if bar.end > bar.begin:
-            (compute if e.stream == "compute" else other).append(bar)
-    yield TimelineLane(f"stage {stage} predicted", compute, whole)
-    if other:
-        yield TimelineLane("    its collectives", other, whole)
+def _lanes(timeline: StepTimeline, lane: TimelineLane) -> Iterator[TimelineBars]:
+    """The compute stream, and what runs beside it."""
+    whole, names, at = lane["picoseconds"], timeline["names"], 0
+    compute, other = list[Bar](), list[Bar]()
 
+    def bar(place: int, begin: int, length: int) -> Bar:
+        return Bar(begin / whole, (begin + length) / whole, names[place]["part"], names[place]["name"])
 
-def _measured(predicted: Prediction, recording: Recording) -> Iterator[TimelineLane]:
-    step = sorted(recording.steps, key=lambda step: step.nanoseconds)[len(recording.steps) // 2]
-    compute, other, whole = list[Bar](), list[Bar](), step.nanoseconds
-    for span in step.spans:
-        if span.kind == "call":
-            continue
-        part = "host" if span.kind == "copy" else part_of(span.name, predicted.parts)
-        bar = Bar(max(0.0, span.begin / whole), min(1.0, span.end / whole), part, span.name)
-        if bar.end > bar.begin:
-            (compute if span.kind in ("compute", "wait") else other).append(bar)
-    yield TimelineLane(f"rank {recording.rank} measured", compute, 1000 * whole)
+    for place, length in zip(lane["compute"][::2], lane["compute"][1::2], strict=True):
+        if names[place]["name"]:
+            compute.append(bar(place, at, length))
+        at += length
+    for stream in lane["streams"]:
+        spans = stream["spans"]
+        for place, begin, length in zip(spans[::3], spans[1::3], spans[2::3], strict=True):
+            part = bar(place, begin, length)
+            other.append(part._replace(part="host") if stream["kind"] == "copy" else part)
+    rank = lane["rank"]
+    yield TimelineBars(f"stage {lane['stage']} predicted" if rank is None else f"rank {rank} measured", compute, whole)
     if other:
-        yield TimelineLane("    its collectives", other, 1000 * whole)
+        yield TimelineBars("    its collectives", other, whole)

@@ -30,7 +30,7 @@ def write_files(folder: Path, found: Profiled) -> None:
     DiskFailure."""
     try:
         _write(folder / FILE, json.dumps(found.profile, ensure_ascii=False) + "\n")
-        _write(folder / PAGE, page(found.profile, found.predicted, found.recordings))
+        _write(folder / PAGE, page(found.profile))
         write_trace_file(folder / f"{TRACE}.tmp", found.predicted, found.recordings)
         (folder / f"{TRACE}.tmp").replace(folder / TRACE)
         for recording in found.recordings:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from penteract.explore.answers.lane_kinds import IDLE, KINDS, LAUNCH, of_compute, of_other_stream
+from penteract.explore.answers.schedules.lane_kinds import IDLE, KINDS, LAUNCH, of_compute, of_other_stream
 from penteract.explore.schedule_schema import LaneBlock, LaneSpan, LaneTime
+from penteract.readings.time.joined import joined
 from penteract.readings.time.timeline import Event
 from penteract.readings.time.trace import shown_name
 from penteract.schedule.actions import Compute, ComputeList, computes
@@ -81,32 +82,10 @@ def _block(parts: list[Interval], action: str, least: int, passes: tuple[Compute
     named = " · ".join(text for text in (action, what) if text)
     inside = [f"{KINDS[k].label.lower()} {show_step(sums[k] * PICO)}" for k in sorted(sums)] if len(sums) > 1 else []
     return {
-        "name": action, "kind": most, "start": start, "end": end, "intervals": joined(parts, least),
+        "name": action, "kind": most, "start": start, "end": end,
+        "intervals": joined(((p.kind, p.end - p.start) for p in parts), least),
         "text": " · ".join([f"{named}: {took(start, end)}", *([waits] if waits else inside)]),
     }  # fmt: skip
-
-
-def joined(parts: Sequence[Interval], least: int) -> list[int]:
-    """Kind and picoseconds of each interval; intervals shorter than `least` are joined until they are as long, under
-    the kind with the most of it. Nothing of the time is lost."""
-    found, short = list[int](), Counter[int]()
-
-    def flush() -> None:
-        if short:
-            found.extend((max(short, key=short.__getitem__), short.total()))
-            short.clear()
-
-    for interval in parts:
-        length = interval.end - interval.start
-        if length >= least:
-            flush()
-            found.extend((interval.kind, length))
-            continue
-        short[interval.kind] += length
-        if short.total() >= least:
-            flush()
-    flush()
-    return found
 
 
 def spans(lane: LaneParts, begin: int, end: int, least: int) -> tuple[list[LaneSpan], Counter[int]]:

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from penteract.config.layout import Layout
 from penteract.explore.answers.amounts import amount, moments
-from penteract.explore.answers.lane_kinds import KINDS
-from penteract.explore.answers.lane_parts import PICO, LaneParts, blocks, in_flight, lane_time, spans
 from penteract.explore.answers.memory_figures import by_owner, rank_label
 from penteract.explore.answers.questions import changed
+from penteract.explore.answers.schedules.lane_kinds import KINDS
+from penteract.explore.answers.schedules.lane_parts import PICO, LaneParts, blocks, in_flight, lane_time, spans
 from penteract.explore.answers.step_curve import shortened, shown_note
 from penteract.explore.page_schema import VERSION
 from penteract.explore.page_values import Fact, Question

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penteract.readings.time.timeline import Event
-from penteract.readings.time.trace import kind
+from penteract.readings.time.trace import kind, other_stream
 from penteract.step import names
 
 
@@ -54,11 +54,5 @@ def of_compute(e: Event) -> int:
 
 def of_other_stream(e: Event) -> int | None:
     """The kind of an event of another stream than compute; None for the host's launches, and for waits."""
-    what = kind(e)
-    if what not in ("communication", "copy") or e.stream.startswith("waits"):
-        return None
-    if what == "copy":
-        return NUMBER["copy"]
-    if " pp rank " in e.stream:
-        return NUMBER["message"]
-    return NUMBER["gather" if "all_gather" in e.name else "collective"]
+    what = other_stream(e)
+    return NUMBER[what] if what else None

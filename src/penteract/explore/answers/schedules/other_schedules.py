@@ -8,7 +8,7 @@ from penteract.config.layout import Layout
 from penteract.errors import BadInput
 from penteract.explore.answers.amounts import amount, change, difference
 from penteract.explore.answers.questions import changed, read_question
-from penteract.explore.answers.schedule_lanes import bubble
+from penteract.explore.answers.schedules.schedule_lanes import bubble
 from penteract.explore.page_schema import VERSION
 from penteract.explore.page_values import Question
 from penteract.explore.schedule_schema import ScheduleChoice
