@@ -11,9 +11,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints, is_typeddict
 
-from penteract.explore import page_schema, page_values, ranks_schema, runs_schema, schedule_schema, search_schema
+from penteract.explore import (
+    page_schema,
+    page_values,
+    profile_schema,
+    ranks_schema,
+    runs_schema,
+    schedule_schema,
+    search_schema,
+)
 
-MODULES = (page_values, page_schema, schedule_schema, search_schema, ranks_schema, runs_schema)
+MODULES = (page_values, page_schema, schedule_schema, search_schema, ranks_schema, runs_schema, profile_schema)
 PAGE = Path(__file__).with_name("explore.md")
 HEADING = "## Messages\n\n"
 

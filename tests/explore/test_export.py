@@ -85,6 +85,7 @@ def test_the_site_has_the_page_the_planner_and_a_python(site: Path) -> None:
     first = json.loads((site / "first.json").read_text())
     assert [rows[0]["kind"] for rows in first.values() if rows] == [
         "opening", "memory", "step", "fit", "schedule", "search", "what_if", "compare", "ranks", "runs",
+        "profile",
     ]  # fmt: skip
     page = (site / "index.html").read_text()
     assert (

@@ -7,7 +7,8 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from penteract.explore.answers.schedules.lane_kinds import KINDS
+from penteract.explore.answers.profiles.profile_lanes import KINDS as OF_PROFILES
+from penteract.explore.answers.schedules.lane_kinds import KINDS, TimeKind
 from penteract.explore.server.routes import ASSETS
 
 CSS = (ASSETS / "look.css").read_text(encoding="utf-8")
@@ -28,7 +29,9 @@ def tokens(theme: str) -> dict[str, Colour]:
     """The colours of a theme, as linear RGB."""
     light, dark = CSS.split(":root {")[1].split("}")[0], CSS.split(':root[data-theme="dark"] {')[1].split("}")[0]
     text = light if theme == "light" else light + dark
-    return {name: linear(code) for name, code in re.findall(r"--([\w-]+): (#[0-9a-f]{6});", text)}
+    found = {name: linear(code) for name, code in re.findall(r"--([\w-]+): (#[0-9a-f]{6});", text)}
+    same = re.findall(r"--([\w-]+): var\(--([\w-]+)\);", text)
+    return found | {name: found[other] for name, other in same}
 
 
 def linear(code: str) -> Colour:
@@ -69,13 +72,14 @@ def test_colours_are_told_apart(theme: str, seen: str) -> None:
         assert apart(found[a], found[b], seen) > 20, (a, b)
 
 
+@pytest.mark.parametrize("kinds", [KINDS, OF_PROFILES], ids=["schedules", "profiles"])
 @pytest.mark.parametrize("seen", SEEN)
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_kinds_of_time_are_told_apart(theme: str, seen: str) -> None:
+def test_kinds_of_time_are_told_apart(theme: str, seen: str, kinds: tuple[TimeKind, ...]) -> None:
     """Those in one bar, and those in the strips below it, which have no bubble beside them."""
     found = tokens(theme)
     for other in (False, True):
-        names = [f"lane-{kind.name}" for kind in KINDS if kind.other_stream == other]
+        names = [f"lane-{kind.name}" for kind in kinds if kind.other_stream == other]
         pairs = [*combinations(names, 2)] if not other else [*pairwise(names)]
         near = {
             (a, b): round(apart(found[a], found[b], seen)) for a, b in pairs if apart(found[a], found[b], seen) < 15
@@ -87,7 +91,7 @@ def test_kinds_of_time_are_told_apart(theme: str, seen: str) -> None:
 def test_texts_can_be_read(theme: str) -> None:
     found = tokens(theme)
     pairs = [(f"on-{name}", name) for name in OWNERS]
-    pairs += [(f"on-lane-{kind.name}", f"lane-{kind.name}") for kind in KINDS if not kind.other_stream]
+    pairs += [(f"on-lane-{kind.name}", f"lane-{kind.name}") for kind in (*KINDS, *OF_PROFILES) if not kind.other_stream]
     pairs += [(ink, paper) for ink in ("ink", "ink-2", "ink-3") for paper in ("paper", "sheet", "sunk")]
     pairs += [("good", "good-paper"), ("bad", "bad-paper"), ("on-accent", "accent")]
     pairs += [(name, paper) for name in DIMENSIONS for paper in ("sheet", "sunk")]

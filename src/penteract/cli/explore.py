@@ -24,6 +24,7 @@ EXAMPLES = (
     "penteract explore path/to/config.json --gpus 8xH200",
     "penteract explore --port 8265 --no-browser",
     "penteract explore --runs runs",
+    "penteract explore --profiles profiles",
     "penteract explore --export site",
 )
 _NEEDED = ("starlette", "uvicorn")
@@ -39,6 +40,9 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
     batch: Annotated[str, Parameter(help="Tokens of a step (1Mi), or sequences (128seqs).")] = "1Mi",
     precision: Annotated[str, Parameter(help="A recipe: bf16, fp8_tensorwise.")] = "bf16",
     runs: Annotated[Path | None, Parameter(help="A folder of runs, or one run, to show; read, never written.")] = None,
+    profiles: Annotated[
+        Path | None, Parameter(help="A folder of profiles, or one profile, to show; read, never written.")
+    ] = None,
     port: Annotated[int, Parameter(help="Of this machine; 0 takes a free one.")] = 0,
     browser: Annotated[bool, Parameter(help="Open the browser.")] = True,
     export: Annotated[
@@ -56,19 +60,20 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
     With --export the page is written as files, in which the planner runs in the browser.
     """
     if export is not None:
-        if runs is not None:
-            raise BadInput("USAGE", "files for a web server cannot follow runs", where="--runs", found="--export too",
-                           fix="leave one of them out")  # fmt: skip
+        for flag, given in (("--runs", runs), ("--profiles", profiles)):
+            if given is not None:
+                raise BadInput("USAGE", f"files for a web server cannot follow {flag[2:]}", where=flag,
+                               found="--export too", fix="leave one of them out")  # fmt: skip
         return _export(export, _opening(model, gpus, layout, seq, batch, precision), json=json)
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise BadInput("EXTRA", f"explore needs {' and '.join(missing)}", found="none",
                        fix="pip install 'penteract[explore]'")  # fmt: skip
     if not 0 <= port < 2**16:
         raise BadInput("PORT", "no port", where="--port", found=port, allowed="0 to 65535", fix="--port 0")
-    if runs is not None and not runs.is_dir():
-        raise BadInput(
-            "FOLDER", "no such folder", where="--runs", found=runs, fix="name a folder of runs, such as runs"
-        )
+    for flag, given in (("--runs", runs), ("--profiles", profiles)):
+        if given is not None and not given.is_dir():
+            raise BadInput("FOLDER", "no such folder", where=flag, found=given,
+                           fix=f"name a folder of {flag[2:]}, such as {flag[2:]}")  # fmt: skip
     opening = _opening(model, gpus, layout, seq, batch, precision)
     from penteract.explore.server.serving import serve  # imported here: the server is an extra
 
@@ -78,7 +83,8 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
         else:
             print(f"The explorer is at {address}\nThis address opens once. Ctrl-C ends it.", flush=True)
 
-    serve(opening, port=port, browser=browser, tell=tell, runs=runs.resolve() if runs else None)
+    serve(opening, port=port, browser=browser, tell=tell, runs=runs.resolve() if runs else None,
+          profiles=profiles.resolve() if profiles else None)  # fmt: skip
     return 0
 
 

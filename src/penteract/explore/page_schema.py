@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict
 
 from penteract.explore.page_values import Amount, ChartAxis, DeviceMemory, Fact, Question, Tick, Value
+from penteract.explore.profile_schema import OpenedFile, ProfileAnswer, ProfileAsked
 from penteract.explore.ranks_schema import RanksAnswer
 from penteract.explore.runs_schema import RunsAnswer
 from penteract.explore.schedule_schema import ScheduleAnswer, ScheduleChoice
@@ -24,10 +25,10 @@ from penteract.explore.search_schema import (
 )
 
 VERSION = 1
-MOST_BYTES = 2**20  # of a request
+MOST_BYTES, MOST_FILE_BYTES = 2**20, 2**25  # of a request; of one with files that the reader opened in the page
 
 Kind = Literal["opening", "memory", "step", "fits", "schedule", "schedules", "search", "what_if", "compare", "ranks",
-               "runs", "run_file"]  # fmt: skip
+               "runs", "profile", "run_file"]  # fmt: skip
 
 
 class PageRequest(TypedDict, total=False):
@@ -38,6 +39,8 @@ class PageRequest(TypedDict, total=False):
     rank       of the Ranks view: the rank that is looked at; null: the first
     parameter  of the Ranks view: the parameter whose parts are shown; empty: the first of a layer
     runs       of the Runs view: the names of the runs whose curves are drawn; none: the newest
+    profile    of the Profile view: which profile it shows, and which one beside it
+    files      of the Profile view: profiles that the reader opened in the page
     """
 
     version: int
@@ -48,6 +51,8 @@ class PageRequest(TypedDict, total=False):
     rank: int | None
     parameter: str
     runs: list[str]
+    profile: ProfileAsked
+    files: list[OpenedFile]
 
 
 class ControlChoice(TypedDict):
@@ -317,10 +322,10 @@ class ErrorAnswer(TypedDict):
 Answer = (
     Opening | MemoryAnswer | StepAnswer | FitAnswer | FitsEnd | ScheduleAnswer | ScheduleChoice | SearchProgress
     | SearchAnswer | FrontStep | SearchEnd | WhatIfAnswer | CompareAnswer | RanksAnswer | RunsAnswer
-    | RunFile | ErrorAnswer
+    | ProfileAnswer | RunFile | ErrorAnswer
 )  # fmt: skip
 MESSAGES: tuple[type, ...] = (
     PageRequest, Opening, MemoryAnswer, StepAnswer, FitAnswer, FitsEnd, ScheduleAnswer, ScheduleChoice, SearchProgress,
     SearchAnswer, FrontStep, SearchEnd, WhatIfAnswer, CompareAnswer, RanksAnswer,
-    RunsAnswer, RunFile, ErrorAnswer,
+    RunsAnswer, ProfileAnswer, RunFile, ErrorAnswer,
 )  # fmt: skip

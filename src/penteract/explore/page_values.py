@@ -79,8 +79,8 @@ class Fact(TypedDict):
 
 
 class WaterfallStep(TypedDict):
-    """A part of the way from the ideal step to the predicted one, or on to the measured one. The picoseconds of the first
-    row, and of all others that are no level, add up to the step's.
+    """A part of the way from the ideal step to the predicted one, or on to the measured one. The picoseconds of the
+    first row, and of all others that are no level, add up to the step's.
 
     name   "ideal", or the part of the step that takes longer than ideal
     level  whether the row is a sum, drawn from 0: "ideal", "predicted", "measured"

@@ -20,7 +20,7 @@ class ProfileAsked(TypedDict, total=False):
 
     name     of the profile; empty: the newest
     against  the name of another one, which is compared with it
-    rank     whose lanes, kernels and memory are shown; null: of the verdict's stage, the slowest
+    rank     whose lanes, kernels and memory are shown; null: the one with the most work
     """
 
     name: str
@@ -98,6 +98,12 @@ class ProfiledOp(TypedDict):
     kernels: list[OpKernel]
 
 
+class ProfileBlock(LaneBlock):
+    """An op's time, or a gap. `name`: short, to be drawn where there is room. `op`: its number; -1: it has none."""
+
+    op: int
+
+
 class ProfileLane(TypedDict):
     """The step of a stage as predicted, or of a rank as measured; fields as of a `RankLane`. `short`: its label where
     there is little room; `other_streams`: in the order of their starts."""
@@ -108,7 +114,7 @@ class ProfileLane(TypedDict):
     gpus: str
     begin: int
     end: int
-    blocks: list[LaneBlock]
+    blocks: list[ProfileBlock]
     other_streams: list[LaneSpan]
     times: list[LaneTime]
     flight: list[int]

@@ -25,7 +25,8 @@ _LEFT_OUT = (
     *(f"measure/{room}" for room in ("bench", "calibrate", "profile", "rehearse", "report")),
 )  # fmt: skip
 # Answers that are made at export.
-_FIRST = ("opening", "memory", "step", "fits", "schedule", "schedules", "search", "what_if", "compare", "ranks", "runs")
+_FIRST = ("opening", "memory", "step", "fits", "schedule", "schedules", "search", "what_if", "compare", "ranks", "runs",
+          "profile")  # fmt: skip
 _POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'"

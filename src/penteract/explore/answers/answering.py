@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from penteract._version import __version__
 from penteract.config.presets import PRESETS
@@ -40,6 +40,9 @@ from penteract.planner.search.best import Timed
 from penteract.planner.search.collector import uncollected
 from penteract.units import show_count
 
+if TYPE_CHECKING:
+    from penteract.explore.answers.profiles.profile_answer import GivenProfiles
+
 Tell = Callable[[SearchProgress], object]
 _FLAGS = {
     "--seq": "sequence_length", "--batch": "global_batch_size", "--precision": "precision", "--optimizer": "optimizer",
@@ -48,15 +51,18 @@ _FLAGS = {
 }  # fmt: skip
 
 
-def answer(request: object, opening: Question, tell: Tell | None = None) -> Iterator[Answer]:
+def answer(
+    request: object, opening: Question, tell: Tell | None = None, profiles: GivenProfiles | None = None
+) -> Iterator[Answer]:
     """The answers to one request. A stream's rows come one by one.
 
-    opening  the question of an opening request
-    tell     called with what a search has found so far, while it searches
+    opening   the question of an opening request
+    tell      called with what a search has found so far, while it searches
+    profiles  those of folders that a server was given
     """
     try:
         with uncollected():
-            yield from _answers(_checked(request), opening, tell)
+            yield from _answers(_checked(request), opening, tell, profiles)
     except PenteractError as error:
         yield _error(error)
     except RecursionError:
@@ -77,7 +83,9 @@ def _checked(request: object) -> dict[str, Any]:
     return tree
 
 
-def _answers(request: dict[str, Any], opening: Question, tell: Tell | None) -> Iterator[Answer]:
+def _answers(
+    request: dict[str, Any], opening: Question, tell: Tell | None, profiles: GivenProfiles | None
+) -> Iterator[Answer]:
     kind = request.get("kind")
     if kind == "opening":
         yield _opening(opening)
@@ -86,6 +94,11 @@ def _answers(request: dict[str, Any], opening: Question, tell: Tell | None) -> I
         from penteract.explore.training_runs.run_answer import not_served
 
         yield not_served()
+        return
+    if kind == "profile":
+        from penteract.explore.answers.profiles.profile_answer import profile_answer
+
+        yield profile_answer(request, profiles)
         return
     if kind not in get_args(Kind):
         raise BadInput("QUESTION", "no such request", where="kind", found=str(kind)[:20],

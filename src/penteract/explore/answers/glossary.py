@@ -48,5 +48,23 @@ TERMS: Mapping[str, str] = {
     "runs": "The folders of runs that the explorer was started with (--runs). It reads them, and no other folder.",
     "curves": "A field of metrics.jsonl over the steps. Of many steps, each point is the last of its part.",
     "proven": "A proven checkpoint was read back from the disk, and a finite step was trained after it.",
+    "profiles": "What penteract profile leaves of a run's step. Read are the folders that the explorer was started "
+    "with (--profiles, --runs) and files that are opened or dropped here; nothing leaves this machine.",
+    "measured step": "The median of the steady steps without a profiler, each as long as on the rank that took "
+    "longest.",
+    "profile waterfall": "Each change begins where the one before it ends: from the ideal step to the predicted one "
+    "to the measured one, in whole picoseconds, so that all add up. A part beyond its prediction is where time went.",
+    "profile lanes": "One step: above as the simulated clock has it, below as the rank ran it. Strips below a bar "
+    "are what runs beside compute. Both carry the same names, so an op is found in both.",
+    "ops": "All calls of an op in a step are one row, under the name that prediction and measurement share. Its "
+    "ceiling is what this device reached right after the step, in products or in copies, whichever holds it.",
+    "unmatched": "What only one side has: kernels that no op of the plan launched, or ops that were not measured.",
+    "kernels": "What ran in an op: on a GPU kernels as CUPTI calls them, on a CPU operators of torch. The longest "
+    "eight.",
+    "skew": "Each rank's mean profiled step. Work is its own kernels and the gaps between them; the rest it waits, "
+    "for collectives or other stages. One rank that works longer makes all others wait.",
+    "owners": "Measured with a storage for each register, so that each owner is seen; nothing measured is taken from "
+    "the plan. The plan has registers in one block, which needs more than the sum of what lives at one moment.",
+    "alive at the peak": "The activations that are alive at the fullest moment of the step, by the op that made them.",
     "fullest rank": "The pipeline rank that allocates most: if it fits, all do.",
 }

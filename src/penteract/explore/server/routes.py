@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -15,12 +15,15 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penteract.explore.page_schema import MOST_BYTES, VERSION, Question
+from penteract.explore.answers.answering import answer
+from penteract.explore.page_schema import MOST_BYTES, MOST_FILE_BYTES, VERSION, Answer, Question
 from penteract.explore.server.guard import Guard, Keys
 from penteract.explore.server.lanes import Lanes
+from penteract.explore.training_runs.read_profiles import ProfileFolders
 from penteract.explore.training_runs.read_runs import RunFolders
 from penteract.explore.training_runs.run_answer import runs_answer
 
+FILES = "/api/files"  # for requests with files that the reader opened in the page
 ASSETS = Path(__file__).parent.parent / "assets"
 _TYPES: Mapping[str, str] = {
     ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
@@ -29,9 +32,13 @@ _TYPES: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def application(opening: Question, keys: Keys, port: int, folder: Path | None = None) -> ASGIApp:
-    """The server of one explorer, which opens with this question. `folder`: of runs, the only one that it reads."""
+def application(
+    opening: Question, keys: Keys, port: int, folder: Path | None = None, profiles: Path | None = None
+) -> ASGIApp:
+    """The server of one explorer, which opens with this question. It reads these folders and no other: `folder`, of
+    runs, and `profiles`; a folder of runs may have profiles too."""
     runs = RunFolders(folder) if folder else None
+    profiled = ProfileFolders(tuple(at for at in (profiles, folder) if at))
     lanes, files = Lanes(opening), _files()
 
     @asynccontextmanager
@@ -45,11 +52,11 @@ def application(opening: Question, keys: Keys, port: int, folder: Path | None = 
         return Response(found[0], media_type=found[1]) if found else PlainTextResponse("no such file", 404)
 
     async def ask(request: Request) -> Response | _Lines:
-        body = bytearray()
+        body, most = bytearray(), MOST_FILE_BYTES if request.url.path == FILES else MOST_BYTES
         try:
             async for part in request.stream():
                 body += part
-                if len(body) > MOST_BYTES:
+                if len(body) > most:
                     return PlainTextResponse("the question is too long", 413)
         except ClientDisconnect:
             return Response(status_code=400)
@@ -57,22 +64,27 @@ def application(opening: Question, keys: Keys, port: int, folder: Path | None = 
             asked: object = json.loads(body)
         except (ValueError, RecursionError):
             return PlainTextResponse("not JSON", 400)
-        return _Lines(_about_runs(runs, asked) if runs and _is_about_runs(asked) else lanes.rows(asked))
+        if (found := runs) and _is_about("runs", asked):
+            return _Lines(_read(found.turn, lambda: runs_answer(found, cast("Any", asked).get("runs"))))
+        if _is_about("profile", asked):
+            return _Lines(_read(profiled.turn, lambda: next(answer(asked, opening, profiles=profiled))))
+        return _Lines(lanes.rows(asked))
 
-    routes = [Route("/", file), Route("/assets/{path:path}", file), Route("/api/ask", ask, methods=["POST"])]
+    routes = [Route("/", file), Route("/assets/{path:path}", file), *(Route(path, ask, methods=["POST"]) for path in
+              ("/api/ask", FILES))]  # fmt: skip
     return Guard(Starlette(routes=routes, lifespan=lifespan), keys, port)
 
 
-def _is_about_runs(asked: object) -> bool:
+def _is_about(kind: str, asked: object) -> bool:
     request = cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
-    return request.get("kind") == "runs" and request.get("version") == VERSION
+    return request.get("kind") == kind and request.get("version") == VERSION
 
 
-async def _about_runs(runs: RunFolders, asked: Any) -> AsyncGenerator[bytes]:
-    """The answer from run folders, which a thread reads; one request after another, as they share what was read."""
-    async with runs.turn:
-        found = await asyncio.to_thread(runs_answer, runs, asked.get("runs"))
-    yield json.dumps(found, allow_nan=False).encode() + b"\n"
+async def _read(turn: asyncio.Lock, read: Callable[[], Answer]) -> AsyncGenerator[bytes]:
+    """The answer from folders, which a thread reads; one request after another, as they share what was read."""
+    async with turn:
+        found = await asyncio.to_thread(lambda: json.dumps(read(), allow_nan=False).encode())
+    yield found + b"\n"
 
 
 def _files() -> Mapping[str, tuple[bytes, str]]:

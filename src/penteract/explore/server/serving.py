@@ -20,12 +20,18 @@ HOST = "127.0.0.1"
 
 
 def serve(
-    opening: Question, *, port: int, browser: bool, tell: Callable[[str], object], runs: Path | None = None
+    opening: Question,
+    *,
+    port: int,
+    browser: bool,
+    tell: Callable[[str], object],
+    runs: Path | None = None,
+    profiles: Path | None = None,
 ) -> None:
     """Serve until Ctrl-C. `tell` is called with the address to open, once the port takes connections.
 
     port     0: any free one
-    runs     a folder of runs to show; no other folder is read
+    runs, profiles  folders of runs and of profiles to show; no other folder is read
     Raises BadInput if the port is taken.
     """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as listening:
@@ -38,7 +44,7 @@ def serve(
         listening.listen()
         keys, bound_port = Keys(), int(listening.getsockname()[1])
         address = f"http://{HOST}:{bound_port}/?token={keys.token}"
-        app = application(opening, keys, bound_port, runs)
+        app = application(opening, keys, bound_port, runs, profiles)
         tell(address)
         if browser:
             Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -64,7 +64,7 @@ def _measured(predicted: Prediction, recording: Recording, number: Number, parts
     least = -(-whole // parts)
     found = moments(step, name_part, on_device=recording.on_device)
     compute = joined(((number(m.name, m.part), 1000 * (m.end - m.begin)) for m in found), least)
-    others = [
+    others: list[tuple[OtherStream, int, int, int]] = [
         (kind, number(span.name, name_part(span.name)), 1000 * start, 1000 * end)
         for span in step.spans
         if (kind := _kind(span)) and (end := min(step.nanoseconds, span.end)) > (start := max(0, span.begin))

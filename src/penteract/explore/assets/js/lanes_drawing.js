@@ -6,10 +6,10 @@ const TOP = 6;
 const STRIPS = 4; // of other streams than compute: one for each kind that runs there
 const LETTER = 6.4; // width of a letter, about
 
-/** Where things are: sizes shrink as there are more lanes. */
+/** Where things are: sizes shrink as there are more lanes. Lanes without micro-batches in flight are taller. */
 export function geometry(answer, width) {
   const count = answer.lanes.length;
-  const [bar, flight, strip, gap] = count <= 8 ? [26, 15, 3, 9] : count <= 16 ? [18, 11, 2, 7] : [11, 7, 1, 5];
+  const [bar, flight, strip, gap] = !answer.most ? [34, 0, 4, 8] : count <= 8 ? [26, 15, 3, 9] : count <= 16 ? [18, 11, 2, 7] : [11, 7, 1, 5];
   const side = width < 620 ? 26 : 116;
   const step = bar + flight + STRIPS * strip + 3 + gap;
   const axis = TOP + count * step;
@@ -54,7 +54,7 @@ export function draw(pen, answer, geo, { from, to }, hot, at) {
     pen.clip(geo.side, y, geo.inner, geo.step);
     intervals(pen, answer, lane, geo, from, to, scale, y);
     spans(pen, answer, lane, geo, from, to, scale, y + geo.bar + 2);
-    flight(pen, answer, lane, geo, from, to, x, y + geo.bar + 3 + STRIPS * geo.strip);
+    if (answer.most) flight(pen, answer, lane, geo, from, to, x, y + geo.bar + 3 + STRIPS * geo.strip);
     if (hot?.lane === i && lane.blocks[hot.block]) {
       const block = lane.blocks[hot.block];
       pen.frame(x(block.start), y, Math.max(1, (block.end - block.start) * scale), geo.bar, "ink");
@@ -66,7 +66,7 @@ export function draw(pen, answer, geo, { from, to }, hot, at) {
 
 function label(pen, geo, lane, y) {
   const narrow = geo.side < 60;
-  const text = narrow ? String(lane.stage) : lane.label.split(" (")[0];
+  const text = narrow ? (lane.short ?? String(lane.stage)) : lane.label.split(" (")[0];
   pen.text(0, y + geo.bar / 2, text, lane.shown ? "ink" : "ink-2", "start", lane.shown);
   if (!narrow && geo.bar > 20) pen.text(0, y + geo.bar + 10, lane.gpus, "ink-3", "start");
 }

@@ -1,7 +1,8 @@
 // The best layouts as a table, with reasons; where the step of the chosen one goes; two side by side; other questions.
 import { html, useEffect, useRef, useState } from "./html.js";
-import { Figure, useWidth } from "./figure.js";
+import { Figure } from "./figure.js";
 import { alike } from "./points.js";
+import { Waterfalls } from "./waterfall.js";
 
 /** The rows of `penteract plan`, and why others are not among them. */
 export function Best({ answer, state, copies, stale, take, against }) {
@@ -28,54 +29,19 @@ export function Best({ answer, state, copies, stale, take, against }) {
   <//>`;
 }
 
-const ROW = 26; // heights, in pixels
-const HEAD = 6;
-const LETTER = 6.7; // width of a letter, about
-
 /** Where the step goes, from ideal to predicted, of each side. */
 export function Waterfall({ answer, copies, stale }) {
   const columns = ["Layout", "Part", "Time", "Picoseconds", "Share of the step"];
   const rows = answer.sides.flatMap((side) => side.waterfall.map((step) => [side.name, step.label, step.text, step.picoseconds, step.share]));
   return html`<${Figure} id="waterfall" title="From the ideal step to the predicted one" source="predicted · simulated with measured rates" stale=${stale} copies=${copies}
     about="Each part is what the simulated step spends on it beyond the ideal; all add up to the step, to the picosecond." columns=${columns} rows=${rows}>
-    <${Steps} answer=${answer} />
+    <${Waterfalls} most=${answer.most} groups=${answer.sides.map((side, i) => ({ title: `${answer.sides.length > 1 ? `${"AB"[i]}  ` : ""}${side.name}`, rows: rowsOf(side) }))} />
   <//>`;
 }
 
-function Steps({ answer }) {
-  const [ref, width] = useWidth();
-  const { sides } = answer;
-  const narrow = width < 620;
-  const side = narrow ? 0 : 172;
-  const step = narrow ? ROW + 16 : ROW;
-  const inner = Math.max(1, width - side - 112);
-  const x = (picoseconds) => side + (picoseconds / answer.most) * inner;
-  let y = HEAD;
-  const groups = sides.map((one, i) => {
-    const top = y;
-    y += 24 + (one.waterfall.length + 1) * step + 16;
-    return { one, top, letter: "AB"[i] };
-  });
-  return html`<div class="plot" ref=${ref}>${width > 0 && html`<svg class="chart" width=${width} height=${y} role="group" aria-label="Parts of the step">
-    ${groups.map(({ one, top, letter }) => {
-      let from = 0;
-      const total = { name: "total", label: "Predicted", text: one.step, picoseconds: one.picoseconds, share: one.mfu === "-" ? "" : `MFU ${one.mfu}`, about: "" };
-      return html`<g key=${letter}>
-        <text class="strong" x="0" y=${top + 12}>${sides.length > 1 ? `${letter}  ` : ""}${one.name}</text>
-        ${[...one.waterfall, total].map((part, i) => {
-          const begin = part.name === "total" ? 0 : Math.min(from, from + part.picoseconds);
-          if (part.name !== "total") from += part.picoseconds;
-          const at = top + 24 + i * step + (narrow ? 16 : 0);
-          const right = x(begin) + Math.max(1, x(Math.abs(part.picoseconds)) - x(0));
-          return html`<g key=${part.name} class=${`part-${part.name}`}><title>${`${part.label}: ${part.text} ${part.share}. ${part.about}`}</title>
-            <text x=${narrow ? 0 : side - 10} y=${narrow ? at - 6 : at + ROW / 2 - 2} text-anchor=${narrow ? "start" : "end"} dominant-baseline=${narrow ? "auto" : "central"}>${part.label}</text>
-            <rect class="part" x=${x(begin)} y=${at} width=${right - x(begin)} height=${ROW - 6} rx="2" />
-            <text class="much" x=${right + 6} y=${at + ROW / 2 - 2} dominant-baseline="central">${part.text}  ${right + 6 + (part.text.length + part.share.length + 2) * LETTER < width ? part.share : ""}</text>
-          </g>`;
-        })}
-      </g>`;
-    })}
-  </svg>`}</div>`;
+/** The rows of a side, and their sum. */
+function rowsOf(side) {
+  return [...side.waterfall, { name: "total", label: "Predicted", about: "", level: true, picoseconds: side.picoseconds, text: side.step, share: side.mfu === "-" ? "" : `MFU ${side.mfu}` }];
 }
 
 /** Two layouts: where time and memory differ, and why. */

@@ -6,7 +6,9 @@ import { html, render, useEffect, useRef, useState } from "./html.js";
 import { Lanes } from "./lanes.js";
 import { Best, Compare, Waterfall, WhatIf } from "./layouts.js";
 import { Memory, Ranks } from "./memory.js";
+import { isConfig, isProfile, useOpened } from "./opened.js";
 import { Points } from "./points.js";
+import { ProfileView, profileSum, useProfile } from "./profile.js";
 import { RanksView, ranksSum, useRanks } from "./ranks.js";
 import { RunsView, runsSum, useRuns } from "./runs.js";
 import { Schedules } from "./schedules.js";
@@ -18,7 +20,7 @@ import { Verdict, memorySum, scheduleSum, searchSum } from "./verdict.js";
 
 const PAUSE = 250; // ms without a change before the slower answers are asked for
 const THEMES = ["auto", "light", "dark"];
-const TITLES = { memory: "Memory", schedules: "Schedules", layouts: "Layouts", ranks: "Ranks", runs: "Runs" };
+const TITLES = { memory: "Memory", schedules: "Schedules", layouts: "Layouts", ranks: "Ranks", runs: "Runs", profile: "Profile" };
 const SEARCH = { fix: {}, tokens: "", usd_per_gpu_hour: 0, against: null };
 
 function App({ opening, first }) {
@@ -54,6 +56,8 @@ function App({ opening, first }) {
   const compared = useCompare(state);
   const ranks = useRanks(state);
   const runs = useRuns(state);
+  const [files, open] = useOpened();
+  const [profile, reading] = useProfile(state, files);
   const [made, setMade] = useState("served");
   const [moment, setMoment] = useState(null); // where the lanes stand
   useEffect(() => {
@@ -61,10 +65,15 @@ function App({ opening, first }) {
   }, []);
   const slow = useSlow(state, made === "live");
   useLink(state, setState);
-  useDrop((file) => take(file, (model) => change({ ...state.question, model })));
+  useDrop(async (some) => {
+    const text = await some[0].text();
+    if (!isProfile(text) && (state.view !== "profile" || isConfig(text))) return take(some[0], (model) => change({ ...state.question, model }));
+    const [name, against] = await open(some);
+    if (name) setState((old) => ({ ...old, view: "profile", profile: { name, against: against ?? old.profile?.against } }));
+  });
   const stale = !latest?.figures || error !== "" ? "old" : busy ? "stale" : "";
   const copies = [
-    ["Command", async () => ({ layouts: search.answer, runs }[state.view] ?? latest)?.command ?? ""],
+    ["Command", async () => ({ layouts: search.answer, runs, profile }[state.view] ?? latest)?.command ?? ""],
     ["Link", async () => location.origin + location.pathname + (await toFragment(state))],
     ["Run file", async () => (await askOne({ kind: "run_file", question: state.question })).text],
   ];
@@ -72,7 +81,8 @@ function App({ opening, first }) {
   const steps = state.view === "schedules";
   const all = state.view === "layouts";
   const sums = { memory: () => memorySum(figures, opening.terms), schedules: () => scheduleSum(lanes, opening.terms),
-    layouts: () => searchSum(search.answer, opening.terms), ranks: () => ranksSum(ranks, opening.terms), runs: () => runsSum(runs, opening.terms) };
+    layouts: () => searchSum(search.answer, opening.terms), ranks: () => ranksSum(ranks, opening.terms), runs: () => runsSum(runs, opening.terms),
+    profile: () => profileSum(profile, opening.terms) };
   const sum = sums[state.view]();
   const lateOf = (answer) => stale || (answer && JSON.stringify(answer.question) !== JSON.stringify(state.question) ? "stale" : "");
   const curve = html`<${Step} moment=${steps ? moment : null} answer=${slow.step} terms=${opening.terms} waiting=${slow.waiting} copies=${copies} stale=${stale} />`;
@@ -95,12 +105,14 @@ function App({ opening, first }) {
       <main id="results" tabindex="-1" aria-busy=${busy} data-answers=${answers}>
         <${Verdict} latest=${latest} sum=${sum} error=${error} take=${change} terms=${opening.terms} busy=${busy} copies=${copies} />
         ${steps && html`
-          <${Lanes} answer=${lanes} terms=${opening.terms} copies=${copies} stale=${lateOf(lanes)} look=${look} stood=${setMoment} />
+          <${Lanes} answer=${lanes} terms=${opening.terms} copies=${copies} stale=${lateOf(lanes)} look=${look} stood=${setMoment}
+            linked=${state.zoom} keep=${(zoom) => setState((old) => ({ ...old, zoom }))} />
           ${curve}
           <${Schedules} choices=${slow.choices} done=${!slow.waiting} missing=${lanes?.missing} more=${lanes?.more} take=${change} copies=${copies} stale=${stale} />`}
         ${all && html`<${Layouts} state=${state} setState=${setState} search=${search} stop=${stopSearch} compared=${compared} terms=${opening.terms} copies=${copies} stale=${stale} change=${change} />`}
         ${state.view === "ranks" && html`<${RanksView} answer=${ranks} state=${state} setState=${setState} terms=${opening.terms} copies=${copies} stale=${lateOf(ranks)} take=${change} />`}
         ${state.view === "runs" && html`<${RunsView} answer=${runs} state=${state} setState=${setState} terms=${opening.terms} copies=${copies} />`}
+        ${state.view === "profile" && html`<${ProfileView} answer=${profile} busy=${reading} state=${state} setState=${setState} open=${open} terms=${opening.terms} copies=${copies} />`}
         ${state.view === "memory" && figures && html`
           <${Memory} figures=${figures} terms=${opening.terms} copies=${copies} stale=${stale} />
           ${curve}
@@ -168,7 +180,7 @@ function useSlow(state, again) {
       clearTimeout(timer);
       stop.abort();
     };
-  }, [state, again]);
+  }, [state.question, state.stage, state.view, again]);
   return slow;
 }
 
@@ -195,7 +207,7 @@ function useLink(state, setState) {
   }, []);
 }
 
-/** A config.json may be dropped anywhere. */
+/** A config.json, or profiles, may be dropped anywhere. */
 function useDrop(drop) {
   const now = useRef(drop);
   now.current = drop;
@@ -208,7 +220,7 @@ function useDrop(drop) {
     const dropped = (event) => {
       event.preventDefault();
       leave();
-      if (event.dataTransfer.files.length) now.current(event.dataTransfer.files[0]);
+      if (event.dataTransfer.files.length) now.current([...event.dataTransfer.files]);
     };
     addEventListener("dragover", over);
     addEventListener("dragleave", leave);

@@ -3,7 +3,7 @@
 const PREFIX = "#q=";
 
 /** The views of the page; a link without one opens the first. */
-export const VIEWS = ["memory", "schedules", "layouts", "ranks", "runs"];
+export const VIEWS = ["memory", "schedules", "layouts", "ranks", "runs", "profile"];
 
 /** The value at a path such as "layout.tp"; undefined if the question leaves it to the planner. */
 export function at(question, name) {
@@ -24,11 +24,17 @@ async function through(bytes, transform) {
   return new Uint8Array(await new Response(new Blob([bytes]).stream().pipeThrough(transform)).arrayBuffer());
 }
 
+/** A text, compressed, in letters that an address may have. */
+export async function packed(text) {
+  const bytes = await through(new TextEncoder().encode(text), new CompressionStream("deflate-raw"));
+  let letters = "";
+  for (let i = 0; i < bytes.length; i += 8192) letters += String.fromCharCode(...bytes.subarray(i, i + 8192));
+  return btoa(letters).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+}
+
 /** A state as a fragment. */
 export async function toFragment(state) {
-  const bytes = await through(new TextEncoder().encode(JSON.stringify(state)), new CompressionStream("deflate-raw"));
-  const text = Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");
-  return PREFIX + btoa(text).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  return PREFIX + (await packed(JSON.stringify(state)));
 }
 
 /** The state of a fragment; null if it has none. */
@@ -40,9 +46,19 @@ export async function fromFragment(fragment) {
     const state = JSON.parse(new TextDecoder().decode(bytes));
     if (!state || typeof state.question !== "object") return null;
     const view = VIEWS.includes(state.view) ? state.view : VIEWS[0];
-    const { question, stage = null, search, only, rank, parameter, runs } = state;
-    return { question, stage, view, search, only, rank, parameter, runs };
+    const { question, stage = null, search, only, rank, parameter, runs, zoom, profile } = state;
+    return { question, stage, view, search, only, rank, parameter, runs, zoom: isZoom(zoom) ? zoom : undefined, profile: profileOf(profile) };
   } catch {
     return null;
   }
+}
+
+/** Whether a value of a link is a part of an axis. */
+const isZoom = (zoom) => Array.isArray(zoom) && zoom.length === 2 && zoom.every((share) => share >= 0 && share <= 1) && zoom[0] < zoom[1];
+
+/** What a link says of the Profile view. */
+function profileOf(found) {
+  if (!found || typeof found !== "object") return undefined;
+  const { zoom, ...rest } = found;
+  return { ...rest, ...(isZoom(zoom) && { zoom }) };
 }
