@@ -52,7 +52,7 @@ class ProfileAdvice(TypedDict):
     price: str
 
 
-class Timed(TypedDict):
+class ProfiledTime(TypedDict):
     """A time, and how it is shown."""
 
     picoseconds: int
@@ -64,7 +64,7 @@ class OpKernel(TypedDict):
 
     name: str
     calls: str
-    took: Timed
+    took: ProfiledTime
     share: str
 
 
@@ -89,8 +89,8 @@ class ProfiledOp(TypedDict):
     matched: Literal["both", "predicted", "measured"]
     note: str
     calls: str
-    predicted: Timed
-    measured: Timed
+    predicted: ProfiledTime
+    measured: ProfiledTime
     change: str
     share: str
     reached: str
@@ -143,7 +143,7 @@ class SkewPart(TypedDict):
     name: str
     label: str
     kind: int
-    took: Timed
+    took: ProfiledTime
 
 
 class ProfiledRank(TypedDict):
@@ -155,9 +155,9 @@ class ProfiledRank(TypedDict):
 
     rank: int
     stage: int
-    step: Timed
-    work: Timed
-    waits: Timed
+    step: ProfiledTime
+    work: ProfiledTime
+    waits: ProfiledTime
     more: str
     parts: list[SkewPart]
     slowest: bool

@@ -17,7 +17,7 @@ OWN = ("compute", "attention", "pointwise", "update", "unmatched")  # parts that
 _SHOWN = {True: ("compute", "collective", "copy"), False: ("compute", "wait", "copy")}
 
 
-class Moment(NamedTuple):
+class PartMoment(NamedTuple):
     """A stretch of a step, in nanoseconds from its beginning: its part, and what ran; "" for nothing."""
 
     begin: int
@@ -26,7 +26,7 @@ class Moment(NamedTuple):
     name: str
 
 
-def moments(step: RecordedStep, part_of: PartOf, *, on_device: bool) -> Iterator[Moment]:
+def moments(step: RecordedStep, part_of: PartOf, *, on_device: bool) -> Iterator[PartMoment]:
     """A step without gaps or overlaps. Where several things run, compute counts, then a collective, then a copy, and of
     equals the one that began first."""
     kinds = _SHOWN[on_device]
@@ -38,14 +38,14 @@ def moments(step: RecordedStep, part_of: PartOf, *, on_device: bool) -> Iterator
     for moment, begins, i in sorted(edges):
         now = min(max(moment, 0), step.nanoseconds)
         if now > at:
-            yield Moment(at, now, *_what(spans, running, kinds, part_of))
+            yield PartMoment(at, now, *_what(spans, running, kinds, part_of))
             at = now
         if begins:
             running.add(i)
         else:
             running.discard(i)
     if at < step.nanoseconds:
-        yield Moment(at, step.nanoseconds, GAPS, "")
+        yield PartMoment(at, step.nanoseconds, GAPS, "")
 
 
 def attribute(step: RecordedStep, part_of: PartOf, *, on_device: bool) -> Counter[str]:

@@ -63,7 +63,7 @@ def _none(why: str) -> ProfileLanes:
     return {"kinds": [], "lanes": [], "end": 0, "marks": [], "most": 0, "seconds": "", "missing": why}
 
 
-class _Piece(NamedTuple):
+class _Stretch(NamedTuple):
     place: int
     start: int
     end: int
@@ -72,7 +72,7 @@ class _Piece(NamedTuple):
 def _lane(lane: TimelineLane, names: Sequence[TimelineName], ops: Mapping[str, int]) -> ProfileLane:
     whole, rank = sum(lane["compute"][1::2]), lane["rank"]
     least = -(-whole // _PARTS)
-    pieces = list(_pieces(joined(zip(lane["compute"][::2], lane["compute"][1::2], strict=True), least)))
+    stretches = list(_stretches(joined(zip(lane["compute"][::2], lane["compute"][1::2], strict=True), least)))
     sums = Counter[int]()
     for place, length in zip(lane["compute"][::2], lane["compute"][1::2], strict=True):
         sums[kind_of(names[place]["part"])] += length
@@ -87,28 +87,28 @@ def _lane(lane: TimelineLane, names: Sequence[TimelineName], ops: Mapping[str, i
     label, where = ("Predicted", f"stage {lane['stage']}") if rank is None else ("Measured", f"rank {rank}")
     return {
         "stage": lane["stage"], "label": label, "short": label[0], "gpus": where, "begin": 0, "end": whole,
-        "blocks": [_block(piece, names[piece.place], ops) for piece in pieces],
+        "blocks": [_block(stretch, names[stretch.place], ops) for stretch in stretches],
         "other_streams": sorted(streams, key=lambda span: span["start"]),
         "times": [_time(sums[number], whole) for number in range(len(KINDS))], "flight": [], "most": 0,
         "shown": rank is not None,
     }  # fmt: skip
 
 
-def _pieces(flat: Sequence[int]) -> Iterator[_Piece]:
+def _stretches(flat: Sequence[int]) -> Iterator[_Stretch]:
     """Those of a name that follow each other are one."""
     at = 0
     for place, some in groupby(zip(flat[::2], flat[1::2], strict=True), key=lambda one: one[0]):
         length = sum(one[1] for one in some)
-        yield _Piece(place, at, at + length)
+        yield _Stretch(place, at, at + length)
         at += length
 
 
-def _block(piece: _Piece, name: TimelineName, ops: Mapping[str, int]) -> ProfileBlock:
-    kind, length = kind_of(name["part"]), piece.end - piece.start
+def _block(stretch: _Stretch, name: TimelineName, ops: Mapping[str, int]) -> ProfileBlock:
+    kind, length = kind_of(name["part"]), stretch.end - stretch.start
     label = KINDS[kind].label.lower()
     what = safe(name["name"]) or label
-    text = f"{what}: {_took(piece.start, piece.end)}" + (f" · {label}" if name["name"] else "")
-    return {"name": safe(_short(name["name"])), "kind": kind, "start": piece.start, "end": piece.end,
+    text = f"{what}: {_took(stretch.start, stretch.end)}" + (f" · {label}" if name["name"] else "")
+    return {"name": safe(_short(name["name"])), "kind": kind, "start": stretch.start, "end": stretch.end,
             "intervals": [kind, length], "text": text, "op": ops.get(name["name"], -1)}  # fmt: skip
 
 

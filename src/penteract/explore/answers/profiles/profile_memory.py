@@ -55,6 +55,6 @@ def _owner(name: str, measured: int, planned: int, *, process: bool = False) -> 
 
 def _facts(row: MeasuredMemory) -> list[Fact]:
     """Totals that the device and its allocator know."""
-    known = (("Reserved", row["reserved"], "what torch's allocator took from the device"),
+    totals = (("Reserved", row["reserved"], "what torch's allocator took from the device"),
              ("In use on the device", row["device"], "all that the device has in use"))  # fmt: skip
-    return [{"label": label, "text": amount(size)["text"], "source": source} for label, size, source in known if size]
+    return [{"label": label, "text": amount(size)["text"], "source": source} for label, size, source in totals if size]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penteract.explore.answers.amounts import share
-from penteract.explore.profile_schema import Timed
+from penteract.explore.profile_schema import ProfiledTime
 from penteract.units import printable, show_step
 
 PS = 10**12
@@ -19,7 +19,7 @@ def time_text(picoseconds: int, sign: str = "") -> str:
     return show_step(picoseconds / PS, sign).replace("-", "−")
 
 
-def timed(picoseconds: int) -> Timed:
+def timed(picoseconds: int) -> ProfiledTime:
     """A time with its text."""
     return {"picoseconds": picoseconds, "text": time_text(picoseconds)}
 
