@@ -14,11 +14,15 @@ from typing import Any
 
 import pytest
 
+from explore.drawn_profiles import TWO_RANKS
 from explore.drawn_questions import drawn, question
 from explore.opened import Opened, opened
 from explore.served import Served
 from explore.test_answers import ask
 from penteract.cli import main
+from penteract.explore.answers.profiles.profile_answer import profile_answer
+from penteract.measure.schemas.profile import ProfileFile
+from penteract.measure.schemas.profile_reader import read_profile
 from penteract.units import show_bytes, show_step
 
 pytestmark = pytest.mark.alone
@@ -144,6 +148,31 @@ def test_the_layouts_view_is_the_served_one(live: Opened) -> None:
     assert live.texts("#best tbody th") == [row["point"]["name"] for row in rows[0]["top"]]
     assert rows[-1]["text"] in live.text(".search-line")
     assert live.texts("#what-if .chip b") == [one["speed"] for one in others if not one["why_not"]]
+
+
+def test_a_profile_is_opened_on_the_exported_page(live: Opened) -> None:
+    live.go(question(), view="profile")
+    live.page.wait_for_selector("#profiles .command", timeout=STARTS)
+    assert live.texts("#profiles .command") == ["penteract profile latest", "penteract explore --profiles profiles"]
+    live.page.set_input_files("#profiles input[type=file]", str(TWO_RANKS))
+    live.page.wait_for_selector("#profile-lanes canvas", timeout=STARTS)
+    figures = profile_answer({}, AnOpened())["figures"]
+    assert figures and live.text(".big") == figures["number"] and live.text(".sum .state") == figures["verdict"]
+    assert live.texts("#profile-waterfall .advice b") == [one["gain"] for one in figures["advice"]]
+    live.page.click("#ops .filters >> text=All")
+    assert live.texts("#ops tbody td:nth-child(4)") == [op["measured"]["text"] for op in figures["ops"]]
+
+
+class AnOpened:
+    """The profile that the page opens, as a server finds it."""
+
+    name = "profiles"
+
+    def written(self) -> dict[str, str]:
+        return {TWO_RANKS.name: ""}
+
+    def read(self, name: str) -> ProfileFile:
+        return read_profile(TWO_RANKS)
 
 
 def test_a_price_does_not_wait_for_a_search(live: Opened) -> None:
