@@ -1,11 +1,13 @@
-"""Take the pictures of the explorer in `images/`: needs a browser, and playwright.
+"""Take the pictures of the explorer in `images/`: needs a browser, and playwright. A profile is measured for its own.
 
 python docs/screenshots.py [NAME …]
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,15 @@ COMPARED = {"fix": {}, "tokens": "15T", "usd_per_gpu_hour": 2.5,
                         "zero": 1}}  # fmt: skip
 # Other parts of the state.
 STATES = {"layouts_dark": {"search": COMPARED}, "ranks_light": {"rank": 1000},
-          "ranks_dark": {"rank": 13, "parameter": "layers.0.moe.experts.up"}}  # fmt: skip
-SCROLLED = {"schedules_narrow": "#lanes", "layouts_dark": "#waterfall"}
+          "ranks_dark": {"rank": 13, "parameter": "layers.0.moe.experts.up"},
+          "profile_dark": {"profile": {"zoom": [0.25, 0.3125]}}}  # fmt: skip
+# What is ready when the picture can be taken; of other views all that is asked for.
+READY = {"ranks": "#mesh canvas", "profile": "#profile-lanes canvas"}
+# A run of two ranks that any machine can profile.
+PROFILED = ("--preset", "tiny", "parallel.dp=2", "parallel.zero=1", "model.layers=4", "model.hidden_size=512",
+            "model.ffn_size=1536", "model.heads=8", "batch.sequence_length=512", "batch.micro_batch_size=1",
+            "batch.global_batch_size=4", "precision.device=cpu")  # fmt: skip
+SCROLLED = {"schedules_narrow": "#lanes", "layouts_dark": "#waterfall", "profile_dark": "#profile-lanes"}
 WHOLE = (
     "memory_light",
     "memory_dark",
@@ -56,21 +65,33 @@ PICTURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "schedules_narrow": (SPLIT, {"viewport": {"width": 380, "height": 844}, "color_scheme": "light"}),
     "ranks_light": (LARGE, {"viewport": {"width": 1240, "height": 1060}, "color_scheme": "light"}),
     "ranks_dark": (EXPERTS, {"viewport": {"width": 1240, "height": 900}, "color_scheme": "dark"}),
+    "profile_light": (question(), {"viewport": {"width": 1240, "height": 1180}, "color_scheme": "light"}),
+    "profile_dark": (question(), {"viewport": {"width": 1240, "height": 960}, "color_scheme": "dark"}),
 }
 
 
 def main() -> None:
     """Take those that are named, or all."""
     IMAGES.mkdir(exist_ok=True)
-    with sync_playwright() as playwright, served() as running:
+    names = sys.argv[1:] or [*PICTURES]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        sync_playwright() as playwright,
+        served("--profiles", folder) as running,
+    ):
+        if any(name.startswith("profile") for name in names):
+            subprocess.run(
+                [sys.executable, "-m", "penteract", "profile", *PROFILED, "--out", f"{folder}/tiny"], check=True
+            )
         running.open()
         browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
         empty = browser.new_page()
-        for name in sys.argv[1:] or PICTURES:
+        for name in names:
             asked, how = PICTURES[name]
             with opened(browser, running, **how) as page:
                 page.go(asked, view=name.split("_")[0], **STATES.get(name, {}))
-                page.rested() if not name.startswith("ranks") else page.page.wait_for_selector("#mesh canvas")
+                ready = READY.get(name.split("_")[0])
+                page.page.wait_for_selector(ready, timeout=60_000) if ready else page.rested()
                 if figure := SCROLLED.get(name):
                     page.page.eval_on_selector(figure, "(figure) => figure.scrollIntoView()")
                 page.page.wait_for_timeout(1000)
