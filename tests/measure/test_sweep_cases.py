@@ -190,3 +190,15 @@ def test_what_jobs_need_is_refused_where_there_are_none(words: list[str], capsys
 
 def test_a_grid_of_words() -> None:
     assert read_grid(["reshard_after_step=true/false"]) == {"parallel.reshard_after_step": (True, False)}
+
+
+def test_random_samples_fill_their_sequences() -> None:
+    """So a kernel that takes whole sequences alone is no fault of a case."""
+    packed = [
+        one.run.run.data.pack_documents
+        for data in ("random", "run")
+        for one in expand(replace(TINY, data=data, grid={"parallel.tp": (1,)}), Predictor()).cases
+    ]
+    assert packed == [False, True]
+    own = replace(TINY, words=(*SMALL, "data.pack_documents=true"), grid={"parallel.tp": (1,)})
+    assert expand(own, Predictor()).cases[0].run.run.data.pack_documents

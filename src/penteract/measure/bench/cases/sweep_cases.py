@@ -100,7 +100,9 @@ def _check_size(asked: SweepQuestion) -> None:
 
 
 def _resolved(asked: SweepQuestion, values: Mapping[str, Any], ranks: int | None, settle: Settle) -> Resolved:
-    own = [*asked.words, *(f"{key}={toml_value(value)}" for key, value in values.items())]
+    # Random samples fill their sequences, so kernels that take whole ones alone will do.
+    own = ["data.pack_documents=false"] if asked.data == "random" else []
+    own += [*asked.words, *(f"{key}={toml_value(value)}" for key, value in values.items())]
 
     def again(more: list[str]) -> Resolved:
         return resolve(asked.run or None, asked.preset or None, [*more, *own], ranks)
@@ -156,9 +158,9 @@ def _text(run: RunSpec) -> str:
 
 
 def _slug(varied: Mapping[str, Any]) -> str:
-    """A name for a folder: tp2_zero1."""
+    """A name for a folder: tp2_zero1. A model's sizes come last, where a long name ends."""
     parts = list[str]()
-    for key, value in varied.items():
+    for key, value in sorted(varied.items(), key=lambda one: one[0].startswith("model.")):
         name = key.rpartition(".")[2]
         plain = re.sub(r"[^A-Za-z0-9.+-]+", "-", str(_plain(value)))
         parts.append(f"{_SHORT.get(name, name.replace('_', '-'))}{'-' * plain[:1].isalpha()}{plain}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 from typing import Any
 
 import torch
@@ -28,6 +29,27 @@ def gpu_facts(device: torch.device, local: int) -> dict[str, Any]:
         "power_limit_w": state.power_limit,
         "driver": found.driver,
     }
+
+
+class HotFacts:
+    """`gpu_facts`, asked for while steps are under way: after them a GPU has cooled within a second."""
+
+    def __init__(self, device: torch.device, local: int) -> None:
+        self._found: dict[str, Any] = {}
+        self._asking = threading.Thread(target=self._ask, args=(device, local), daemon=True)
+
+    def ask(self) -> None:
+        """In a thread of its own: the driver takes its time."""
+        self._asking.start()
+
+    def found(self) -> dict[str, Any]:
+        """The facts; empty where nobody asked."""
+        if self._asking.ident is not None:
+            self._asking.join()
+        return self._found
+
+    def _ask(self, device: torch.device, local: int) -> None:
+        self._found = gpu_facts(device, local)
 
 
 def provenance(

@@ -28,7 +28,7 @@ from penteract.engine.runtime.worker import join_run
 from penteract.errors import BadInput, PeerLost, PenteractError, Preempted
 from penteract.measure.bench.attempt_outcome import state_of
 from penteract.measure.bench.ranks.case_measurement import measurement
-from penteract.measure.bench.ranks.case_provenance import gpu_facts, provenance
+from penteract.measure.bench.ranks.case_provenance import HotFacts, provenance
 from penteract.measure.bench.ranks.timed_steps import samples_of, take_steps
 from penteract.measure.calibrate.hardware_file import catalogued
 from penteract.measure.schemas.sweep import CaseResult, CaseStatus, SweepSettings
@@ -80,10 +80,11 @@ def measure(attempt: Attempt, rank: Rank) -> None:
     rank.progress.enter("data")
     samples = samples_of(spec, rank, settings.data)
     rank.progress.enter("compile")
-    mine = take_steps(spec, rank, samples)
+    facts = HotFacts(rank.device, int(os.environ.get("LOCAL_RANK", "0")))
+    middle = settings.warmup + (settings.steps + 1) // 2
+    mine = take_steps(spec, rank, samples, lambda number: facts.ask() if number == middle else None)
     rank.progress.enter("save")
-    facts = gpu_facts(rank.device, int(os.environ.get("LOCAL_RANK", "0")))
-    every = rank.gather((mine, facts, socket.gethostname()))
+    every = rank.gather((mine, facts.found(), socket.gethostname()))
     if rank.number == 0:
         case, peak = attempt.folder.case(), _peak(settings, spec, rank)
         measured = measurement(case, [one for one, _, _ in every], settings.warmup, settings.data, peak)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from penteract.engine.rank.rank import Rank
 from penteract.engine.session.garbage import collect_after, collected_between_steps
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.measure.bench.ranks.random_samples import RandomSamples
+from penteract.measure.bench.ranks.step_ends import StepEnds
 from penteract.units import Bytes
 
 
@@ -46,40 +46,42 @@ def samples_of(spec: RunSpec, rank: Rank, data: str) -> Samples:
     return found[0]
 
 
-def take_steps(spec: RunSpec, rank: Rank, samples: Samples) -> RankMeasurement:
+def take_steps(
+    spec: RunSpec, rank: Rank, samples: Samples, asked: Callable[[int], None] = lambda number: None
+) -> RankMeasurement:
     """All steps of the run. As in training, a device is asked for a step before the one before it is looked at; the
-    second is alone, because its memory is measured."""
+    second is alone, because its memory is measured. `asked(n)` is called when the device has been asked for step n."""
     trainer, made = Trainer.build(spec, rank), RankMeasurement()
     device, size = trainer.run.device, spec.layout.global_batch_size
-    under_way, ended = list[tuple[float, Callable[[], Outcome]]](), 0.0
+    under_way, ends = list[Callable[[], Outcome]](), StepEnds(rank.device)
 
-    def end() -> None:
-        nonlocal ended
-        for begun, outcome in under_way:
-            loss, now = outcome().loss, time.perf_counter()
-            made.seconds.append(now - max(begun, ended))
+    def read() -> None:
+        for outcome in under_way:
+            loss = outcome().loss
             made.losses.append(loss if math.isfinite(loss) else None)
-            ended = now
         under_way.clear()
 
     with collected_between_steps():
+        ends.mark()
         for number in range(1, spec.train.steps + 1):
             rank.progress.begin_step(number, first=number == 1)
-            begun, first = time.perf_counter(), (number - 1) * size
+            first = (number - 1) * size
             if number == min(2, spec.train.steps):
-                end()
-                begun = time.perf_counter()
+                read()
                 measured, made.allocated = trainer.measured_step(number, samples, first)
-                under_way.append((begun, lambda measured=measured: measured))
+                under_way.append(lambda measured=measured: measured)
             else:
                 started = trainer.start(number, samples, first)
                 collect_after(number)
                 if device.behind:
-                    end()
-                under_way.append((begun, started))
+                    read()
+                under_way.append(started)
             if not device.behind or number <= 2:
-                end()
-        end()
+                read()
+            ends.mark()
+            asked(number)
+        read()
+    made.seconds = ends.seconds()
     trainer.run.settle_parameters()
     _device_memory(made, rank.device)
     return made
