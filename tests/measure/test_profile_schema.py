@@ -77,3 +77,15 @@ def test_a_profile_of_a_run_is_of_its_schema_and_its_waterfall_adds_up():
     assert at == found["step"]["measured"]
     assert all(sum(rank["parts"].values()) == rank["step"] for rank in found["ranks"])
     assert all(sum(m["owners"].values()) == m["peak"] for m in found["memory"])
+
+
+def test_a_profile_of_a_gpu_sums_to_its_step_and_leaves_nothing_unmatched() -> None:
+    """A record of an H100: the readers of CUPTI's events and of the allocator's history have seen a GPU."""
+    profile = read_profile(Path(__file__).parents[2] / "benchmarks" / "results" / "profile_a1_h100.json")
+    assert profile["made"]["device"].startswith("NVIDIA H100")
+    assert profile["unmatched"]["measured_share"] < 0.01 and profile["unmatched"]["predicted_share"] < 0.01
+    rows = profile["waterfall"]
+    parts = sum(row["picoseconds"] for row in rows if not row["level"])
+    assert rows[0]["picoseconds"] + parts == rows[-1]["picoseconds"] == profile["step"]["measured"]
+    (memory,) = profile["memory"]
+    assert sum(memory["owners"].values()) == memory["peak"] > 60 * 2**30

@@ -19,6 +19,7 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision.policy import RECIPES, Policy
+from penteract.config.rules.resolve import resolve
 from penteract.config.run import Optimizer, Precision
 from penteract.errors import BadInput
 from penteract.measure.report.accuracy_row import AccuracyRow, Amounts
@@ -34,13 +35,16 @@ _OLDER: tuple[Mapping[str, str], ...] = (
     {}, {"loss": "reference"}, {"elementwise": "reference"}, {"loss": "reference", "elementwise": "reference"}
 )  # fmt: skip
 
-# What a case of beside_torchtitan.json trains: model, changes, tokens of a sequence, recipe.
+# What a case beside torchtitan trains: model, changes, tokens of a sequence, recipe.
 _BESIDE: Mapping[str, tuple[str, Mapping[str, Any], int, str]] = {
     "A1": ("llama-3.1-8b", {"layers": 8}, 8192, "bf16"),
     "A1_fp8": ("llama-3.1-8b", {"layers": 8}, 8192, "fp8_tensorwise"),
     "B1": ("llama-3.2-1b", {"tied": False}, 4096, "bf16"),
     "E1": ("llama-3.2-1b", {"tied": False}, 32_768, "bf16"),
     "F1": ("qwen3-30b-a3b", {"layers": 4}, 4096, "bf16"),
+    "A2": ("llama-3.1-8b", {}, 8192, "bf16"),
+    "tp2": ("llama-3.1-8b", {}, 8192, "bf16"),
+    "pp2": ("llama-3.1-8b", {}, 8192, "bf16"),
 }
 
 
@@ -189,11 +193,27 @@ def _beside(planner: Replanner, group: str, record: Record) -> Iterator[Accuracy
             spec = replace(spec, moe=replace(spec.moe, balance="none"))
         ran = row["our_runs"][-1]
         precision = Precision(dtype=recipe, gradient=ran["gradient"])  # pyright: ignore[reportArgumentType] - of a record
-        estimator = planner.estimator(spec, "1xH200", length, precision.policy)
-        predicted = Amounts.of(estimator, _layout(ran["layout"]))
+        layout = _layout(ran["layout"])
+        gpu = next(name for name in ("H200", "H100") if name in ran["device"])
+        estimator = planner.estimator(spec, f"{layout.world}x{gpu}", length, precision.policy)
+        predicted = Amounts.of(estimator, layout)
         yield AccuracyRow(
             group=group, name=row["case"], predicted=predicted, same_program=_same(predicted, ran["planned_gib"]),
             measured=Amounts(allocated=ran["allocated_gib"], reserved=ran["reserved_gib"], step=row["median_ms"]),
+        )  # fmt: skip
+
+
+def _swept(planner: Replanner, group: str, record: Record) -> Iterator[AccuracyRow]:
+    """The cases of a sweep, each with the settings of its run."""
+    for row in record["rows"]:
+        run = resolve(None, record["preset"], row["settings"], planner.cluster_of(record["gpus"]).gpus).run
+        kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
+        estimator = planner.estimator(run.model, record["gpus"], run.sequence_length, policy, kinds)
+        predicted = Amounts.of(estimator, run.layout)
+        sizes = {key: row[f"{key}_gib"] for key in ("allocated", "reserved", "device")}
+        yield AccuracyRow(
+            group=group, name=row["name"], predicted=predicted, same_program=_same(predicted, row["planned_gib"]),
+            measured=Amounts(**sizes, step=row["median_ms"]),
         )  # fmt: skip
 
 
@@ -205,4 +225,8 @@ READERS: Mapping[str, Callable[[Replanner, str, Record], Iterator[AccuracyRow]]]
     "step_profile_2xh200": _profiled,
     "flash_attention": _attention,
     "beside_torchtitan": _beside,
+    "beside_torchtitan_h100": _beside,
+    "beside_torchtitan_two": _beside,
+    "bench_one_card_h200": _swept,
+    "bench_two_cards_h200": _swept,
 }

@@ -46,4 +46,6 @@ def _lines(before: ProfileFile, after: ProfileFile, *, every: bool) -> Iterator[
 
 def _about(profile: ProfileFile) -> str:
     run = profile["run"]
-    return f"{run['model']} · {run['text']} · {run['world']} ranks · {profile['made']['date']}"
+    return (
+        f"{run['model']} · {run['text']} · {run['world']} rank{'s' * (run['world'] != 1)} · {profile['made']['date']}"
+    )

@@ -45,12 +45,12 @@ def _body(profile: ProfileFile) -> Iterator[str]:
     tokens = f"{run['tokens']:,} tokens in sequences of {run['sequence_length']}".replace(",", " ")
     about = [
         run["text"],
-        f"{run['world']} ranks",
+        f"{run['world']} rank{'s' * (run['world'] != 1)}",
         tokens,
         run["precision"],
         made["device"],
         made["date"],
-        made["torch"],
+        f"torch {made['torch']}",
     ]
     yield f'<p class="soft">{escape(" · ".join(about))}</p>'
     least, most = show(min(step["bare"])), show(max(step["bare"]))
@@ -69,7 +69,7 @@ def _body(profile: ProfileFile) -> Iterator[str]:
     ceilings, found = profile["basis"]["ceilings"], profile["unmatched"]
     product, copy = show_flops(round(ceilings["product"])), ceilings["copy"] / 1e9
     yield (f'<p class="soft">Ceilings, measured here: products of {escape(ceilings["dtype"])} {product}/s, copies '
-           f"{copy:.3g} GB/s. Unmatched: {found['measured_share']:.1%} of the measured step, "
+           f"{copy:,.0f} GB/s. Unmatched: {found['measured_share']:.1%} of the measured step, "
            f"{found['predicted_share']:.1%} of the predicted one.</p>")  # fmt: skip
     for stage in sorted({row["stage"] for row in profile["ops"]}):
         yield _ops([row for row in profile["ops"] if row["stage"] == stage])
