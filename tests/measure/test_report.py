@@ -51,14 +51,16 @@ def test_no_recorded_row_is_predicted_worse_than_before() -> None:
 
 def slower_products(nodes: Cluster) -> Cluster:
     curves = nodes.curves
-    assert curves is not None
+    if curves is None:  # an H100's rates are those of its data sheet
+        return nodes
     gemm = tuple((dtype, tuple((*shape[:-1], 0.9 * shape[-1]) for shape in shapes)) for dtype, shapes in curves.gemm)
     return replace(nodes, curves=replace(curves, gemm=gemm))
 
 
 def worse_attention(nodes: Cluster) -> Cluster:
     curves = nodes.curves
-    assert curves is not None
+    if curves is None:  # an H100's rates are those of its data sheet
+        return nodes
     attention = tuple((a, b, 0.9 * forward, 0.9 * backward) for a, b, forward, backward in curves.attention)
     return replace(nodes, curves=replace(curves, attention=attention))
 
