@@ -48,6 +48,13 @@ def folder(tmp_path: Path) -> SweepFolder:
     return sweep
 
 
+@pytest.mark.parametrize("name", ["..", "../../other", "a/b", "", "a\\b"])
+def test_a_sweep_of_others_names_no_folder_elsewhere(folder: SweepFolder, name: str) -> None:
+    folder.write_settings(replace(SETTINGS, cases=(name,)))
+    with pytest.raises(CorruptData, match="not the name of a case"):
+        folder.read()
+
+
 def test_it_holds_what_was_written(folder: SweepFolder) -> None:
     case = folder.case("001_tp2")
     (row,) = folder.read().rows

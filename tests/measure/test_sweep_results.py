@@ -19,12 +19,13 @@ from measured_sweeps import GIB, case, result, row, sweep
 from penteract.cli.app import main
 from penteract.errors import BadInput
 from penteract.measure.bench.alternated import make_pairs, pairs_of
-from penteract.measure.bench.results.comparison import compare, judge_pairs, pair
-from penteract.measure.bench.results.csv_rows import to_csv
-from penteract.measure.bench.results.heat_map import heat_map
-from penteract.measure.bench.results.heat_map_svg import colour, luminance, to_svg
-from penteract.measure.bench.results.ranking import rank, verdict
-from penteract.measure.bench.results.signed_rank import least_pairs, signed_rank
+from penteract.measure.results.colour_scale import colour, luminance
+from penteract.measure.results.comparison import compare, judge_pairs, pair
+from penteract.measure.results.csv_rows import to_csv
+from penteract.measure.results.heat_map import heat_map
+from penteract.measure.results.heat_map_svg import to_svg
+from penteract.measure.results.ranking import numbers_of, rank, verdict
+from penteract.measure.results.signed_rank import least_pairs, signed_rank
 from penteract.measure.schemas.sweep import CaseStatus, Sweep
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
@@ -39,8 +40,8 @@ GOOD = sweep(
 
 
 def test_cases_are_ranked_by_what_was_measured() -> None:
-    rows = rank(GOOD)
-    assert [(r.row.case.number, r.place, r.planned, r.right) for r in rows] == [
+    rows = rank(numbers_of(GOOD))
+    assert [(int(r.case.name), r.place, r.planned, r.right) for r in rows] == [
         (2, 1, 2, True), (3, 2, 3, True), (1, 3, 1, False)
     ]  # fmt: skip
     assert rows[2].time_error == pytest.approx(0.3 / 1.3) and rows[0].memory_error == pytest.approx(1 / 11)
@@ -52,7 +53,7 @@ def test_cases_are_ranked_by_what_was_measured() -> None:
 
 
 def test_what_was_not_predicted_is_not_judged() -> None:
-    found = verdict(rank(sweep(row(case(1, step_s=None), [1.0] * 10))))
+    found = verdict(rank(numbers_of(sweep(row(case(1, step_s=None), [1.0] * 10)))))
     assert found is not None and (found.regret, found.best_in_first, found.time, found.predicted) == (
         None,
         None,
@@ -63,7 +64,7 @@ def test_what_was_not_predicted_is_not_judged() -> None:
 
 def test_a_best_outside_of_the_first_three_is_said() -> None:
     slow = [row(case(n, dp=n, step_s=n / 10), [2.0] * 10) for n in (1, 2, 3)]
-    found = verdict(rank(sweep(*slow, row(case(9, dp=9, step_s=5.0), [1.0] * 10))))
+    found = verdict(rank(numbers_of(sweep(*slow, row(case(9, dp=9, step_s=5.0), [1.0] * 10)))))
     assert found is not None and found.best_in_first is False and found.regret == pytest.approx(0.5)
 
 

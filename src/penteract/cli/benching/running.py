@@ -15,8 +15,8 @@ from penteract.cli.torch_modules import torch_module
 from penteract.errors import Preempted
 from penteract.measure.bench.launcher import Launcher
 from penteract.measure.bench.local_launcher import LocalLauncher
-from penteract.measure.bench.results.ranking import rank, verdict
 from penteract.measure.bench.sweep_run import SweepRun
+from penteract.measure.results.ranking import numbers_of, rank, verdict
 from penteract.measure.schemas.sweep import Sweep
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
@@ -51,8 +51,8 @@ def _notify(line: str) -> None:
 
 def as_dict(folder: SweepFolder, sweep: Sweep) -> dict[str, Any]:
     """A sweep as JSON: its values (`measure/schemas/sweep.py`), its ranking, and what it says of the plan."""
-    rows = rank(sweep)
-    ranking = [{"case": r.row.case.name, "place": r.place, "planned": r.planned, "time_error": r.time_error,
+    rows = rank(numbers_of(sweep))
+    ranking = [{"case": r.case.name, "place": r.place, "planned": r.planned, "time_error": r.time_error,
                 "memory_error": r.memory_error, "right": r.right} for r in rows]  # fmt: skip
     found = verdict(rows)
     return {"folder": str(folder.path), "ended": sweep.ended, **asdict(sweep), "ranking": ranking,
@@ -61,5 +61,5 @@ def as_dict(folder: SweepFolder, sweep: Sweep) -> dict[str, Any]:
 
 def show_ranking(sweep: Sweep) -> None:
     """Print what was measured, and how good the plan was."""
-    rows = rank(sweep)
+    rows = rank(numbers_of(sweep))
     show(*ranked(sweep, rows), *about_plan(verdict(rows)))

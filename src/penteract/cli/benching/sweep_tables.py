@@ -11,7 +11,7 @@ from rich.table import Table
 
 from penteract.measure.bench.cases.case_cost import gpu_seconds
 from penteract.measure.bench.cases.sweep_cases import Expanded
-from penteract.measure.bench.results.ranking import CLOSE, FIRST, PlanVerdict, RankedRow
+from penteract.measure.results.ranking import CLOSE, FIRST, PlanVerdict, RankedCase
 from penteract.measure.schemas.sweep import CaseStatus, Sweep, SweepCase, SweepSettings
 from penteract.units import gib, show_bytes, show_seconds, show_step, show_whole
 
@@ -112,7 +112,7 @@ def progress(sweep: Sweep, most: int | None = None) -> Table:
 # ---- after -----------------------------------------------------------------------------------------------------------
 
 
-def ranked(sweep: Sweep, rows: Sequence[RankedRow]) -> Iterator[Table | str]:
+def ranked(sweep: Sweep, rows: Sequence[RankedCase]) -> Iterator[Table | str]:
     """The measured cases, the fastest first, beside what was predicted; then those without a speed."""
     timed = any(r.time_error is not None for r in rows)
     table = _table(
@@ -120,14 +120,18 @@ def ranked(sweep: Sweep, rows: Sequence[RankedRow]) -> Iterator[Table | str]:
         ("spread", "right"), *((("plan's #", "right"), ("planned", "right"), ("error", "right")) if timed else ()),
         ("memory", "right"), ("planned", "right"), ("error", "right"), ("", ""),
     )  # fmt: skip
+    of_name = {row.case.name: row for row in sweep.rows}
     for r in rows:
-        measured, predicted = r.measured, r.row.case.predicted
+        row = of_name[r.case.name]
+        assert row.result is not None
+        measured, predicted = row.result.measured, row.case.predicted
         plan = (str(r.planned or ""), show_step(predicted.step_s or 0), _percent(r.time_error)) if timed else ()
         table.add_row(
-            str(r.place), r.row.case.name, r.row.case.layout_text, show_whole(measured.tokens_per_s_per_gpu),
+            str(r.place), row.case.name, row.case.layout_text, show_whole(measured.tokens_per_s_per_gpu),
             "" if measured.mfu is None else f"{measured.mfu:.1%}", show_step(measured.step_s), f"{measured.spread:.1%}",
             *plan, f"{gib(max(measured.allocated_bytes, default=0)):.3f} GiB",
-            f"{gib(predicted.allocated_bytes):.3f} GiB", _percent(r.memory_error, 2), _note(r),
+            f"{gib(predicted.allocated_bytes):.3f} GiB", _percent(r.memory_error, 2),
+            _note(r, loss_falls=measured.loss_falls),
         )  # fmt: skip
     if rows:
         yield table
@@ -141,8 +145,8 @@ def _after(text: str) -> str:
     return f": {text}" if text else ""
 
 
-def _note(r: RankedRow) -> str:
-    notes = [] if r.measured.loss_falls else ["the loss does not fall"]
+def _note(r: RankedCase, *, loss_falls: bool) -> str:
+    notes = [] if loss_falls else ["the loss does not fall"]
     return ", ".join((["the plan was wrong"] if r.right is False else []) + notes)
 
 

@@ -17,11 +17,11 @@ from penteract.cli.benching.sweep_tables import counts, progress, show
 from penteract.cli.resolve.planning.progress_line import on_a_terminal
 from penteract.errors import BadInput, DiskFailure
 from penteract.measure.bench.alternated import make_pairs, pairs_of
-from penteract.measure.bench.results.comparison import CONFIDENCE, SweepComparison, compare, judge_pairs
-from penteract.measure.bench.results.csv_rows import to_csv
-from penteract.measure.bench.results.heat_map import heat_map
-from penteract.measure.bench.results.heat_map_svg import to_svg
 from penteract.measure.bench.sweep_run import runs_now
+from penteract.measure.results.comparison import CONFIDENCE, SweepComparison, compare, judge_pairs
+from penteract.measure.results.csv_rows import to_csv
+from penteract.measure.results.heat_map import heat_map
+from penteract.measure.results.heat_map_svg import to_svg
 from penteract.measure.schemas.sweep_folder import SweepFolder
 from penteract.planner.report.trace import check_file
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penteract.errors import BadInput
-from penteract.measure.bench.results.comparison import CasePair, pair
+from penteract.measure.results.comparison import CasePair, pair
 from penteract.measure.schemas.sweep import Sweep, SweepCase
 from penteract.measure.schemas.sweep_folder import SweepFolder
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from statistics import mean
 
 from penteract.measure.report.accuracy_record import AccuracyRecord
-from penteract.measure.report.accuracy_row import QUANTITIES, AccuracyRow, Amounts, ErrorSummary, Quantity
+from penteract.measure.report.accuracy_row import QUANTITIES, AccuracyRow, Amounts, Quantity
 from penteract.measure.report.error_plot import ErrorPoint, error_plot
+from penteract.measure.results.residual import ErrorSummary
 
 _UNIT: dict[Quantity, str] = {"allocated": "GiB", "reserved": "GiB", "device": "GiB", "step": "ms"}
 _PLOTTED: tuple[Quantity, ...] = ("step", "allocated")

@@ -10,7 +10,8 @@ from typing import Any
 
 from penteract._version import __version__
 from penteract.errors import BadInput
-from penteract.measure.report.accuracy_row import AccuracyRow, Amounts, ErrorSummary
+from penteract.measure.report.accuracy_row import AccuracyRow, Amounts
+from penteract.measure.results.residual import ErrorSummary
 
 SCHEMA = "penteract.accuracy/1"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import mean, median
 from typing import Literal, get_args
 
 from penteract.config.layout import Layout
+from penteract.measure.results.residual import residual
 from penteract.readings.estimator import Estimator
 from penteract.units import GIB
 
@@ -49,8 +49,8 @@ class AccuracyRow:
 
     def error(self, quantity: Quantity) -> float | None:
         """Predicted over measured, less 1; None where one of them is not there."""
-        predicted, measured = getattr(self.predicted, quantity), getattr(self.measured, quantity)
-        return None if predicted is None or not measured else predicted / measured - 1
+        found = residual(getattr(self.measured, quantity), getattr(self.predicted, quantity))
+        return None if found is None else 0.0 - found
 
     @property
     def errors(self) -> dict[Quantity, float]:
@@ -60,24 +60,6 @@ class AccuracyRow:
             if (error := self.error(quantity)) is not None:
                 found[quantity] = round(error, 4)
         return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ErrorSummary:
-    """Of the absolute errors of `n` rows."""
-
-    n: int
-    mean: float
-    median: float
-    worst: float
-
-    @staticmethod
-    def of(errors: Iterable[float]) -> ErrorSummary | None:
-        """None without rows."""
-        found = [abs(error) for error in errors]
-        if not found:
-            return None
-        return ErrorSummary(n=len(found), mean=mean(found), median=median(found), worst=max(found))
 
 
 Baseline = Mapping[str, Mapping[str, Mapping[Quantity, float]]]  # group -> row -> quantity -> error

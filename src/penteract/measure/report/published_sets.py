@@ -17,8 +17,8 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import RECIPES
 from penteract.errors import BadInput
-from penteract.measure.report.accuracy_row import ErrorSummary
 from penteract.measure.report.one_kernel_ops import fused, with_other_host
+from penteract.measure.results.residual import ErrorSummary
 from penteract.readings.estimator import Estimator
 
 # The models of the Ultra-Scale Playbook's sweep, by billions of parameters.

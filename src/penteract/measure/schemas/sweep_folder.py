@@ -117,11 +117,16 @@ class SweepFolder:
         return (self.path / SETTINGS).is_file()
 
     def settings(self) -> SweepSettings:
-        """Raises BadInput where there is no sweep; CorruptData."""
+        """Raises BadInput where there is no sweep; CorruptData, also for the name of a case that is no folder's."""
         if not self.exists:
             raise BadInput("SWEEP", "not the folder of a sweep", where=str(self.path), found=f"no {SETTINGS}",
                            fix="name a folder that `penteract bench` made")  # fmt: skip
-        return _needed(self.path / SETTINGS, SweepSettings)
+        found = _needed(self.path / SETTINGS, SweepSettings)
+        for name in found.cases:
+            if name in ("", ".", "..") or {*name} & {*"/\\\0"}:  # a file of others may name a folder elsewhere
+                raise CorruptData("SWEEP", "not the name of a case", where=str(self.path / SETTINGS), found=name[:80],
+                                  allowed="the name of a folder in cases")  # fmt: skip
+        return found
 
     def write_settings(self, settings: SweepSettings) -> None:
         """Replace the settings. Raises DiskFailure."""

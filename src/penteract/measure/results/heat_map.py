@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from penteract.measure.results.cells import CellCases, cells, short_word
 from penteract.measure.schemas.sweep import Sweep, SweepRow
 from penteract.units import gib
 
 Metric = Literal["tokens/s per GPU", "memory, GiB", "MFU, %"]
 METRICS: tuple[Metric, ...] = ("tokens/s per GPU", "memory, GiB", "MFU, %")
-_WORDS = {"out of memory": "OOM", "timed out": "time", "done": "void", "skipped": "too big"}  # short, for a cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +38,24 @@ class HeatMap:
 
 def heat_map(sweep: Sweep) -> HeatMap:
     """The heat maps of a sweep."""
-    meshes = dict[tuple[int, int, int], list[SweepRow]]()
-    for row in sweep.rows:
-        pp, dp, tp = (int(row.case.layout.get(axis, 1)) for axis in ("pp", "dp", "tp"))
-        meshes.setdefault((pp, dp, tp), []).append(row)
-    cells = {mesh: _cell(rows) for mesh, rows in meshes.items()}
-    pp, dp, tp = (tuple(sorted({mesh[i] for mesh in cells})) for i in range(3))
-    metrics: tuple[Metric, ...] = tuple([m for m in METRICS if any(m in cell.values for cell in cells.values())])
-    return HeatMap(_title(sweep), cells, pp, dp, tp, metrics or METRICS[:1])
+    found = {mesh: _cell(some) for mesh, some in cells(sweep.rows, _mesh, _speed).items()}
+    pp, dp, tp = (tuple(sorted({mesh[i] for mesh in found})) for i in range(3))
+    metrics: tuple[Metric, ...] = tuple([m for m in METRICS if any(m in cell.values for cell in found.values())])
+    return HeatMap(_title(sweep), found, pp, dp, tp, metrics or METRICS[:1])
 
 
-def _cell(rows: list[SweepRow]) -> HeatCell:
-    good = sorted((row for row in rows if row.counts), key=lambda row: -_values(row)["tokens/s per GPU"])
-    row = good[0] if good else rows[0]
-    word = "" if good else _WORDS.get(row.status.state, row.status.state)
-    return HeatCell(row, _values(row) if good else {}, word, len(rows) - 1)
+def _mesh(row: SweepRow) -> tuple[int, int, int]:
+    pp, dp, tp = (int(row.case.layout.get(axis, 1)) for axis in ("pp", "dp", "tp"))
+    return pp, dp, tp
+
+
+def _speed(row: SweepRow) -> float | None:
+    return _values(row)["tokens/s per GPU"] if row.counts else None
+
+
+def _cell(found: CellCases[SweepRow]) -> HeatCell:
+    word = "" if found.good else short_word(found.best.status.state)
+    return HeatCell(found.best, _values(found.best) if found.good else {}, word, len(found.cases) - 1)
 
 
 def _values(row: SweepRow) -> dict[Metric, float]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from penteract.measure.bench.results.heat_map import HeatCell, HeatMap, Metric
+from penteract.measure.results.colour_scale import colour, is_dark
+from penteract.measure.results.heat_map import HeatCell, HeatMap, Metric
 from penteract.units import show_whole
 
 CELL_W, CELL_H, LEFT, TOP, GAP, HEAD, FOOT, BAR = 74, 40, 64, 66, 34, 42, 34, 96
-# Stops of viridis (CC0): even steps of lightness, also without colours.
-_STOPS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 _NONE, _INK, _SOFT = "#eceff1", "#1c2733", "#5c6b78"
-Rgb = tuple[int, int, int]
 
 
 def to_svg(maps: HeatMap) -> str:
@@ -61,7 +59,7 @@ def _cell(cell: HeatCell | None, metric: Metric, low: float, high: float, x: flo
     yield "<g>"
     yield f"<title>{escape(_about(cell))}</title>"
     yield f'<rect x="{x + 1}" y="{y + 1}" width="{CELL_W - 2}" height="{CELL_H - 2}" rx="3" fill="{fill}"/>'
-    ink = _SOFT if rgb is None else "#ffffff" if luminance(rgb) < 0.45 else _INK
+    ink = _SOFT if rgb is None else "#ffffff" if is_dark(rgb) else _INK
     text = number(value) if value is not None else cell.word or "-"
     yield _text(
         x + CELL_W / 2, y + CELL_H / 2 + 5, text, fill=ink, anchor="middle", size=13 if value is not None else 11
@@ -86,20 +84,6 @@ def _bar(x: float, y: float, height: float, low: float, high: float) -> Iterator
     yield _text(x + 18, y + 11, number(high), fill=_SOFT, size=12)
     if high > low:
         yield _text(x + 18, y + height, number(low), fill=_SOFT, size=12)
-
-
-def colour(share: float) -> Rgb:
-    """The colour of a value between 0 and 1."""
-    at = min(max(share, 0.0), 1.0) * (len(_STOPS) - 1)
-    i = min(int(at), len(_STOPS) - 2)
-    red, green, blue = (round(a + (at - i) * (b - a)) for a, b in zip(_STOPS[i], _STOPS[i + 1], strict=True))
-    return red, green, blue
-
-
-def luminance(rgb: Rgb) -> float:
-    """Of a colour, 0 to 1, about as eyes see it."""
-    red, green, blue = rgb
-    return (0.299 * red + 0.587 * green + 0.114 * blue) / 255
 
 
 def number(value: float) -> str:

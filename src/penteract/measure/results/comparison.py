@@ -9,7 +9,7 @@ from typing import Literal
 
 from penteract.config.case import KEYS
 from penteract.errors import BadInput
-from penteract.measure.bench.results.signed_rank import SignedRank, least_pairs, signed_rank
+from penteract.measure.results.signed_rank import SignedRank, least_pairs, signed_rank
 from penteract.measure.schemas.sweep import Sweep, SweepCase, SweepRow
 
 CONFIDENCE = 0.95

@@ -6,12 +6,13 @@ import csv
 import io
 from typing import Any
 
-from penteract.measure.schemas.sweep import Sweep, SweepRow
+from penteract.config.case import AXES
+from penteract.measure.schemas.sweep import Sweep, SweepCase, SweepRow
 
 
 def to_csv(sweep: Sweep) -> str:
     """All cases in the sweep's order. Bytes are of the fullest rank; what is not known is empty."""
-    rows = [_flat(row) for row in sweep.rows]
+    rows = [flat_row(row) for row in sweep.rows]
     settings = list(dict.fromkeys(setting for row in sweep.rows for setting in row.case.layout))
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in settings]
     text = io.StringIO()
@@ -21,12 +22,13 @@ def to_csv(sweep: Sweep) -> str:
     return text.getvalue()
 
 
-def _flat(row: SweepRow) -> dict[str, Any]:
+def flat_row(row: SweepRow) -> dict[str, Any]:
+    """A case's line, by column; empty: not known. Keys that vary and are no part of a layout have columns too."""
     case, status, predicted = row.case, row.status, row.case.predicted
     found: dict[str, Any] = {
         "case": case.name, "state": status.state, "model": case.model, "ranks": case.ranks, **case.layout,
         "layout": case.layout_text, "precision": case.precision, "global_batch_size": case.global_batch_size,
-        "sequence_length": case.sequence_length, "predicted_step_s": predicted.step_s,
+        "sequence_length": case.sequence_length, **_other_keys(case), "predicted_step_s": predicted.step_s,
         "predicted_tokens_per_s_per_gpu": predicted.tokens_per_s_per_gpu, "predicted_mfu": predicted.mfu,
         "predicted_allocated_bytes": predicted.allocated_bytes, "predicted_reserved_bytes": predicted.reserved_bytes,
         "predicted_device_bytes": predicted.device_bytes, "gpu_seconds": round(status.gpu_seconds, 3),
@@ -44,3 +46,8 @@ def _flat(row: SweepRow) -> dict[str, Any]:
             "device": source.device, "commit": source.commit, "ended": source.ended,
         }  # fmt: skip
     return {name: "" if value is None else value for name, value in found.items()}
+
+
+def _other_keys(case: SweepCase) -> dict[str, Any]:
+    """What varies besides the layout, by the keys of run files."""
+    return {key: value for key, value in case.varied.items() if key not in AXES.values()}
