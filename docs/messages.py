@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, get_type_hints, is_typeddict
 
 from penteract.explore import (
+    bench_schema,
     page_schema,
     page_values,
     profile_schema,
@@ -21,7 +22,9 @@ from penteract.explore import (
     search_schema,
 )
 
-MODULES = (page_values, page_schema, schedule_schema, search_schema, ranks_schema, runs_schema, profile_schema)
+MODULES = (
+    page_values, page_schema, schedule_schema, search_schema, ranks_schema, runs_schema, profile_schema, bench_schema,
+)  # fmt: skip
 PAGE = Path(__file__).with_name("explore.md")
 HEADING = "## Messages\n\n"
 

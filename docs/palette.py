@@ -1,4 +1,4 @@
-"""A picture with at most 256 colours, at a third of its size: the browser counts the colours, this writes the PNG."""
+"""A picture with few colours, at a fifth of its size: the browser counts the colours, this writes the PNG."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import struct
 import zlib
 from typing import Any
 
-# The most frequent colours; each other one becomes the nearest of them.
-REDUCE = """async (picture) => {
+# The most frequent colours that are not near one another, so that rare hues stay; each other one becomes the nearest.
+REDUCE = """async ([picture, most, near]) => {
   const image = new Image();
   image.src = `data:image/png;base64,${picture}`;
   await image.decode();
@@ -19,8 +19,14 @@ REDUCE = """async (picture) => {
   const pixels = new Uint32Array(context.getImageData(0, 0, width, height).data.buffer);
   const counts = new Map();
   for (const pixel of pixels) counts.set(pixel, (counts.get(pixel) ?? 0) + 1);
-  const some = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 256).map(([pixel]) => pixel);
-  const far = (a, b) => [0, 8, 16].reduce((sum, by) => sum + (((a >> by) & 255) - ((b >> by) & 255)) ** 2, 0);
+  const far = (a, b) => { // a hue that is lost is seen more than a shade
+    const [red, green, blue] = [0, 8, 16].map((by) => ((a >> by) & 255) - ((b >> by) & 255));
+    return red ** 2 + green ** 2 + blue ** 2 + 2 * ((red - green) ** 2 + (green - blue) ** 2);
+  };
+  const some = [];
+  for (const [pixel] of [...counts].sort((a, b) => b[1] - a[1])) {
+    if (some.length < most && some.every((other) => far(other, pixel) > near)) some.push(pixel);
+  }
   const place = new Map(some.map((pixel, i) => [pixel, i]));
   for (const pixel of counts.keys()) {
     if (place.has(pixel)) continue;
@@ -33,9 +39,12 @@ REDUCE = """async (picture) => {
 }"""
 
 
+MOST, NEAR = 96, 160  # colours; of two of them, at least: squared, of channels and of hues
+
+
 def reduced(page: Any, png: bytes) -> bytes:
     """A PNG with a palette. `page`: of a browser, without a policy of its own."""
-    found = page.evaluate(REDUCE, base64.b64encode(png).decode())
+    found = page.evaluate(REDUCE, [base64.b64encode(png).decode(), MOST, NEAR])
     width, height, data = found["width"], found["height"], base64.b64decode(found["indices"])
     lines = b"".join(b"\0" + data[y * width : (y + 1) * width] for y in range(height))
     colours = b"".join(struct.pack("<I", colour)[:3] for colour in found["colours"])

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests")]
 
 from palette import reduced  # noqa: E402
+from recorded_cases import recorded_csv  # noqa: E402
 
 from browsers import browser_path  # noqa: E402
 from explore.drawn_questions import question  # noqa: E402
@@ -37,14 +38,17 @@ COMPARED = {"fix": {}, "tokens": "15T", "usd_per_gpu_hour": 2.5,
 # Other parts of the state.
 STATES = {"layouts_dark": {"search": COMPARED}, "ranks_light": {"rank": 1000},
           "ranks_dark": {"rank": 13, "parameter": "layers.0.moe.experts.up"},
+          "bench_light": {"bench": {"file": {"name": "planned_steps_4xh200.csv", "text": recorded_csv()}}},
+          "bench_dark": {"bench": {"file": {"name": "planned_steps_4xh200.csv", "text": recorded_csv()}}},
           "profile_dark": {"profile": {"zoom": [0.25, 0.3125]}}}  # fmt: skip
 # What is ready when the picture can be taken; of other views all that is asked for.
-READY = {"ranks": "#mesh canvas", "profile": "#profile-lanes canvas"}
+READY = {"ranks": "#mesh canvas", "profile": "#profile-lanes canvas", "bench": "#cases"}
 # A run of two ranks that any machine can profile.
 PROFILED = ("--preset", "tiny", "parallel.dp=2", "parallel.zero=1", "model.layers=4", "model.hidden_size=512",
             "model.ffn_size=1536", "model.heads=8", "batch.sequence_length=512", "batch.micro_batch_size=1",
             "batch.global_batch_size=4", "precision.device=cpu")  # fmt: skip
-SCROLLED = {"schedules_narrow": "#lanes", "layouts_dark": "#waterfall", "profile_dark": "#profile-lanes"}
+SCROLLED = {"schedules_narrow": "#lanes", "layouts_dark": "#waterfall", "profile_dark": "#profile-lanes",
+            "bench_light": "#heat", "bench_dark": "#residuals"}  # fmt: skip
 WHOLE = (
     "memory_light",
     "memory_dark",
@@ -64,6 +68,8 @@ PICTURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "layouts_dark": (question(), {"viewport": {"width": 1040, "height": 620}, "color_scheme": "dark"}),
     "schedules_narrow": (SPLIT, {"viewport": {"width": 380, "height": 844}, "color_scheme": "light"}),
     "ranks_light": (LARGE, {"viewport": {"width": 1240, "height": 1060}, "color_scheme": "light"}),
+    "bench_light": (question(), {"viewport": {"width": 1240, "height": 1160}, "color_scheme": "light"}),
+    "bench_dark": (question(), {"viewport": {"width": 1240, "height": 1000}, "color_scheme": "dark"}),
     "ranks_dark": (EXPERTS, {"viewport": {"width": 1240, "height": 900}, "color_scheme": "dark"}),
     "profile_light": (question(), {"viewport": {"width": 1240, "height": 1180}, "color_scheme": "light"}),
     "profile_dark": (question(), {"viewport": {"width": 1240, "height": 960}, "color_scheme": "dark"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from penteract.measure.schemas.sweep import (
@@ -17,6 +18,7 @@ from penteract.measure.schemas.sweep import (
     SweepRow,
     SweepSettings,
 )
+from penteract.measure.schemas.sweep_folder import SweepFolder
 
 GIB = 2**30
 
@@ -60,3 +62,16 @@ def sweep(*rows: SweepRow, budget: float | None = None) -> Sweep:
         asked="x", cases=tuple(r.case.name for r in rows), budget_gpu_minutes=budget,
     )  # fmt: skip
     return Sweep(settings=settings, rows=rows)
+
+
+def written(found: Sweep, path: Path) -> SweepFolder:
+    """A sweep as a folder, by the writers of `penteract bench`."""
+    folder = SweepFolder(path)
+    for one in found.rows:
+        at = folder.case(one.case.name)
+        at.make(one.case, "[parallel]\n")
+        if one.result is not None:
+            at.write_result(one.result)
+        at.write_status(one.status)
+    folder.write_settings(found.settings)
+    return folder

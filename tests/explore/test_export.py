@@ -16,11 +16,14 @@ import pytest
 
 from explore.drawn_profiles import TWO_RANKS
 from explore.drawn_questions import drawn, question
+from explore.drawn_sweep import drawn_csv, drawn_folder
 from explore.opened import Opened, opened
 from explore.served import Served
 from explore.test_answers import ask
 from penteract.cli import main
 from penteract.explore.answers.profiles.profile_answer import profile_answer
+from penteract.explore.measured_sweeps.bench_answer import bench_answer
+from penteract.explore.measured_sweeps.read_sweeps import SweepFolders
 from penteract.measure.schemas.profile import ProfileFile
 from penteract.measure.schemas.profile_reader import read_profile
 from penteract.units import show_bytes, show_step
@@ -36,9 +39,14 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return drawn_folder(tmp_path_factory.mktemp("given") / "sweeps")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, sweeps: Path) -> Path:
     folder = tmp_path_factory.mktemp("web") / "some" / "path"
-    assert main(["explore", "--export", str(folder)]) == 0
+    assert main(["explore", "--export", str(folder), "--sweeps", str(sweeps)]) == 0
     return folder
 
 
@@ -73,6 +81,8 @@ def live(browser: Any, web: Served) -> Generator[Opened]:
         page.page.click(".views >> text=Layouts")
         page.page.wait_for_selector("#points canvas", timeout=20_000)
         page.page.wait_for_selector("#what-if .done", timeout=20_000)
+        page.page.click(".views >> text=Bench")
+        page.page.wait_for_selector("#heat .cell", timeout=20_000)
         page.page.click(".views >> text=Memory")
         page.page.wait_for_selector(".made.live", timeout=STARTS)
         yield page
@@ -83,6 +93,7 @@ def test_the_site_has_the_page_the_planner_and_a_python(site: Path) -> None:
     assert {p.name for p in site.iterdir()} == {"assets", "pyodide", "index.html", "first.json", "penteract.zip"}
     inside = zipfile.ZipFile(site / "penteract.zip").namelist()
     assert "penteract/explore/answers/answering.py" in inside and "penteract/config/catalog/models/llama.toml" in inside
+    inside = [name for name in inside if not name.startswith("sweeps/")]
     rooms = {Path(name).parts[1] for name in inside} | {"/".join(Path(name).parts[1:3]) for name in inside}
     assert rooms.isdisjoint({"engine", "cli", "slurm", "explore/server", "measure/calibrate", "measure/rehearse"})
     assert {room for room in rooms if room.startswith("measure/")} == {
@@ -91,7 +102,7 @@ def test_the_site_has_the_page_the_planner_and_a_python(site: Path) -> None:
     first = json.loads((site / "first.json").read_text())
     assert [rows[0]["kind"] for rows in first.values() if rows] == [
         "opening", "memory", "step", "fit", "schedule", "search", "what_if", "compare", "ranks", "runs",
-        "profile",
+        "bench", "profile",
     ]  # fmt: skip
     page = (site / "index.html").read_text()
     assert (
@@ -99,8 +110,8 @@ def test_the_site_has_the_page_the_planner_and_a_python(site: Path) -> None:
     )
 
 
-def test_the_same_question_gives_the_same_site(site: Path, tmp_path: Path) -> None:
-    assert main(["explore", "--export", str(tmp_path / "again")]) == 0
+def test_the_same_question_gives_the_same_site(site: Path, sweeps: Path, tmp_path: Path) -> None:
+    assert main(["explore", "--export", str(tmp_path / "again"), "--sweeps", str(sweeps)]) == 0
     for file in (p for p in site.rglob("*") if p.is_file()):
         assert file.read_bytes() == (tmp_path / "again" / file.relative_to(site)).read_bytes(), file
 
@@ -175,6 +186,19 @@ class AnOpened:
 
     def read(self, name: str) -> ProfileFile:
         return read_profile(TWO_RANKS)
+
+
+def test_the_bench_view_is_the_served_one(live: Opened, sweeps: Path) -> None:
+    """Of the sweeps that were exported, and of a file."""
+    folders = SweepFolders(sweeps, dated=False)
+    for options in ({"sweep": "eight ranks"}, {"file": {"name": "mine.csv", "text": drawn_csv()}, "rows": "pp"}):
+        live.go(question(), view="bench", bench=options)
+        found = bench_answer(folders, options)
+        assert found["table"] and found["heat"]
+        live.until("document.querySelector('.sum .headline')?.textContent === arg", found["headline"], seconds=60)
+        live.until("document.querySelector('#heat h2').textContent.includes(arg)", f"over {found['heat']['rows']}")
+        assert live.texts("#heat .cell .value") == [cell["text"] for cell in found["heat"]["cells"]]
+        assert len(live.texts("#cases tbody tr")) == len(found["table"]["rows"])
 
 
 def test_a_price_does_not_wait_for_a_search(live: Opened) -> None:

@@ -143,13 +143,12 @@ def test_many_points_are_drawn_within_a_frames_time(shared: Opened) -> None:
           const { draw, geometry } = await import('/assets/js/points_drawing.js');
           const { CanvasPen } = await import('/assets/js/lanes_drawing.js');
           const points = Array.from({ length: 100_000 }, (_, i) => ({
-            amount: { bytes: (i * 7919) % 1000 }, rate: (i * 104729) % 997,
-            fits: i % 5 > 0, simulated: i % 50 === 1, front: false }));
-          const axes = { memory: { most: 1000, ticks: [] }, speed: { most: 1000, ticks: [] } };
-          const colours = { simulated: '#123', bound: '#345', misses: '#567' };
+            x: (i * 7919) % 1000, y: (i * 104729) % 997, kind: ['bad', 'faint', 'strong'][i % 3], front: false }));
+          const axes = { across: { most: 1000, ticks: [], label: 'x' }, up: { most: 1000, ticks: [], label: 'y' } };
+          const colours = { strong: '#123', faint: '#345', bad: '#567' };
           const pen = new CanvasPen(document.createElement('canvas'), 1600, 400, colours);
           const begun = performance.now();
-          draw(pen, points, axes, { drawn: false, usable: { bytes: 0 } }, geometry(1600), null, []);
+          draw(pen, points, axes, geometry(1600));
           return performance.now() - begun;
         }"""
     )

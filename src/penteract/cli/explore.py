@@ -25,6 +25,7 @@ EXAMPLES = (
     "penteract explore --port 8265 --no-browser",
     "penteract explore --runs runs",
     "penteract explore --profiles profiles",
+    "penteract explore --sweeps sweeps",
     "penteract explore --export site",
 )
 _NEEDED = ("starlette", "uvicorn")
@@ -43,6 +44,9 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
     profiles: Annotated[
         Path | None, Parameter(help="A folder of profiles, or one profile, to show; read, never written.")
     ] = None,
+    sweeps: Annotated[
+        Path | None, Parameter(help="A folder of sweeps of bench, or one sweep, to show; read, never written.")
+    ] = None,
     port: Annotated[int, Parameter(help="Of this machine; 0 takes a free one.")] = 0,
     browser: Annotated[bool, Parameter(help="Open the browser.")] = True,
     export: Annotated[
@@ -57,25 +61,27 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
     The page is served on this machine until Ctrl-C, from 127.0.0.1 alone. The printed address opens it once. On another
     machine, forward the port: ssh -L 8265:127.0.0.1:8265 HOST.
 
-    With --export the page is written as files, in which the planner runs in the browser.
+    With --export the page is written as files, in which the planner runs in the browser; --sweeps adds those of a
+    folder.
     """
+    for flag, given in (("--runs", runs), ("--profiles", profiles), ("--sweeps", sweeps)):
+        if given is not None and not given.is_dir():
+            raise BadInput("FOLDER", "no such folder", where=flag, found=given,
+                           fix=f"name a folder of {flag[2:]}, such as {flag[2:]}")  # fmt: skip
     if export is not None:
         for flag, given in (("--runs", runs), ("--profiles", profiles)):
             if given is not None:
                 raise BadInput("USAGE", f"files for a web server cannot follow {flag[2:]}", where=flag,
                                found="--export too", fix="leave one of them out")  # fmt: skip
-        return _export(export, _opening(model, gpus, layout, seq, batch, precision), json=json)
+        return _export(export, _opening(model, gpus, layout, seq, batch, precision), sweeps, json=json)
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise BadInput("EXTRA", f"explore needs {' and '.join(missing)}", found="none",
                        fix="pip install 'penteract[explore]'")  # fmt: skip
     if not 0 <= port < 2**16:
         raise BadInput("PORT", "no port", where="--port", found=port, allowed="0 to 65535", fix="--port 0")
-    for flag, given in (("--runs", runs), ("--profiles", profiles)):
-        if given is not None and not given.is_dir():
-            raise BadInput("FOLDER", "no such folder", where=flag, found=given,
-                           fix=f"name a folder of {flag[2:]}, such as {flag[2:]}")  # fmt: skip
     opening = _opening(model, gpus, layout, seq, batch, precision)
-    from penteract.explore.server.serving import serve  # imported here: the server is an extra
+    from penteract.explore.server.routes import Given  # imported here: the server is an extra
+    from penteract.explore.server.serving import serve
 
     def tell(address: str) -> None:
         if json:
@@ -83,16 +89,17 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
         else:
             print(f"The explorer is at {address}\nThis address opens once. Ctrl-C ends it.", flush=True)
 
-    serve(opening, port=port, browser=browser, tell=tell, runs=runs.resolve() if runs else None,
-          profiles=profiles.resolve() if profiles else None)  # fmt: skip
+    folders = (at.resolve() if at else None for at in (runs, profiles, sweeps))
+    serve(opening, port=port, browser=browser, tell=tell, given=Given(*folders))
     return 0
 
 
-def _export(folder: Path, opening: Question, *, json: bool) -> int:
-    """Write the page as files."""
-    from penteract.explore.static_site import export_site  # imported here: serving does without
+def _export(folder: Path, opening: Question, sweeps: Path | None, *, json: bool) -> int:
+    """Write the page as files, with the sweeps of a folder."""
+    from penteract.explore.measured_sweeps.read_sweeps import SweepFolders  # imported here: serving does without
+    from penteract.explore.static_site import export_site
 
-    export_site(folder, opening)
+    export_site(folder, opening, SweepFolders(sweeps.resolve(), dated=False) if sweeps else None)
     if json:
         print(to_json.dumps({"schema_version": 1, "folder": str(folder)}))
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
+from penteract.explore.bench_schema import BenchAnswer, BenchOptions
 from penteract.explore.page_values import Amount, ChartAxis, DeviceMemory, Fact, Question, Tick, Value
 from penteract.explore.profile_schema import OpenedFile, ProfileAnswer, ProfileAsked
 from penteract.explore.ranks_schema import RanksAnswer
@@ -28,7 +29,7 @@ VERSION = 1
 MOST_BYTES, MOST_FILE_BYTES = 2**20, 2**25  # of a request; of one with files that the reader opened in the page
 
 Kind = Literal["opening", "memory", "step", "fits", "schedule", "schedules", "search", "what_if", "compare", "ranks",
-               "runs", "profile", "run_file"]  # fmt: skip
+               "runs", "bench", "profile", "run_file"]  # fmt: skip
 
 
 class PageRequest(TypedDict, total=False):
@@ -41,6 +42,7 @@ class PageRequest(TypedDict, total=False):
     runs       of the Runs view: the names of the runs whose curves are drawn; none: the newest
     profile    of the Profile view: which profile it shows, and which one beside it
     files      of the Profile view: profiles that the reader opened in the page
+    bench      of the Bench view: which sweep or file, and what is shown of it
     """
 
     version: int
@@ -53,6 +55,7 @@ class PageRequest(TypedDict, total=False):
     runs: list[str]
     profile: ProfileAsked
     files: list[OpenedFile]
+    bench: BenchOptions
 
 
 class ControlChoice(TypedDict):
@@ -322,10 +325,10 @@ class ErrorAnswer(TypedDict):
 Answer = (
     Opening | MemoryAnswer | StepAnswer | FitAnswer | FitsEnd | ScheduleAnswer | ScheduleChoice | SearchProgress
     | SearchAnswer | FrontStep | SearchEnd | WhatIfAnswer | CompareAnswer | RanksAnswer | RunsAnswer
-    | ProfileAnswer | RunFile | ErrorAnswer
+    | BenchAnswer | ProfileAnswer | RunFile | ErrorAnswer
 )  # fmt: skip
 MESSAGES: tuple[type, ...] = (
     PageRequest, Opening, MemoryAnswer, StepAnswer, FitAnswer, FitsEnd, ScheduleAnswer, ScheduleChoice, SearchProgress,
     SearchAnswer, FrontStep, SearchEnd, WhatIfAnswer, CompareAnswer, RanksAnswer,
-    RunsAnswer, ProfileAnswer, RunFile, ErrorAnswer,
+    RunsAnswer, BenchAnswer, ProfileAnswer, RunFile, ErrorAnswer,
 )  # fmt: skip

@@ -13,8 +13,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from penteract.errors import BadInput, DiskFailure
+from penteract.errors import BadInput, DiskFailure, PenteractError
 from penteract.explore.answers.answering import answer
+from penteract.explore.measured_sweeps.read_sweeps import SweepFolders, copied_files
 from penteract.explore.page_schema import VERSION, Question
 
 _PACKAGE = Path(__file__).parents[1]
@@ -26,40 +27,57 @@ _LEFT_OUT = (
 )  # fmt: skip
 # Answers that are made at export.
 _FIRST = ("opening", "memory", "step", "fits", "schedule", "schedules", "search", "what_if", "compare", "ranks", "runs",
-          "profile")  # fmt: skip
+          "bench", "profile")  # fmt: skip
 _POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'"
 )
+SWEEPS = "sweeps"  # in the archive of sources: the folder of sweeps of an exported page
 _DATE = (2000, 1, 1, 0, 0, 0)  # of files in the archive: the same export gives the same bytes
 
 
-def export_site(folder: Path, opening: Question) -> None:
-    """Write the site into `folder`, which must not exist or be empty. Raises BadInput and DiskFailure."""
+def export_site(folder: Path, opening: Question, sweeps: SweepFolders | None = None) -> None:
+    """Write the site into `folder`, which must not exist or be empty, with what is read of `sweeps`.
+
+    Raises BadInput and DiskFailure."""
+    data = _data(sweeps) if sweeps else {}
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput("FILE", "it exists already", where="--export", found=folder, fix="name a new or an empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copytree(_EXPLORE / "assets", folder / "assets", ignore=shutil.ignore_patterns("index.html"))
         shutil.copytree(_EXPLORE / "pyodide", folder / "pyodide")
-        first = {kind: _rows(kind, opening) for kind in _FIRST}
+        first = {kind: _rows(kind, opening, sweeps) for kind in _FIRST}
         (folder / "first.json").write_text(json.dumps(first), encoding="utf-8")
         (folder / "index.html").write_text(_page(first), encoding="utf-8")
-        _write_sources(folder / "penteract.zip")
+        _write_sources(folder / "penteract.zip", data)
     except OSError as error:
         raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"--export {folder}") from None
 
 
-def _rows(kind: str, opening: Question) -> list[Any]:
+def _rows(kind: str, opening: Question, sweeps: SweepFolders | None) -> list[Any]:
     request = {"version": VERSION, "kind": kind, "question": opening, "stage": None}
-    rows = list(answer(request, opening))
+    rows = list(answer(request, opening, sweeps=sweeps))
     if rows and rows[0]["kind"] == "error":
         raise BadInput("EXPORT", "the opening layout cannot be shown", where="--layout", found=rows[0]["text"])
     return rows
 
 
-def _write_sources(path: Path) -> None:
-    """The sources that answer, with their data files."""
+def _data(sweeps: SweepFolders) -> dict[str, bytes]:
+    """The files of the sweeps, by their path in the archive. Raises BadInput."""
+    try:
+        found = {f"{SWEEPS}/{name}": content for name, content in copied_files(sweeps)}
+    except (OSError, PenteractError) as error:
+        what = error.what if isinstance(error, PenteractError) else error.strerror or str(error)
+        raise BadInput("FOLDER", "a sweep cannot be read", where="--sweeps", found=what) from None
+    if not found:
+        raise BadInput("FOLDER", "no sweep in it", where="--sweeps", found=sweeps.folder.name,
+                       fix="name a folder of sweeps, such as sweeps")  # fmt: skip
+    return found
+
+
+def _write_sources(path: Path, data: dict[str, bytes]) -> None:
+    """The sources that answer, with their data files, and further data."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(_PACKAGE.rglob("*")):
             inside = file.relative_to(_PACKAGE)
@@ -68,6 +86,10 @@ def _write_sources(path: Path) -> None:
                 entry = zipfile.ZipInfo((Path("penteract") / inside).as_posix(), _DATE)
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(entry, file.read_bytes())
+        for name in sorted(data):
+            entry = zipfile.ZipInfo(name, _DATE)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data[name])
 
 
 def _page(first: dict[str, list[Any]]) -> str:

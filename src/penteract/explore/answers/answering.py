@@ -42,6 +42,7 @@ from penteract.units import show_count
 
 if TYPE_CHECKING:
     from penteract.explore.answers.profiles.profile_answer import GivenProfiles
+    from penteract.explore.measured_sweeps.read_sweeps import SweepFolders
 
 Tell = Callable[[SearchProgress], object]
 _FLAGS = {
@@ -52,17 +53,25 @@ _FLAGS = {
 
 
 def answer(
-    request: object, opening: Question, tell: Tell | None = None, profiles: GivenProfiles | None = None
+    request: object,
+    opening: Question,
+    tell: Tell | None = None,
+    profiles: GivenProfiles | None = None,
+    sweeps: SweepFolders | None = None,
 ) -> Iterator[Answer]:
     """The answers to one request. A stream's rows come one by one.
 
     opening   the question of an opening request
     tell      called with what a search has found so far, while it searches
-    profiles  those of folders that a server was given
+    profiles  those of folders that a server was given; `sweeps` likewise, or those of an exported page
     """
     try:
         with uncollected():
-            yield from _answers(_checked(request), opening, tell, profiles)
+            asked = _checked(request)
+            if (found := _about_measurements(asked, profiles, sweeps)) is not None:
+                yield found
+                return
+            yield from _answers(asked, opening, tell)
     except PenteractError as error:
         yield _error(error)
     except RecursionError:
@@ -83,9 +92,7 @@ def _checked(request: object) -> dict[str, Any]:
     return tree
 
 
-def _answers(
-    request: dict[str, Any], opening: Question, tell: Tell | None, profiles: GivenProfiles | None
-) -> Iterator[Answer]:
+def _answers(request: dict[str, Any], opening: Question, tell: Tell | None) -> Iterator[Answer]:
     kind = request.get("kind")
     if kind == "opening":
         yield _opening(opening)
@@ -94,11 +101,6 @@ def _answers(
         from penteract.explore.training_runs.run_answer import not_served
 
         yield not_served()
-        return
-    if kind == "profile":
-        from penteract.explore.answers.profiles.profile_answer import profile_answer
-
-        yield profile_answer(request, profiles)
         return
     if kind not in get_args(Kind):
         raise BadInput("QUESTION", "no such request", where="kind", found=str(kind)[:20],
@@ -135,6 +137,21 @@ def _answers(
     else:
         name = "run.toml"
         yield _run_file(name, run_file(asked.ask, timed.layout, name))
+
+
+def _about_measurements(
+    request: dict[str, Any], profiles: GivenProfiles | None, sweeps: SweepFolders | None
+) -> Answer | None:  # fmt: skip
+    """The answer about files that measurements left; None for another request."""
+    if request.get("kind") == "profile":
+        from penteract.explore.answers.profiles.profile_answer import profile_answer
+
+        return profile_answer(request, profiles)
+    if request.get("kind") == "bench":
+        from penteract.explore.measured_sweeps.bench_answer import bench_answer
+
+        return bench_answer(sweeps, request.get("bench"))
+    return None
 
 
 def _layouts(kind: str, asked: Asked, request: dict[str, Any], tell: Tell | None) -> Iterator[Answer]:

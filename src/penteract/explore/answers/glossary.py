@@ -47,6 +47,16 @@ TERMS: Mapping[str, str] = {
     "their gradients of it; ZeRO shares out its optimizer states among them.",
     "runs": "The folders of runs that the explorer was started with (--runs). It reads them, and no other folder.",
     "curves": "A field of metrics.jsonl over the steps. Of many steps, each point is the last of its part.",
+    "sweeps": "Cases that penteract bench ran, from the folder that the explorer was started with (--sweeps), or a CSV "
+    "or JSON that you open. It reads that folder, and no other.",
+    "heat": "Each cell has the best of its cases: what others of it reach is in the table of all cases. Colours are "
+    "those of viridis: lighter is more, also without colours.",
+    "ranking": "Cases by measured tokens a second and GPU. The plan's number is its place by predicted speed among the "
+    "same cases; a case within noise of the best counts as the best.",
+    "residuals": "Measured less predicted, over measured: +10% is a tenth more than predicted. Cases whose speed "
+    "counts for nothing are left out.",
+    "scatter": "The front has the cases of which no other is better in both numbers: more speed, less memory or time.",
+    "cases": "Each case as its files say. The head of a column sorts by it; the CSV has all cases, as plain numbers.",
     "proven": "A proven checkpoint was read back from the disk, and a finite step was trained after it.",
     "profiles": "What penteract profile leaves of a run's step. Read are the folders that the explorer was started "
     "with (--profiles, --runs) and files that are opened or dropped here; nothing leaves this machine.",

@@ -21,7 +21,7 @@ from penteract.explore.server.answering_process import END
 
 PATIENCE = 0.1  # seconds in which a process stops
 _LONGEST = 2**26  # bytes of a line
-_SEARCHES = ("step", "fits", "schedule", "schedules", "search", "what_if", "ranks")
+_SEARCHES = ("step", "fits", "schedule", "schedules", "search", "what_if", "ranks", "bench")
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penteract.explore.answers.answering import answer
+from penteract.explore.measured_sweeps.read_sweeps import SweepFolders
 from penteract.explore.page_schema import MOST_BYTES, MOST_FILE_BYTES, VERSION, Answer, Question
 from penteract.explore.server.guard import Guard, Keys
 from penteract.explore.server.lanes import Lanes
@@ -32,13 +34,20 @@ _TYPES: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def application(
-    opening: Question, keys: Keys, port: int, folder: Path | None = None, profiles: Path | None = None
-) -> ASGIApp:
-    """The server of one explorer, which opens with this question. It reads these folders and no other: `folder`, of
-    runs, and `profiles`; a folder of runs may have profiles too."""
-    runs = RunFolders(folder) if folder else None
-    profiled = ProfileFolders(tuple(at for at in (profiles, folder) if at))
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The folders that the explorer was given: it reads no other. A folder of runs may have profiles too."""
+
+    runs: Path | None = None
+    profiles: Path | None = None
+    sweeps: Path | None = None
+
+
+def application(opening: Question, keys: Keys, port: int, given: Given) -> ASGIApp:
+    """The server of one explorer, which opens with this question."""
+    runs = RunFolders(given.runs) if given.runs else None
+    sweeps = SweepFolders(given.sweeps) if given.sweeps else None
+    profiled = ProfileFolders(tuple(at for at in (given.profiles, given.runs) if at))
     lanes, files = Lanes(opening), _files()
 
     @asynccontextmanager
@@ -68,6 +77,8 @@ def application(
             return _Lines(_read(found.turn, lambda: runs_answer(found, cast("Any", asked).get("runs"))))
         if _is_about("profile", asked):
             return _Lines(_read(profiled.turn, lambda: next(answer(asked, opening, profiles=profiled))))
+        if (folders := sweeps) and _is_about("bench", asked) and not _has_file(asked):
+            return _Lines(_read(folders.turn, lambda: next(answer(asked, opening, sweeps=folders))))
         return _Lines(lanes.rows(asked))
 
     routes = [Route("/", file), Route("/assets/{path:path}", file), *(Route(path, ask, methods=["POST"]) for path in
@@ -78,6 +89,11 @@ def application(
 def _is_about(kind: str, asked: object) -> bool:
     request = cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
     return request.get("kind") == kind and request.get("version") == VERSION
+
+
+def _has_file(asked: Any) -> bool:
+    options = asked.get("bench")
+    return isinstance(options, dict) and "file" in cast("dict[str, Any]", options)
 
 
 async def _read(turn: asyncio.Lock, read: Callable[[], Answer]) -> AsyncGenerator[bytes]:

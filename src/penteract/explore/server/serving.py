@@ -6,7 +6,6 @@ import socket
 import webbrowser
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from threading import Thread
 
 import uvicorn
@@ -14,24 +13,16 @@ import uvicorn
 from penteract.errors import BadInput
 from penteract.explore.page_schema import Question
 from penteract.explore.server.guard import Keys
-from penteract.explore.server.routes import application
+from penteract.explore.server.routes import Given, application
 
 HOST = "127.0.0.1"
 
 
-def serve(
-    opening: Question,
-    *,
-    port: int,
-    browser: bool,
-    tell: Callable[[str], object],
-    runs: Path | None = None,
-    profiles: Path | None = None,
-) -> None:
+def serve(opening: Question, *, port: int, browser: bool, tell: Callable[[str], object], given: Given) -> None:
     """Serve until Ctrl-C. `tell` is called with the address to open, once the port takes connections.
 
     port     0: any free one
-    runs, profiles  folders of runs and of profiles to show; no other folder is read
+    given    folders to show; no other one is read
     Raises BadInput if the port is taken.
     """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as listening:
@@ -44,7 +35,7 @@ def serve(
         listening.listen()
         keys, bound_port = Keys(), int(listening.getsockname()[1])
         address = f"http://{HOST}:{bound_port}/?token={keys.token}"
-        app = application(opening, keys, bound_port, runs, profiles)
+        app = application(opening, keys, bound_port, given)
         tell(address)
         if browser:
             Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -6,7 +6,7 @@ import csv
 import io
 from typing import Any
 
-from penteract.config.case import AXES
+from penteract.config.case import KEYS
 from penteract.measure.schemas.sweep import Sweep, SweepCase, SweepRow
 
 
@@ -50,4 +50,4 @@ def flat_row(row: SweepRow) -> dict[str, Any]:
 
 def _other_keys(case: SweepCase) -> dict[str, Any]:
     """What varies besides the layout, by the keys of run files."""
-    return {key: value for key, value in case.varied.items() if key not in AXES.values()}
+    return {key: value for key, value in case.varied.items() if key not in KEYS.values()}

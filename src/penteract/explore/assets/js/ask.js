@@ -15,7 +15,7 @@ export async function watch(changed) {
 /** Ask, and call `row` with each object of the answer. Rejects if there is no answer, or when `signal` aborts. */
 export async function ask(request, row, signal) {
   if (own) return (await own).ask({ version: VERSION, ...request }, row, signal);
-  const response = await fetch(request.files ? "./api/files" : "./api/ask", {
+  const response = await fetch(request.files || request.bench?.file ? "./api/files" : "./api/ask", {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify({ version: VERSION, ...request }),

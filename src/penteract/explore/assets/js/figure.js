@@ -18,7 +18,7 @@ export function useWidth() {
 
 /**
  * A figure. `columns` and `rows` are its data; `copies` are further things to copy: [label, function that gives it].
- * `file` gives the data of the file, where that has more; `drawing` gives its SVG, where the figure is none itself; null: there is no drawing.
+ * `file` gives the data of the file, at once or later, where that has more; `drawing` gives its SVG, where the figure is none itself; null: there is no drawing.
  */
 export function Figure({ id, title, about, source, columns, rows, file, drawing, copies = [], stale, children }) {
   const [table, setTable] = useState(false);
@@ -28,8 +28,8 @@ export function Figure({ id, title, about, source, columns, rows, file, drawing,
     say(text);
     setTimeout(() => say(""), 1600);
   };
-  const csv = () => {
-    const data = file ? file() : { columns, rows };
+  const csv = async () => {
+    const data = file ? await file() : { columns, rows };
     return [data.columns, ...data.rows].map((row) => row.map(quoted).join(",")).join("\n") + "\n";
   };
   const drawn = () => (drawing ? drawing() : asSvg(frame.current.querySelector("svg.chart")));
@@ -46,7 +46,7 @@ export function Figure({ id, title, about, source, columns, rows, file, drawing,
               const text = await give();
               done((await copied(text)) ? `${label} copied` : "the browser does not let pages copy");
             }}>${label}</button>`)}
-            <button type="button" onClick=${() => download(`${id}.csv`, "text/csv", csv())}>CSV</button>
+            <button type="button" onClick=${async () => download(`${id}.csv`, "text/csv", await csv())}>CSV</button>
             ${drawing !== null && html`<button type="button" onClick=${() => download(`${id}.svg`, "image/svg+xml", drawn())}>SVG</button>`}
           </div>
         </details>

@@ -235,10 +235,17 @@ export class CanvasPen {
     this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.context.textBaseline = "middle";
     this.colour = colour;
+    this.filled = ""; // the name of the colour that is set: setting it for each of many marks takes longer than drawing them
+  }
+
+  fill(name) {
+    if (this.filled === name) return;
+    this.context.fillStyle = this.colour[name];
+    this.filled = name;
   }
 
   rect(x, y, wide, high, name) {
-    this.context.fillStyle = this.colour[name];
+    this.fill(name);
     this.context.fillRect(x, y, wide, high);
   }
 
@@ -258,7 +265,7 @@ export class CanvasPen {
   }
 
   dot(x, y, radius, name) {
-    this.context.fillStyle = this.colour[name];
+    this.fill(name);
     this.context.beginPath();
     this.context.arc(x, y, radius, 0, 2 * Math.PI);
     this.context.fill();
@@ -273,14 +280,14 @@ export class CanvasPen {
   }
 
   area(points, name) {
-    this.context.fillStyle = this.colour[name];
+    this.fill(name);
     this.context.beginPath();
     points.forEach(([x, y], i) => (i ? this.context.lineTo(x, y) : this.context.moveTo(x, y)));
     this.context.fill();
   }
 
   text(x, y, text, name, anchor, strong = false) {
-    this.context.fillStyle = this.colour[name];
+    this.fill(name);
     this.context.font = `${strong ? 650 : 500} 11.5px ${this.colour.text}`;
     this.context.textAlign = anchor === "middle" ? "center" : anchor;
     this.context.fillText(text, x, y);
@@ -295,6 +302,7 @@ export class CanvasPen {
 
   unclip() {
     this.context.restore();
+    this.filled = "";
   }
 }
 

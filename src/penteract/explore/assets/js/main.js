@@ -1,5 +1,6 @@
 // The page: one state, the newest answer to it, and the figures drawn from that.
 import { Newest, ask, askOne, watch } from "./ask.js";
+import { BenchView, benchSum, isTable, useBench } from "./bench.js";
 import { Chips } from "./chips.js";
 import { Controls, take } from "./controls.js";
 import { html, render, useEffect, useRef, useState } from "./html.js";
@@ -20,7 +21,7 @@ import { Verdict, memorySum, scheduleSum, searchSum } from "./verdict.js";
 
 const PAUSE = 250; // ms without a change before the slower answers are asked for
 const THEMES = ["auto", "light", "dark"];
-const TITLES = { memory: "Memory", schedules: "Schedules", layouts: "Layouts", ranks: "Ranks", runs: "Runs", profile: "Profile" };
+const TITLES = { memory: "Memory", schedules: "Schedules", layouts: "Layouts", ranks: "Ranks", runs: "Runs", bench: "Bench", profile: "Profile" };
 const SEARCH = { fix: {}, tokens: "", usd_per_gpu_hour: 0, against: null };
 
 function App({ opening, first }) {
@@ -58,6 +59,7 @@ function App({ opening, first }) {
   const runs = useRuns(state);
   const [files, open] = useOpened();
   const [profile, reading] = useProfile(state, files);
+  const bench = useBench(state, setState);
   const [made, setMade] = useState("served");
   const [moment, setMoment] = useState(null); // where the lanes stand
   useEffect(() => {
@@ -66,14 +68,15 @@ function App({ opening, first }) {
   const slow = useSlow(state, made === "live");
   useLink(state, setState);
   useDrop(async (some) => {
-    const text = await some[0].text();
+    const text = isTable(some[0]) ? "" : await some[0].text();
+    if (isTable(some[0]) || (state.view === "bench" && !isProfile(text) && !isConfig(text))) return bench.open(some[0]);
     if (!isProfile(text) && (state.view !== "profile" || isConfig(text))) return take(some[0], (model) => change({ ...state.question, model }));
     const [name, against] = await open(some);
     if (name) setState((old) => ({ ...old, view: "profile", profile: { name, against: against ?? old.profile?.against } }));
   });
   const stale = !latest?.figures || error !== "" ? "old" : busy ? "stale" : "";
   const copies = [
-    ["Command", async () => ({ layouts: search.answer, runs, profile }[state.view] ?? latest)?.command ?? ""],
+    ["Command", async () => ({ layouts: search.answer, runs, bench: bench.answer, profile }[state.view] ?? latest)?.command ?? ""],
     ["Link", async () => location.origin + location.pathname + (await toFragment(state))],
     ["Run file", async () => (await askOne({ kind: "run_file", question: state.question })).text],
   ];
@@ -82,7 +85,7 @@ function App({ opening, first }) {
   const all = state.view === "layouts";
   const sums = { memory: () => memorySum(figures, opening.terms), schedules: () => scheduleSum(lanes, opening.terms),
     layouts: () => searchSum(search.answer, opening.terms), ranks: () => ranksSum(ranks, opening.terms), runs: () => runsSum(runs, opening.terms),
-    profile: () => profileSum(profile, opening.terms) };
+    bench: () => benchSum(bench, opening.terms), profile: () => profileSum(profile, opening.terms) };
   const sum = sums[state.view]();
   const lateOf = (answer) => stale || (answer && JSON.stringify(answer.question) !== JSON.stringify(state.question) ? "stale" : "");
   const curve = html`<${Step} moment=${steps ? moment : null} answer=${slow.step} terms=${opening.terms} waiting=${slow.waiting} copies=${copies} stale=${stale} />`;
@@ -113,6 +116,7 @@ function App({ opening, first }) {
         ${state.view === "ranks" && html`<${RanksView} answer=${ranks} state=${state} setState=${setState} terms=${opening.terms} copies=${copies} stale=${lateOf(ranks)} take=${change} />`}
         ${state.view === "runs" && html`<${RunsView} answer=${runs} state=${state} setState=${setState} terms=${opening.terms} copies=${copies} />`}
         ${state.view === "profile" && html`<${ProfileView} answer=${profile} busy=${reading} state=${state} setState=${setState} open=${open} terms=${opening.terms} copies=${copies} />`}
+        ${state.view === "bench" && html`<${BenchView} bench=${bench} state=${state} setState=${setState} terms=${opening.terms} copies=${copies} />`}
         ${state.view === "memory" && figures && html`
           <${Memory} figures=${figures} terms=${opening.terms} copies=${copies} stale=${stale} />
           ${curve}
@@ -207,7 +211,7 @@ function useLink(state, setState) {
   }, []);
 }
 
-/** A config.json, or profiles, may be dropped anywhere. */
+/** A config.json, profiles, or a table of cases may be dropped anywhere. */
 function useDrop(drop) {
   const now = useRef(drop);
   now.current = drop;

@@ -4,13 +4,18 @@ import { loadPyodide } from "../../pyodide/pyodide.mjs";
 const ROOT = new URL("../../", import.meta.url);
 const PROGRAM = `
 import json, sys
+from pathlib import Path
 sys.path.insert(0, "/sources")
 from penteract.explore.answers.answering import answer
+from penteract.explore.measured_sweeps.read_sweeps import SweepFolders
+
+folder = Path("/sources/sweeps")
+sweeps = SweepFolders(folder, dated=False) if folder.is_dir() else None
 
 def rows(text, tell):
     asked = json.loads(text)
     told = lambda row: tell(json.dumps(row, allow_nan=False))
-    for row in answer(asked["request"], asked["opening"], told):
+    for row in answer(asked["request"], asked["opening"], told, sweeps=sweeps):
         yield json.dumps(row, allow_nan=False)
 
 rows

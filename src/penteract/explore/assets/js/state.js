@@ -3,7 +3,12 @@
 const PREFIX = "#q=";
 
 /** The views of the page; a link without one opens the first. */
-export const VIEWS = ["memory", "schedules", "layouts", "ranks", "runs", "profile"];
+export const VIEWS = ["memory", "schedules", "layouts", "ranks", "runs", "bench", "profile"];
+
+const LINKED = 2 ** 18; // letters of a file that a link holds, at most
+
+/** Whether a link holds a file of the reader whole; else it has its name alone. */
+export const isLinked = (file) => file.text !== undefined && file.text.length <= LINKED;
 
 /** The value at a path such as "layout.tp"; undefined if the question leaves it to the planner. */
 export function at(question, name) {
@@ -34,6 +39,8 @@ export async function packed(text) {
 
 /** A state as a fragment. */
 export async function toFragment(state) {
+  const file = state.bench?.file;
+  if (file && !isLinked(file)) state = { ...state, bench: { ...state.bench, file: { name: file.name } } };
   return PREFIX + (await packed(JSON.stringify(state)));
 }
 
@@ -46,8 +53,8 @@ export async function fromFragment(fragment) {
     const state = JSON.parse(new TextDecoder().decode(bytes));
     if (!state || typeof state.question !== "object") return null;
     const view = VIEWS.includes(state.view) ? state.view : VIEWS[0];
-    const { question, stage = null, search, only, rank, parameter, runs, zoom, profile } = state;
-    return { question, stage, view, search, only, rank, parameter, runs, zoom: isZoom(zoom) ? zoom : undefined, profile: profileOf(profile) };
+    const { question, stage = null, search, only, rank, parameter, runs, bench, zoom, profile } = state;
+    return { question, stage, view, search, only, rank, parameter, runs, bench, zoom: isZoom(zoom) ? zoom : undefined, profile: profileOf(profile) };
   } catch {
     return null;
   }

@@ -1,7 +1,7 @@
 // Answers of an exported page: those made at export until the planner runs in workers of the page, and theirs then.
 
 const PATIENCE = 100; // ms in which a search stops
-const SEARCHES = new Set(["step", "fits", "schedule", "schedules", "search", "what_if", "ranks", "profile"]);
+const SEARCHES = new Set(["step", "fits", "schedule", "schedules", "search", "what_if", "ranks", "profile", "bench"]);
 
 const first = fetch(new URL("../../first.json", import.meta.url)).then((response) => response.json());
 let live = false;
@@ -102,9 +102,9 @@ function start() {
   );
 }
 
-const same = (request, opening) => JSON.stringify(request.question) === JSON.stringify(opening) && (request.stage ?? null) === null
+const same = (request, opening) => (request.kind === "bench" || JSON.stringify(request.question) === JSON.stringify(opening)) && (request.stage ?? null) === null
   && request.search === undefined && request.rank === undefined && request.parameter === undefined
-  && request.profile === undefined && request.files === undefined;
+  && request.profile === undefined && request.files === undefined && (request.bench === undefined || Object.keys(request.bench).length === 0);
 
 /** Answer a request: with what was made at export, if the planner does not run yet and that is what is asked. */
 export async function ask(request, row, signal) {
