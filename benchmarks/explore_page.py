@@ -1,4 +1,5 @@
-"""How long the explorer's page takes, served and exported: the first picture, the planner's start, a changed layout.
+"""How long the explorer's page takes, served and exported: the first picture, the planner's start, a changed layout; and a
+profile of 64 ranks with 3 000 spans each.
 
     python benchmarks/explore_page.py
 
@@ -28,9 +29,10 @@ from provenance import ROOT, provenance
 sys.path[:0] = [str(ROOT / "tests")]
 
 from browsers import browser_path
+from explore.drawn_profiles import drawn, written
 from explore.drawn_questions import question
 from explore.opened import opened
-from explore.served import Served, served
+from explore.served import Served, link, served
 from penteract.cli import main as penteract
 
 RECORD = Path(__file__).parent / "results" / "explore_page.json"
@@ -43,6 +45,17 @@ CHANGE = """async (value) => {
   Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set.call(field, String(value));
   field.dispatchEvent(new Event("change", { bubbles: true }));
   while (Number(main.dataset.answers) === answers || main.getAttribute("aria-busy") === "true")
+    await new Promise((drawn) => requestAnimationFrame(drawn));
+  return performance.now() - began;
+}"""
+
+
+# Chooses another rank of a profile, and waits until its lanes are drawn: milliseconds.
+RANK = """async (value) => {
+  const field = document.querySelector("#profile-lanes select"), began = performance.now();
+  field.value = String(value);
+  field.dispatchEvent(new Event("change", { bubbles: true }));
+  while (!document.querySelector("#profile-lanes h2").textContent.includes(`rank ${value},`))
     await new Promise((drawn) => requestAnimationFrame(drawn));
   return performance.now() - began;
 }"""
@@ -95,6 +108,28 @@ def changes(browser: Any, here: Served, asked: dict[str, Any], ready: str) -> di
         return seconds(took[1:])
 
 
+def profiles(browser: Any, here: Served, ready: str, file: Path | None) -> dict[str, Any]:
+    """From the address, or from a file that is opened, to the lanes; another rank; and the frames of lanes that are zoomed.
+    `file`: opened in the page; None: the server has it."""
+    shown, ranks, frames = list[float](), list[float](), list[float]()
+    for i in range(TIMES):
+        with opened(browser, here) as page:
+            began = time.perf_counter()
+            page.page.goto(f"{here.origin}/{link(question(), None, 'profile')}")
+            page.page.wait_for_selector(ready, timeout=120_000)
+            if file:
+                page.page.wait_for_selector("#profiles input[type=file]", state="attached")
+                began = time.perf_counter()
+                page.page.set_input_files("#profiles input[type=file]", str(file))
+            page.page.wait_for_selector("#profile-lanes canvas", timeout=120_000)
+            shown.append(time.perf_counter() - began)
+            ranks.append(page.page.evaluate(RANK, 1 + 6 * i) / 1000)
+            page.page.focus("#profile-lanes canvas")
+            page.page.keyboard.press("+")
+            frames.append(page.page.evaluate("performance.getEntriesByName('lanes').at(-1).duration") / 1000)
+    return {"lanes shown": seconds(shown), "another rank": seconds(ranks), "frame of lanes": seconds(frames)}
+
+
 def main() -> None:
     load = os.getloadavg()[0]
     with sync_playwright() as playwright:
@@ -104,10 +139,18 @@ def main() -> None:
             (first,) = openings(browser, here, ".sum")
             page = {"first picture": first, "changed, 8B on 8 GPUs": changes(browser, here, question(), ".sum"),
                     "changed, 405B on 512 GPUs": changes(browser, here, LARGE, ".sum")}  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder, served("--profiles", folder) as here:
+            here.open()
+            large = written(Path(folder) / "large", drawn(1)) / "profile.json"
+            page["profile of 64 ranks, of a folder"] = profiles(browser, here, ".sum", None)
+            many = Path(large.rename(Path(tempfile.gettempdir()) / f"profile_{os.getpid()}.json"))
+            page["profile of 64 ranks, opened"] = profiles(browser, here, ".sum", many)
         with exported() as here:
             first, live = openings(browser, here, ".sum", ".made.live")
             site = {"first picture": first, "controls live": live,
-                    "changed, 8B on 8 GPUs": changes(browser, here, question(), ".made.live")}  # fmt: skip
+                    "changed, 8B on 8 GPUs": changes(browser, here, question(), ".made.live"),
+                    "profile of 64 ranks, opened": profiles(browser, here, ".made.live", many)}  # fmt: skip
+        many.unlink()
         version = browser.version
         browser.close()
     record = provenance("python benchmarks/explore_page.py") | {

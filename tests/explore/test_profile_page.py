@@ -186,6 +186,7 @@ def test_every_figure_is_a_table_and_files(shared: Opened) -> None:
             drawing = saved(shared, figure, "SVG")
             assert drawing.startswith("<svg") and "NaN" not in drawing and "undefined" not in drawing, figure
         assert shared.text(f"{figure} .source")
+    assert 'height="3"' in saved(shared, "#profile-lanes", "SVG")  # lines under the calls of the chosen op
     rows = list(csv.reader(io.StringIO(saved(shared, "#ops", "CSV"))))
     assert [row[-1] for row in rows[1:]] == [str(op["measured"]["picoseconds"]) for op in figures["ops"]]
 

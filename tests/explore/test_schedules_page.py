@@ -193,6 +193,20 @@ def test_zoom_by_buttons_and_wheel_and_a_drag(shared: Opened) -> None:
     shared.until("document.querySelector('[aria-label=\"Zoom out\"]').disabled")
 
 
+def test_the_zoom_is_in_the_link(shared: Opened) -> None:
+    show(shared)
+    shared.page.click('[aria-label="Zoom in"]')
+    shared.page.click('[aria-label="Zoom in"]')
+    shared.until("location.hash !== arg", shared.page.evaluate("location.hash"))
+    assert shared.state()["zoom"] == [0.375, 0.625]
+    shared.go(SPLIT, None, "schedules", zoom=[0.5, 1])
+    shared.until("!document.querySelector('[aria-label=\"Zoom out\"]').disabled")
+    shared.page.click('[aria-label="Zoom out"]')
+    assert shared.page.is_disabled('[aria-label="Zoom out"]')
+    shared.until("location.hash !== arg", shared.page.evaluate("location.hash"))
+    assert "zoom" not in shared.state()
+
+
 def test_it_plays_and_is_scrubbed(shared: Opened) -> None:
     row = show(shared)
     marks = row["marks"][-1]

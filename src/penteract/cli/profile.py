@@ -6,6 +6,7 @@ import json as json_module
 import os
 import re
 import secrets
+import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -82,6 +83,7 @@ def profile(  # noqa: PLR0913 (the options of a verb are its parameters)
     print(json_module.dumps(found) if json else as_text(found.profile, every=all))
     if not json:
         print(f"\n{folder}: {FILE}, profile.html, and trace.json.gz for ui.perfetto.dev")
+        print(f"penteract explore --profiles {shlex.quote(str(folder))} shows it in the browser")
     return 0
 
 

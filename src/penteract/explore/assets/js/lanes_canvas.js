@@ -61,9 +61,10 @@ export function Zooms({ view, zoom }) {
 
 /**
  * Lanes on a canvas, to point at, drag, zoom and walk through by keys. `shown`: between which moments; `at`: where the step stands,
- * or null; `look`: told which lane and which block were chosen; `label`: what a block is; `about`: a lane in a sentence; `hint`: shown until something is looked at.
+ * or null; `look`: told which lane and which block were chosen; `label`: what a block is; `about`: a lane in a sentence; `hint`: shown until something is looked at;
+ * `op`: the number of the op whose blocks are marked, while no other one is looked at.
  */
-export function LanesCanvas({ answer, shown, at = null, zoom, move, look, label, about, hint }) {
+export function LanesCanvas({ answer, shown, at = null, zoom, move, look, label, about, hint, op = -1 }) {
   const [ref, width] = useWidth();
   const canvas = useRef(null);
   const drag = useRef(null);
@@ -72,13 +73,14 @@ export function LanesCanvas({ answer, shown, at = null, zoom, move, look, label,
   const geo = useMemo(() => geometry(answer, width), [answer, width]);
   const moment = (x) => shown.from + ((x - geo.side) / geo.inner) * (shown.to - shown.from);
   const there = hot && answer.lanes[hot.lane]?.blocks[hot.block] ? hot : null;
+  const marked = (there && answer.lanes[there.lane].blocks[there.block].op) ?? op;
   useEffect(() => {
     if (!width) return;
     performance.clearMeasures("lanes");
     const begun = performance.now();
-    draw(new CanvasPen(canvas.current, width, geo.height, colours(canvas.current, answer)), answer, geo, shown, there, at);
+    draw(new CanvasPen(canvas.current, width, geo.height, colours(canvas.current, answer)), answer, geo, shown, there, at, marked);
     performance.measure("lanes", { start: begun, end: performance.now() });
-  }, [answer, geo, shown.from, shown.to, hot, at, theme]);
+  }, [answer, geo, shown.from, shown.to, hot, at, theme, marked]);
   useWheel(canvas, (by, x) => zoom(by, moment(x)), [answer, shown.from, shown.to, geo]);
   const found = (event) => {
     const box = canvas.current.getBoundingClientRect();

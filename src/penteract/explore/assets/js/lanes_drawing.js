@@ -43,8 +43,8 @@ export function flightAt(flight, moment) {
   return count;
 }
 
-/** Draw lanes between two moments. `hot`: the lane and block that are looked at; `at`: a moment, or null. */
-export function draw(pen, answer, geo, { from, to }, hot, at) {
+/** Draw lanes between two moments. `hot`: the lane and block that are looked at; `at`: a moment, or null; `op`: whose blocks are marked. */
+export function draw(pen, answer, geo, { from, to }, hot, at, op = -1) {
   const scale = geo.inner / (to - from);
   const x = (moment) => geo.side + (moment - from) * scale;
   grid(pen, answer, geo, from, to, x);
@@ -53,6 +53,7 @@ export function draw(pen, answer, geo, { from, to }, hot, at) {
     label(pen, geo, lane, y);
     pen.clip(geo.side, y, geo.inner, geo.step);
     intervals(pen, answer, lane, geo, from, to, scale, y);
+    if (op >= 0) marks(pen, lane, geo, from, to, scale, y + geo.bar, op);
     spans(pen, answer, lane, geo, from, to, scale, y + geo.bar + 2);
     if (answer.most) flight(pen, answer, lane, geo, from, to, x, y + geo.bar + 3 + STRIPS * geo.strip);
     if (hot?.lane === i && lane.blocks[hot.block]) {
@@ -110,6 +111,20 @@ function intervals(pen, answer, lane, geo, from, to, scale, y) {
     if (block.name && geo.bar > 10 && Math.min(left + wide, geo.width) - start > block.name.length * LETTER + 12) row.name(start + 5, block);
   }
   row.end();
+}
+
+/** A line under the blocks of an op, which is drawn once for those that share a pixel. */
+function marks(pen, lane, geo, from, to, scale, y, op) {
+  let end = -1;
+  for (let b = indexAt(lane.blocks, from); b < lane.blocks.length && lane.blocks[b].start < to; b += 1) {
+    const block = lane.blocks[b];
+    if (block.op !== op) continue;
+    const left = geo.side + (block.start - from) * scale;
+    const right = Math.max(left + 1.5, geo.side + (block.end - from) * scale);
+    if (right <= end) continue;
+    pen.rect(left, y, right - left, 3, "ink");
+    end = right;
+  }
 }
 
 /** A bar, pixel by pixel: kinds that share one get pixels in turn, so that each has as many as its time. */

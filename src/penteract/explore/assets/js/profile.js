@@ -56,7 +56,7 @@ export function ProfileView({ answer, busy, state, setState, open, terms, copies
     <${Chooser} answer=${answer} put=${put} open=${open} terms=${terms} copies=${copies} />
     ${figures && html`
       <${Verdict} ...${shared} />
-      <${ProfileLanes} ...${shared} own=${own} />
+      <${ProfileLanes} ...${shared} chosen=${op} own=${own} />
       <${Ops} ...${shared} chosen=${op} shown=${own.ops} />
       <${Kernels} op=${op} copies=${copies} stale=${stale} terms=${terms} />
       <${Skew} ...${shared} />

@@ -7,8 +7,8 @@ import { SvgPen, colours, draw, geometry } from "./lanes_drawing.js";
 
 const FAR = 3; // times as long: then each step is drawn over the whole width, until the reader decides
 
-/** The lanes. `own`: the view's part of the state; `put` changes it. */
-export function ProfileLanes({ figures, own, put, terms, copies, stale }) {
+/** The lanes. `chosen`: the op that is marked; `own`: the view's part of the state; `put` changes it. */
+export function ProfileLanes({ figures, chosen, own, put, terms, copies, stale }) {
   const given = figures.lanes;
   const frame = useRef(null);
   const wide = own.wide ?? farApart(given);
@@ -23,7 +23,7 @@ export function ProfileLanes({ figures, own, put, terms, copies, stale }) {
   const drawing = () => {
     const geo = geometry(answer, frame.current.clientWidth);
     const pen = new SvgPen(geo.width, geo.height, colours(frame.current, answer));
-    draw(pen, answer, geo, view.shown, null, null);
+    draw(pen, answer, geo, view.shown, null, null, chosen?.number ?? -1);
     return pen.written();
   };
   const look = (lane, block) => block?.op >= 0 && put({ op: block.op });
@@ -37,8 +37,8 @@ export function ProfileLanes({ figures, own, put, terms, copies, stale }) {
       <${Zooms} view=${view} zoom=${view.zoom} />`}
     </div>
     ${given.missing ? html`<p class="quiet">${given.missing} <code class="command">penteract profile latest</code></p>` : html`
-      <div ref=${frame}><${LanesCanvas} answer=${answer} shown=${view.shown} zoom=${view.zoom} move=${view.move} look=${look} label="An op of the step"
-        about=${(lane) => `${lane.label}, ${lane.gpus}`} hint="Point at a lane, or move through it by arrow keys; + and − zoom, Enter shows the kernels of an op." /></div>
+      <div ref=${frame}><${LanesCanvas} answer=${answer} shown=${view.shown} zoom=${view.zoom} move=${view.move} look=${look} op=${chosen?.number ?? -1} label="An op of the step"
+        about=${(lane) => `${lane.label}, ${lane.gpus}`} hint="Point at a lane, or move through it by arrow keys; + and − zoom, Enter shows the kernels of an op. A line is under every call of the chosen one." /></div>
       ${wide && html`<p class="quiet">Each step is drawn over the whole width; the axis is that of the longer one. Times in texts are true.</p>`}
       <${Kinds} answer=${given} label="Kinds of time, of the measured step" />`}
   <//>`;
