@@ -14,8 +14,9 @@ import torch
 
 from penteract.api import plan
 from penteract.config.hardware import cluster
+from penteract.config.machine_file import machine_file
 from penteract.errors import BadInput
-from penteract.measure.calibrate import attention_workloads, hot_clock, measuring
+from penteract.measure.calibrate import attention_workloads, checking, hot_clock, measuring
 from penteract.measure.calibrate.hardware_file import catalogued, hardware_file
 from penteract.measure.calibrate.hot_clock import HotClock
 from penteract.measure.calibrate.measured_rows import MeasuredRows
@@ -125,3 +126,46 @@ def test_the_rows_are_lines_of_json_under_a_schema(measured: Path) -> None:
     head, *rows = map(json.loads, measuring.rows_path(measured).read_text().splitlines())
     assert head["schema"] == "penteract.calibration/1" and len(rows) == len(workloads(CPU))
     assert tomllib.loads(measured.read_text())["provenance"]["date"]
+
+
+def test_a_device_is_slower_than_a_file_that_says_half_its_times(measured: Path, tmp_path: Path) -> None:
+    file = tmp_path / "doctored.toml"
+    file.write_text(measured.read_text())
+    head, *rows = measuring.rows_path(measured).read_text().splitlines()
+    halved = [json.dumps({**row, "us": row["us"] and row["us"] / 4}) for row in map(json.loads, rows)]
+    measuring.rows_path(file).write_text("\n".join([head, *halved]) + "\n")
+    (one,) = checking.check_devices(file, 60.0, [CPU])
+    assert one.slow and one.middle > 1.5 and one.worst[1] >= one.middle
+    kinds = {key[0] for key in one.ratios}
+    assert {"copy", "product"} <= kinds and "launch" not in kinds
+    doubled = [json.dumps({**row, "us": row["us"] and row["us"] * 4}) for row in map(json.loads, rows)]
+    measuring.rows_path(file).write_text("\n".join([head, *doubled]) + "\n")
+    (one,) = checking.check_devices(file, 60.0, [CPU])
+    assert not one.slow
+    measuring.rows_path(file).write_text(head + "\n")
+    with pytest.raises(BadInput, match="no workload of this device"):
+        checking.check_devices(file, 60.0, [CPU])
+    measuring.rows_path(file).unlink()
+    with pytest.raises(BadInput, match="rows that the file was made of are missing"):
+        checking.check_devices(file, 60.0, [CPU])
+
+
+def test_a_link_is_slow_beside_the_others() -> None:
+    pairs = {(a, b): 300.0 for a in range(4) for b in range(4) if a != b}
+    assert not any(link.slow for link in checking.judged(pairs))
+    assert [(x.source, x.target) for x in checking.judged({**pairs, (1, 3): 200.0}) if x.slow] == [(1, 3)]
+    assert checking.judged({}) == checking.check_links([CPU]) == []
+
+
+def test_the_machines_own_file(measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(BadInput, match=r"was not measured .* fix: penteract calibrate"):
+        cluster("here")
+    machine_file().parent.mkdir(parents=True)
+    machine_file().write_text(measured.read_text())
+    assert cluster("here").gpus == 1 and cluster("here").gpu == cluster(str(measured)).gpu
+    eight = cluster("8xhere")
+    assert (eight.name, eight.gpus, eight.gpus_per_node) == ("8xhere", 8, 8)
+    for size in ("0xhere", "64xhere"):
+        with pytest.raises(BadInput, match="no fabric joins so many devices"):
+            cluster(size)

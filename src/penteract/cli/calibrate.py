@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from penteract.cli.torch_modules import torch_module
+from penteract.config.hardware import cluster
+from penteract.config.machine_file import HERE, kept_machine_file, machine_file
 from penteract.errors import BadInput, DiskFailure
 from penteract.planner.report.trace import check_file
 from penteract.units import printable
@@ -17,17 +20,32 @@ if TYPE_CHECKING:
     from penteract.measure.calibrate.measuring import CalibrationState
 
 EXAMPLES = (
-    "penteract calibrate --out here.toml",
-    "penteract calibrate --budget 60 --out here.toml",
-    "penteract plan llama-3.2-1b --gpus here.toml",
+    "penteract calibrate",
+    "penteract calibrate --budget 60 --out mine.toml",
+    "penteract plan llama-3.2-1b --gpus here",
+    "penteract calibrate --check mine.toml",
 )
 _LONGEST = 86_400.0
+_MEASURED, _CHECKED = 480.0, 45.0  # seconds
 
 
 def calibrate(
     *,
-    out: Annotated[Path, Parameter(help="The hardware file to write; rows are kept beside it, as .rows.jsonl.")],
-    budget: Annotated[float, Parameter(help="Seconds to measure. What was measured before is not repeated.")] = 480.0,
+    out: Annotated[
+        Path | None,
+        Parameter(
+            help="The hardware file to write; rows are kept beside it, as .rows.jsonl. By default the one that"
+            " --gpus here takes."
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        Parameter(help="Seconds to measure, by default 480. What was measured before is not repeated."),
+    ] = None,
+    check: Annotated[
+        str | None,
+        Parameter(help="A hardware file, or here: say which device is slower than it, in a minute. Writes nothing."),
+    ] = None,
     debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
 ) -> int:
     """Measure one device of this machine while it is hot, and write a file for `plan --gpus FILE.toml`.
@@ -36,15 +54,23 @@ def calibrate(
     and launches, the most used first. Stopped or out of budget, the same command goes on. Links between devices are not
     measured. Without a GPU it measures the CPU.
     """
-    if out.suffix != ".toml":
-        raise BadInput("USAGE", "a hardware file is TOML", where="--out", found=printable(str(out)), allowed="*.toml")
-    if not 0 < budget <= _LONGEST:
+    seconds = budget if budget is not None else _CHECKED if check is not None else _MEASURED
+    if not 0 < seconds <= _LONGEST:
         raise BadInput("USAGE", "not a budget", where="--budget", found=budget, allowed=f"0 to {_LONGEST:.0f} seconds")
+    if check is not None:
+        if out is not None:
+            raise BadInput("USAGE", "a check writes no file", found="--out and --check", fix="leave one out")
+        return _check(kept_machine_file() if check == HERE else Path(check), seconds)
+    if out is None:
+        out = machine_file()
+        out.parent.mkdir(parents=True, exist_ok=True)
+    elif out.suffix != ".toml":
+        raise BadInput("USAGE", "a hardware file is TOML", where="--out", found=printable(str(out)), allowed="*.toml")
     if not out.is_file() or not out.with_suffix(".rows.jsonl").is_file():
         check_file(out, "--out")
     measuring = torch_module("measure.calibrate.measuring", "measuring needs")
     with _ProgressLine() as line:
-        made: Any = measuring.calibrate(out, budget, line)
+        made: Any = measuring.calibrate(out, seconds, line)
     try:
         out.write_text(made.text, encoding="utf-8")
     except OSError as error:
@@ -53,6 +79,24 @@ def calibrate(
     more = f"; {made.missing} are left: run it again to go on" if made.missing else ""
     print(f"{out}: {made.measured} workloads{skipped}{more}")
     return 0
+
+
+def _check(file: Path, budget: float) -> int:
+    """A line a device and a slow link; exit code 1 where one is slow."""
+    cluster(str(file))  # what is no hardware file is refused by its line
+    checking = torch_module("measure.calibrate.checking", "measuring needs")
+    host, devices, links = os.uname().nodename, checking.check_devices(file, budget), checking.check_links()
+    for one in devices:
+        key, worst = one.worst
+        verdict = "slower than its file" if one.slow else "as its file"
+        print(f"{host} {one.name}: {verdict}, {one.middle:.2f} times its time in the median of {len(one.ratios)}"
+              f" workloads; {' '.join(map(str, key))} {worst:.2f} times")  # fmt: skip
+    slow = [link for link in links if link.slow]
+    for link in slow:
+        print(f"{host} link {link.source} to {link.target}: {link.rate:.0f} GB/s, slower than the others")
+    if links and not slow:
+        print(f"{host} links: {min(link.rate for link in links):.0f} to {max(link.rate for link in links):.0f} GB/s")
+    return 1 if slow or any(one.slow for one in devices) else 0
 
 
 class _ProgressLine:

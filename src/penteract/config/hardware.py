@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from penteract.config.catalog.hardware import Tables, tables
 from penteract.config.files.hardware_schema import CLUSTER, FABRIC, GPU, GPUS, LINKS, MEASURED
 from penteract.config.files.read import origins_in, read_text
 from penteract.config.files.schema import Origin, option
+from penteract.config.machine_file import HERE, kept_machine_file
 from penteract.errors import BadInput
 
 Points = tuple[tuple[float, float], ...]  # (size, time or rate), sizes ascending
@@ -186,11 +187,15 @@ _FORM = "[nodes x] devices x name [@ fabric]"
 
 
 def cluster(text: str, *, fabric: str = "") -> Cluster:
-    """The cluster `text`: `8xH200`, `64x8xH100` (nodes, devices of each), `16xA100-40GB`, `64x8xH100@efa`, or the path
-    of a TOML file of measured curves. `fabric`: between nodes; by default the usual one for such nodes.
+    """The cluster `text`: `8xH200`, `64x8xH100` (nodes, devices of each), `16xA100-40GB`, `64x8xH100@efa`, the path of
+    a TOML file of measured curves, or `here`, the file of this machine: `8xhere` is a node of eight such devices.
+    `fabric`: between nodes; by default the usual one for such nodes.
 
     Raises BadInput with the nearest name that exists.
     """
+    if here := re.fullmatch(rf"(?:(\d+)x)?{HERE}", text.strip(), re.IGNORECASE):
+        made = _measured(kept_machine_file(), fabric)
+        return made if here[1] is None else _of_size(made, _count(here[1], text))
     if text.lower().endswith(".toml"):
         return _measured(Path(text), fabric)
     found = re.fullmatch(
@@ -278,6 +283,15 @@ def _measured(path: Path, between: str) -> Cluster:
         gpu=measured.gpu, inside=inside, between=fabric(between or node.get("between", usual or "infiniband-ndr")),
         curves=measured,
     )  # fmt: skip
+
+
+def _of_size(made: Cluster, gpus: int) -> Cluster:
+    """One node of `gpus` devices."""
+    domain = made.inside.domain if made.inside is not None else 1
+    if not 1 <= gpus <= domain:
+        raise BadInput("CLUSTER", "no fabric joins so many devices of a node", where="--gpus", found=gpus,
+                       allowed=f"1 to {domain}")  # fmt: skip
+    return replace(made, name=f"{gpus}x{HERE}", gpus=gpus, gpus_per_node=gpus)
 
 
 def check_cluster(given: Cluster) -> None:

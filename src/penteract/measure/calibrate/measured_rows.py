@@ -48,6 +48,16 @@ class MeasuredRows:
                            fix="remove it") from None  # fmt: skip
         return found
 
+    @staticmethod
+    def any_machine(path: Path) -> MeasuredRows:
+        """The rows of a file, of whatever machine and versions. Raises BadInput if it cannot be read."""
+        try:
+            about = json.loads(read_regular(path, largest=_LARGEST).decode("utf-8").partition("\n")[0])
+            return MeasuredRows.of(path, {key: value for key, value in about.items() if key != "schema"})
+        except (OSError, ValueError, AttributeError) as error:
+            raise BadInput("CALIBRATION", f"cannot read what was measured: {error}", where=str(path),
+                           fix="remove it") from None  # fmt: skip
+
     def add(self, key: Key, microseconds: float | None) -> None:
         """Keep a time, in memory and on disk."""
         fresh = not self.path.exists() or not self.path.stat().st_size

@@ -1,0 +1,26 @@
+"""The hardware file that `penteract calibrate` keeps of a machine, which `--gpus here` takes."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from penteract.errors import BadInput
+
+HERE = "here"
+
+
+def machine_file() -> Path:
+    """Where the file of this host lies: hosts that share a home have one each."""
+    host = re.sub(r"[^A-Za-z0-9.-]+", "-", os.uname().nodename) or "host"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penteract" / "hardware" / f"{host}.toml"
+
+
+def kept_machine_file() -> Path:
+    """The file, which must be there. Raises BadInput."""
+    path = machine_file()
+    if not path.is_file():
+        raise BadInput("CLUSTER", "this machine was not measured", where="--gpus", found=HERE,
+                       allowed="a file, or a name as 8xH200", fix="penteract calibrate")  # fmt: skip
+    return path
