@@ -52,6 +52,8 @@ test-all: test test-faults pyodide
 	$(RUN) tests/precision_long.py
 	$(RUN) tests/rehearsed_long.py
 	$(RUN) tests/sweep.py
+	$(RUN) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[test,plot]"
+	$(RUN) tests/notebook.py
 
 # What is above the torch line, in a browser's Python under node: the same answers to the last digit.
 pyodide: setup

@@ -11,7 +11,7 @@ if (_COMMAND and "train" in sys.argv) or "penteract.engine.runtime.worker" in sy
 
     Stopping.of_process().__enter__()  # to the end of the process
 try:
-    from penteract.api import bench, plan, profile, rehearse, trace, train
+    from penteract.api import bench, calibrate, plan, profile, rehearse, trace, train
     from penteract.config.hardware import Cluster
     from penteract.config.layout import Layout
     from penteract.config.model import ModelSpec, MoESpec
@@ -29,6 +29,7 @@ __all__ = [
     "ModelSpec",
     "__version__",
     "bench",
+    "calibrate",
     "estimate",
     "plan",
     "profile",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from penteract.config.hardware import HEADROOM, Cluster, cluster
+from penteract.config.machine_file import HERE
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import Policy
 from penteract.config.rules.resolve import resolve
@@ -16,7 +17,7 @@ from penteract.config.run import RunSpec
 from penteract.errors import BadInput, PenteractError
 from penteract.measure.schemas.profile import ProfileFile
 from penteract.measure.schemas.rehearsal import Rehearsal
-from penteract.planner.ask import parse_settings
+from penteract.planner.ask import as_word, parse_settings
 from penteract.planner.plan import Plan, estimator, plan_layouts, plan_one
 from penteract.planner.question import question
 from penteract.planner.report.trace import trace
@@ -94,8 +95,7 @@ def rehearse(
 
     on = cluster(gpus) if isinstance(gpus, str) else gpus
     if not isinstance(run, RunSpec):
-        words = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
-        resolved = resolve(run, preset, words, on.gpus if on is not None else None)
+        resolved = resolve(run, preset, _settings(settings), on.gpus if on is not None else None)
         run = settle_budget(resolved)[0].run
     elif settings or preset:
         raise BadInput("USAGE", "a resolved run takes no settings", found=", ".join([*settings, *[preset or ""]]),
@@ -129,20 +129,41 @@ def profile(
     return cast("ProfileFile", _last_json("profile", [*_words(run, preset, settings), *options]))
 
 
+def calibrate(out: str | Path | None = None, *, budget: float = 480.0) -> Cluster:
+    """Run `penteract calibrate` in a subprocess: measure a device of this machine; returns it as `plan` takes it.
+
+    `out`: the hardware file to write, `.toml`; by default the one that `gpus="here"` means. `budget`: seconds; what the
+    file has already is not measured again. Raises PenteractError with the error of the command.
+    """
+    words = ["--budget", str(budget), *(["--out", str(out)] if out is not None else [])]
+    _run("calibrate", words)
+    return cluster(str(out) if out is not None else HERE)
+
+
 def _words(run: str | Path | None, preset: str | None, settings: Mapping[str, Any]) -> list[str]:
     words = [str(run)] if run is not None else []
     words += ["--preset", preset] if preset else []
-    return [*words, *(f"{key.replace('__', '.')}={value}" for key, value in settings.items())]
+    return [*words, *_settings(settings)]
+
+
+def _settings(named: Mapping[str, Any]) -> list[str]:
+    return [f"{key.replace('__', '.')}={as_word(value)}" for key, value in named.items()]
 
 
 def _last_json(verb: str, words: Sequence[str]) -> dict[str, Any]:
     """The JSON object that a verb prints last."""
+    return _run(verb, [*words, "--json"])
+
+
+def _run(verb: str, words: Sequence[str]) -> dict[str, Any]:
+    """A verb in a process of its own. -> the JSON object that it prints last; empty where it prints none."""
     import subprocess  # here: only runs start processes
 
     done = subprocess.run(
-        [sys.executable, "-m", "penteract", verb, *words, "--json"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "penteract", verb, *words], capture_output=True, text=True, check=False
     )
-    last: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1]) if done.stdout.strip() else {}
+    printed = done.stdout.strip().splitlines()[-1:]
+    last: dict[str, Any] = json.loads(printed[0]) if printed and printed[0].startswith("{") else {}
     if done.returncode:
         row: dict[str, str] = last.get("error", {})
         error = PenteractError(

@@ -80,7 +80,7 @@ def profile(  # noqa: PLR0913 (the options of a verb are its parameters)
             return code
     found: Any = start.result(resolved, folder, file, gpus)
     write_files(folder, found)
-    print(json_module.dumps(found) if json else as_text(found.profile, every=all))
+    print(json_module.dumps(found.profile) if json else as_text(found.profile, every=all))
     if not json:
         print(f"\n{folder}: {FILE}, profile.html, and trace.json.gz for ui.perfetto.dev")
         print(f"penteract explore --profiles {shlex.quote(str(folder))} shows it in the browser")

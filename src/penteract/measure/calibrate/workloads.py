@@ -75,9 +75,10 @@ def dtypes(device: torch.device) -> tuple[str, ...]:
 
 def products(device: torch.device, dtype: str) -> Iterator[Workload]:
     """Products [m, k]·[k, n] over widths and token counts; slow dtypes have small ones."""
+    always = ("bf16",) if device.type == "cuda" else ("bf16", "fp32")  # the second is a CPU's default
     for i, shape in enumerate(_shapes(device, dtype)):
         yield Workload(
-            ("product", dtype, *shape), lambda shape=shape: product(device, dtype, *shape), dtype == "bf16" and i < 4
+            ("product", dtype, *shape), lambda shape=shape: product(device, dtype, *shape), dtype in always and i < 4
         )
 
 
