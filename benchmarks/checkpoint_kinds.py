@@ -112,7 +112,7 @@ class Ours:
         at.mkdir()
         session, saver = self._run.session, self._run.session.saver
         assert saver.background is not None
-        own = Checkpoints(at / "checkpoints", session.rank, keep=1)
+        own = Checkpoints(at / "checkpoints", session.rank, keep=1, threads=session.checkpoints.threads)
         own.begin()
         self._checkpoints = saver.checkpoints = saver.background.checkpoints = own
         saver.save(background=saver.background if self._background else None)

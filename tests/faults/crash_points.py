@@ -9,9 +9,21 @@ from typing import Any
 
 import pytest
 
-OPERATIONS = ("open", "write", "fsync", "close", "rename", "replace", "mkdir", "unlink", "rmdir", "posix_fallocate")
+OPERATIONS = (
+    "open",
+    "write",
+    "pwritev",
+    "fsync",
+    "close",
+    "rename",
+    "replace",
+    "mkdir",
+    "unlink",
+    "rmdir",
+    "posix_fallocate",
+)
 CHANGES = frozenset({*OPERATIONS} - {"open", "close"})  # what a dying disk fails
-GROWS = frozenset({"write", "mkdir", "posix_fallocate"})  # what a full disk fails
+GROWS = frozenset({"write", "pwritev", "mkdir", "posix_fallocate"})  # what a full disk fails
 
 
 class Crash(BaseException):

@@ -157,15 +157,15 @@ def test_no_room_is_refused_before_writing(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_disk_that_fills_leaves_the_old_one_and_no_orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = save_whole(tmp_path, 1, TENSORS)
-    before = os.write
+    before = os.pwritev
 
-    def full(fd: int, data: memoryview) -> int:
-        if len(data) == 140:  # the first tensor
+    def full(fd: int, buffers: list[memoryview], at: int) -> int:
+        if len(buffers[0]) == 140:  # the first tensor
             raise OSError(28, "No space left on device")
-        return before(fd, data)
+        return before(fd, buffers, at)
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", full)
+        patched.setattr(os, "pwritev", full)
         with pytest.raises(DiskFailure, match="No space left"):
             save_whole(tmp_path, 2, TENSORS)
     assert latest(tmp_path) == old

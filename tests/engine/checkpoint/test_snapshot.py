@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -125,7 +127,7 @@ def saved(p: Program, seed: int, device: Cpu, update: Callable[[TrainingState, S
         snapshot.settle()
         assert snapshot.arrived()
         service = Service(memory, payload)
-        description = plan.description()
+        description = plan.description(threads=3)  # the other has one
         payload.put(description)
         assert service.answer({"do": "describe", "length": len(description)}) == {"length": 0}
         answer = service.answer({"do": "write", "fresh": str(other)})
@@ -171,7 +173,8 @@ def test_an_update_that_does_not_wait_is_found(layout: Layout) -> None:
     assert found.later != found.at_once
 
 
-def test_a_value_that_is_not_finite_is_named() -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_value_that_is_not_finite_is_named(threads: int) -> None:
     p = program(Layout(), "fp32")
     state = filled(p, 1)
     next(state.parameter_parts("square")).values[-1] = float("nan")
@@ -179,12 +182,29 @@ def test_a_value_that_is_not_finite_is_named() -> None:
     memory, payload = SharedMemory.of_size("test", plan.size), SharedMemory.of_size("test")
     Snapshot(plan, Cpu(), memory).take()
     service = Service(memory, payload)
-    payload.put(plan.description())
-    service.answer({"do": "describe", "length": len(plan.description())})
+    payload.put(plan.description(threads))
+    service.answer({"do": "describe", "length": len(plan.description(threads))})
     with tempfile.TemporaryDirectory() as folder:
         answer: Any = service.answer({"do": "write", "fresh": folder})
     assert answer["error"]["kind"] == BadNumerics.__name__
     assert answer["error"]["where"].endswith("/square")
+
+
+def test_a_disk_that_fails_ends_all_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = program(Layout(), "fp32")
+    entries, written = [entry(s, finite=True) for s in state_slices(p, filled(p, 1))], list[int]()
+
+    def full(fd: int, buffers: Sequence[memoryview], at: int) -> int:
+        written.append(at)
+        if len(written) == 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return len(buffers[0])
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(OSError, match="No space left"):
+        rank_file.write(tmp_path, entries, 0, threads=3)
+    assert len(written) < len(entries) / 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_rank_copies_only_what_it_writes() -> None:

@@ -6,7 +6,9 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +41,49 @@ def write(path: Path, chunks: Iterable[bytes | memoryview], *, reserve: int = 0)
             size += left.nbytes
             while left.nbytes:
                 left = left[os.write(fd, left) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return size
+
+
+class Part(NamedTuple):
+    """Bytes of a file from offset `at` on."""
+
+    at: int
+    chunks: Iterable[bytes | memoryview]
+
+
+def write_parts(path: Path, parts: Sequence[Part], size: int, *, threads: int = 1) -> int:
+    """Write a new file of `size` bytes, which are taken first, from parts that do not meet, and sync it; returns its
+    size. Each of the `threads` writes whole parts: hashing and writing let the others run."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    failed = threading.Event()
+
+    def write(part: Part) -> None:
+        at = part.at
+        for chunk in part.chunks:
+            left = memoryview(chunk)
+            while left.nbytes and not failed.is_set():
+                done = os.pwritev(fd, [left], at)
+                left, at = left[done:], at + done
+
+    def noting(part: Part) -> None:
+        try:
+            write(part)
+        except BaseException:
+            failed.set()
+            raise
+
+    try:
+        _reserve(fd, size)
+        if threads == 1:
+            for part in parts:
+                write(part)
+        else:
+            with ThreadPoolExecutor(threads, "save") as pool:
+                for done in [pool.submit(noting, part) for part in parts]:
+                    done.result()
         os.fsync(fd)
     finally:
         os.close(fd)

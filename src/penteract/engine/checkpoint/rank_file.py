@@ -73,7 +73,7 @@ def file_of(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def write(fresh: Path, entries: Sequence[FileEntry], rank: int) -> RankTable:
+def write(fresh: Path, entries: Sequence[FileEntry], rank: int, threads: int = 1) -> RankTable:
     """Write this rank's file into the folder `fresh`, if it owns any of these, and sync it. Raises OSError, after some
     attempts where the error may pass; DiskFailure where there is no room; BadNumerics."""
     solid = _solid(entries)
@@ -83,9 +83,12 @@ def write(fresh: Path, entries: Sequence[FileEntry], rank: int) -> RankTable:
                           allowed=f"{show_bytes(need)} for rank {rank}", fix="free some space")  # fmt: skip
     digests, size = dict[str, str](), 0
     if solid:
-        size = attempt(
-            lambda: disk.write(fresh / file_of(rank), _stream(solid, digests), reserve=need), fresh / file_of(rank)
-        )
+        header, path = _header(solid), fresh / file_of(rank)
+
+        def parts() -> list[disk.Part]:
+            return [disk.Part(0, [header]), *_parts(solid, len(header), digests)]
+
+        size = attempt(lambda: disk.write_parts(path, parts(), len(header) + need, threads=threads), path)
     return RankTable(size, _table(entries, digests, file_of(rank)))
 
 
@@ -107,8 +110,7 @@ def planned(entries: Sequence[FileEntry], rank: int) -> PlannedFile:
     solid = _solid(entries)
     if not solid:
         return PlannedFile("", 0, 0)
-    header = next(_stream(solid, {}))
-    return PlannedFile(file_of(rank), len(header) + sum(e.bytes for e in solid), len(solid))
+    return PlannedFile(file_of(rank), len(_header(solid)) + sum(e.bytes for e in solid), len(solid))
 
 
 def attempt(write: Callable[[], int], path: Path) -> int:
@@ -142,8 +144,8 @@ def finish(fresh: Path, step: int, extra: dict[str, Any], tables: Sequence[RankT
     disk.write(fresh / manifest.MANIFEST, [text.encode()])
 
 
-def _stream(entries: Sequence[FileEntry], digests: dict[str, str]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, one tensor at a time; fills `digests`, key -> digest."""
+def _header(entries: Sequence[FileEntry]) -> bytes:
+    """The beginning of a safetensors file: what lies where in it."""
     header: dict[str, Any] = {}
     end = 0
     for e in entries:
@@ -153,13 +155,22 @@ def _stream(entries: Sequence[FileEntry], digests: dict[str, str]) -> Iterator[b
         end += e.bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
+    return len(text).to_bytes(8, "little") + text
+
+
+def _parts(entries: Sequence[FileEntry], at: int, digests: dict[str, str]) -> Iterator[disk.Part]:
+    """The bytes of each tensor, from offset `at` on; fills `digests`, key -> digest, as they are taken."""
     for e in entries:
-        digest = digest_of_parts()
-        for part in e.content():
-            digest.update(part)
-            yield part
-        digests[e.key] = digest.hexdigest()
+        yield disk.Part(at, _digested(e, digests))
+        at += e.bytes
+
+
+def _digested(e: FileEntry, digests: dict[str, str]) -> Iterator[bytes | memoryview]:
+    digest = digest_of_parts()
+    for part in e.content():
+        digest.update(part)
+        yield part
+    digests[e.key] = digest.hexdigest()
 
 
 def _table(entries: Iterable[FileEntry], digests: dict[str, str], file: str) -> dict[str, ManifestEntry]:

@@ -20,17 +20,21 @@ from penteract.engine.checkpoint.rank_file import FileEntry, RankTable
 from penteract.engine.checkpoint.slices import NAMES, Slice, raw
 from penteract.errors import Bug, DiskFailure
 
+_PART = 2**24  # elements of a GPU's tensor that are copied at a time
 
-def save(  # noqa: PLR0913 -- the last five describe the run and the calling rank
+
+def save(  # noqa: PLR0913 -- the last six describe the run and the calling rank
     folder: Path, step: int, slices: Iterable[Slice], extra: dict[str, Any],
     *, rank: int, world: int, barrier: Callable[[], None], epoch: int = 0, finite: bool = False,
+    threads: int = 1,
 ) -> Path:  # fmt: skip
     """Commit a checkpoint of `step` below `folder`.
 
     Called by every rank with its own slices; all other arguments but `rank` are the same. `extra` is JSON that `load`
     returns. Files are written to a folder of the run's `epoch`, which is renamed when all are on the disk, so two saves
     never mix. An existing checkpoint of the same step is replaced as a whole. `barrier` waits for all ranks; a rank
-    that fails does not reach it. `finite`: refuse to commit values that are not finite.
+    that fails does not reach it. `finite`: refuse to commit values that are not finite. `threads`: of this rank,
+    to copy, hash and write.
     Raises DiskFailure; BadNumerics; Bug when the owned rectangles do not tile each tensor.
     """
     fresh = unfinished(folder, step, epoch)
@@ -40,7 +44,7 @@ def save(  # noqa: PLR0913 -- the last five describe the run and the calling ran
             fresh.mkdir()
     barrier()
     with disk.failing(fresh, "write a checkpoint"):
-        _write_share(fresh, slices, rank, finite=finite)
+        _write_share(fresh, slices, rank, finite=finite, threads=threads)
     barrier()
     if rank == 0:
         with disk.failing(fresh, "commit a checkpoint"):
@@ -71,10 +75,10 @@ def _share_of(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
 
-def _write_share(fresh: Path, slices: Iterable[Slice], rank: int, *, finite: bool = False) -> None:
+def _write_share(fresh: Path, slices: Iterable[Slice], rank: int, *, finite: bool = False, threads: int = 1) -> None:
     """Write this rank's file, if it owns any slices, and its part of the manifest."""
     entries = [entry(s, finite=finite) for s in slices]
-    text = rank_file.write(fresh, entries, rank).text()
+    text = rank_file.write(fresh, entries, rank, threads).text()
     path = fresh / _share_of(rank)
     rank_file.attempt(lambda: disk.write(path, [text.encode()]), path)
 
@@ -86,12 +90,20 @@ def entry(s: Slice, *, finite: bool) -> FileEntry:
                   found=f"{s.tensor.dtype} {s.offset} {tuple(s.tensor.shape)} of {s.shape}")  # fmt: skip
 
     def content() -> Iterator[memoryview]:
-        values = s.tensor.cpu()
-        if finite and not _is_finite(values):
-            raise rank_file.not_finite(s.name)
-        yield raw(values)
+        for part in _host_parts(s.tensor):
+            if finite and not _is_finite(part):
+                raise rank_file.not_finite(s.name)
+            yield raw(part)
 
     return FileEntry(s.name, tuple(s.shape), s.box, NAMES[s.tensor.dtype], s.owner, content)
+
+
+def _host_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensor on the host; one of a GPU part by part, so that several threads need little memory."""
+    if x.device.type == "cpu" or not x.is_contiguous():
+        yield x.cpu()
+    else:
+        yield from (part.cpu() for part in x.view(-1).split(_PART))
 
 
 def _is_finite(values: torch.Tensor) -> bool:

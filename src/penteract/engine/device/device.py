@@ -24,6 +24,7 @@ from penteract.errors import BadInput, Bug, OutOfMemory
 from penteract.units import show_bytes
 
 _T = TypeVar("_T")
+_SAVING_THREADS = 8  # at most: more do not make a disk faster
 
 
 class Device(Protocol):
@@ -45,6 +46,10 @@ class Device(Protocol):
 
     def share(self, ranks: int) -> None:
         """Limit this process to one rank's part of the host's cores, where `ranks` share the host."""
+        ...
+
+    def saving_threads(self, ranks: int) -> int:
+        """Threads of one of this host's `ranks` that may hash and write a checkpoint while it trains."""
         ...
 
     def comm(self, rank: int, journal: Journal | None = None, limit: float = 600.0) -> Comm:
@@ -114,6 +119,9 @@ class Cpu:
     def share(self, ranks: int) -> None:
         torch.set_num_threads(threads_of(ranks))
 
+    def saving_threads(self, ranks: int) -> int:
+        return 1  # cores compute
+
     def comm(self, rank: int, journal: Journal | None = None, limit: float = 600.0) -> Comm:
         return Gloo(rank, ProcessGroups(timeout=timedelta(seconds=limit)), journal or Journal())
 
@@ -170,6 +178,9 @@ class Cuda:
         return str(torch.cuda.get_device_properties(self.at).uuid)
 
     def share(self, ranks: int) -> None: ...
+
+    def saving_threads(self, ranks: int) -> int:
+        return max(1, min(_SAVING_THREADS, threads_of(ranks) // 2))
 
     def comm(self, rank: int, journal: Journal | None = None, limit: float = 600.0) -> Comm:
         if journal is not None:

@@ -129,6 +129,10 @@ class Rank:
                 dist.all_gather_object(values, value)
         return values
 
+    def count_here(self) -> int:
+        """How many ranks run on this one's host."""
+        return self.all_of(socket.gethostname()).count(socket.gethostname())
+
     def one_of(self, error: PenteractError | None) -> PenteractError | None:
         """The error of the first rank that has one, on every rank."""
         return next((e for e in self.gather(error) if e is not None), None)

@@ -25,9 +25,10 @@ log = logging.getLogger("penteract")
 class Checkpoints:
     """Saves and loads in `folder`. All methods are called by every rank.
 
-    keep   how many steps stay, besides the newest proven one; 0: all
-    epoch  the run's epoch; this rank's process belongs to it
-    last   the step that was saved or loaded last; 0: none
+    keep     how many steps stay, besides the newest proven one; 0: all
+    epoch    the run's epoch; this rank's process belongs to it
+    last     the step that was saved or loaded last; 0: none
+    threads  of this rank, to copy, hash and write
     """
 
     folder: Path
@@ -35,6 +36,7 @@ class Checkpoints:
     keep: int
     epoch: int = 0
     last: int = 0
+    threads: int = 1
     _written: ReadBack | None = field(default=None, repr=False)  # what was saved last
     _loaded: Path | None = None  # what was loaded, until it is proven
 
@@ -99,7 +101,7 @@ class Checkpoints:
         that are not finite are refused: BadNumerics. Raises DiskFailure."""
         at = checkpoint.save(
             self.folder, step, slices, extra, rank=self.rank.number, world=self.rank.world, barrier=self.rank.barrier,
-            epoch=self.epoch, finite=True,
+            epoch=self.epoch, finite=True, threads=self.threads,
         )  # fmt: skip
         self.last = step
         if prune:

@@ -17,6 +17,7 @@ import torch
 
 from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.data import Samples, check_vocabulary, open_samples, open_tokenizer
+from penteract.engine.device.device import device_of
 from penteract.engine.rank.failures import from_exception
 from penteract.engine.rank.rank import Rank
 from penteract.engine.rank.stopping import Stopping
@@ -97,9 +98,9 @@ class Session:
         check_vocabulary(self.tokenizer, spec.model.vocab_size)
         self._open_data()
         progress.enter("compile")
-        self.checkpoints = Checkpoints(
-            self.options.folder / "checkpoints", self.rank, self.spec.checkpoint.keep, self.options.epoch
-        )
+        threads = device_of(self.rank.device).saving_threads(self.rank.count_here())
+        folder, keep = self.options.folder / "checkpoints", self.spec.checkpoint.keep
+        self.checkpoints = Checkpoints(folder, self.rank, keep, self.options.epoch, threads=threads)
         self.checkpoints.begin()
         self.trainer = Trainer.build(spec, self.rank, self.options.init)
         self.grace = Grace(self.options.grace, saved_bytes(self.trainer.program) / self.rank.world)

@@ -35,7 +35,7 @@ class Service:
 
     def __init__(self, snapshot: SharedMemory, payload: SharedMemory) -> None:
         self.snapshot, self.payload = snapshot, payload
-        self.rank, self.entries = 0, list[FileEntry]()
+        self.rank, self.threads, self.entries = 0, 1, list[FileEntry]()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request. `length`: bytes of its payload, or of the answer's."""
@@ -54,7 +54,8 @@ class Service:
     def _describe(self, request: Mapping[str, Any], given: bytes) -> str:
         content = json.loads(given)
         levels: Levels = {signed == "true": values for signed, values in content["levels"].items()}
-        self.rank, memory = int(content["rank"]), as_buffer(self.snapshot)
+        self.rank, self.threads = int(content["rank"]), int(content["threads"])
+        memory = as_buffer(self.snapshot)
 
         def entry(row: list[Any]) -> FileEntry:
             name, shape, offset, size, dtype, kept = row
@@ -70,7 +71,7 @@ class Service:
     def _write(self, request: Mapping[str, Any], given: bytes) -> str:
         fresh = Path(request["fresh"])
         with disk.failing(fresh, "write a checkpoint"):
-            return rank_file.write(fresh, self.entries, self.rank).text()
+            return rank_file.write(fresh, self.entries, self.rank, self.threads).text()
 
     def _commit(self, request: Mapping[str, Any], given: bytes) -> str:
         content, at, step, epoch = json.loads(given), Path(request["folder"]), request["step"], request["epoch"]

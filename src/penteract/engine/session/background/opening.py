@@ -38,7 +38,7 @@ def open_background(
     memory = SharedMemory.of_size("the snapshot of a checkpoint", max(1, plan.size))
     snapshot = Snapshot(plan, trainer.run.device, memory)
     trainer.run.before_update = snapshot.before_update
-    writer = BackgroundWriter(memory, plan.description())
+    writer = BackgroundWriter(memory, plan.description(checkpoints.threads))
     return BackgroundSaves(checkpoints, snapshot, writer, float(spec.limits.save))
 
 

@@ -130,13 +130,13 @@ class SnapshotPlan:
         *rest, kept = about
         self.entries.append([name, *rest, kept.as_json() if isinstance(kept, KeptState) else None])
 
-    def description(self) -> bytes:
-        """The payload of the writer's `describe`."""
+    def description(self, threads: int = 1) -> bytes:
+        """The payload of the writer's `describe`. `threads`: of the writer, to hash and write."""
         levels = {
             str(signed).lower(): codebook(torch.device("cpu"), signed=signed).levels.tolist()
             for signed in (True, False)
         }  # fmt: skip
-        return json.dumps({"rank": self.p.rank, "levels": levels, "entries": self.entries}).encode()
+        return json.dumps({"rank": self.p.rank, "threads": threads, "levels": levels, "entries": self.entries}).encode()
 
 
 @dataclass(slots=True)
