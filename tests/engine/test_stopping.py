@@ -295,3 +295,5 @@ def test_a_stop_that_takes_too_long_is_said_once() -> None:
     assert grace.line(step=20.0) == ""
     assert Grace(limit=30.0, size=10e9, saved=5.0).line(step=20.0) == ""
     assert "(measured)" in Grace(limit=30.0, size=0, saved=15.0).line(step=20.0)
+    assert Grace(limit=30.0, size=0, saved=12.0, saves=1).line(step=10.0) == ""
+    assert "about 34.0 s" in Grace(limit=30.0, size=0, saved=12.0, saves=2).line(step=10.0)  # one may be under way

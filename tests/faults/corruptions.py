@@ -26,6 +26,7 @@ STEPS = (2, 4, 6)
 SMALL = (
     "--preset=tiny", "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",
     "--training.sample_tokens=0", "--training.validation_every=0", "--checkpoint.every=2", "--checkpoint.keep=0",
+    "--checkpoint.asynchronous=false",
 )  # fmt: skip
 PAGE = 4096
 UNLIKE = 7.0  # what the state holds before a load

@@ -82,11 +82,10 @@ class Kills:
         """Draw `number`: kill, resume, compare."""
         dice = random.Random(f"{seed} kill {number}")
         layout = list(LAYOUTS)[number % len(LAYOUTS)]
-        background = number // len(LAYOUTS) % 2 == 0  # every other turn
         outcome, folder = Outcome(layout), self.at / "killed"
         try:
             whole = self.whole(layout)
-            self._run(folder, outcome, whole, dice, background=background)
+            self._run(folder, outcome, whole, dice)
             self._compare(folder, whole)
         except (Wrong, PenteractError) as e:
             outcome.wrong = str(e)[:1000]
@@ -94,10 +93,11 @@ class Kills:
         return outcome
 
     def whole(self, layout: str) -> Whole:
-        """The run of a layout that nothing disturbs."""
+        """The run of a layout that nothing disturbs; it waits for its saves."""
         if layout not in self.wholes:
             folder = self.at / "whole"
-            with forks.begun(_words(folder, layout), _ENVIRONMENT) as command:
+            words = [*_words(folder, layout), "--checkpoint.asynchronous=false"]
+            with forks.begun(words, _ENVIRONMENT) as command:
                 _first_step(folder, command, 0)
                 begun = time.monotonic()
                 done = command.result(_END_S)
@@ -108,11 +108,11 @@ class Kills:
             shutil.rmtree(folder)
         return self.wholes[layout]
 
-    def _run(self, folder: Path, outcome: Outcome, whole: Whole, dice: random.Random, *, background: bool) -> None:
+    def _run(self, folder: Path, outcome: Outcome, whole: Whole, dice: random.Random) -> None:
         """Start, kill and resume until the run is over."""
         left = dice.choice((1, 1, 2, MOST_KILLS))
         while True:
-            words = _words(folder, outcome.layout) + ["--checkpoint.asynchronous=true"] * background
+            words = [*_words(folder, outcome.layout), "--checkpoint.asynchronous=true"]
             if _held(folder):
                 words = ["train", f"--resume={(folder / 'latest').resolve()}"]
             elif (folder / "latest").exists():

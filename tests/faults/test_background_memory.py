@@ -32,7 +32,9 @@ def test_a_run_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.
     words = ("--training.steps=4", "--checkpoint.asynchronous=true")
     with pytest.raises(BadInput, match="do not fit the memory"):
         session(tmp_path / "refused", *words)
-    assert session(tmp_path / "at once", "--training.steps=4").saver.background is None
+    assert (
+        session(tmp_path / "at once", "--training.steps=4", "--checkpoint.asynchronous=false").saver.background is None
+    )
     assert session(tmp_path / "one save", *words, "--checkpoint.every=0").saver.background is None
     monkeypatch.setattr(host_memory, "available", lambda: 10**9)
     made = session(tmp_path / "fits", *words)

@@ -32,7 +32,8 @@ def behind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 
 
 def session(folder: Path, *words: str, resume: bool = False) -> Session:
-    plain = ("--training.sample_tokens=0", "--training.validation_every=0", "--checkpoint.every=2")
+    plain = ("--training.sample_tokens=0", "--training.validation_every=0", "--checkpoint.every=2",
+             "--checkpoint.asynchronous=false")  # fmt: skip
     small = ("--batch.sequence_length=64", "--batch.global_batch_size=2", "--batch.micro_batch_size=1")
     run = resolve(None, "tiny", [f"--output.folder={folder}", *plain, *small, *words], world=1).run
     rank = Rank(0, 1, torch.device("cpu"), None)
@@ -64,21 +65,26 @@ def at_step(number: int, do: Callable[[Trainer], None]) -> pytest.MonkeyPatch:
     return patch
 
 
+@pytest.mark.parametrize("background", ["false", "true"])
 @pytest.mark.parametrize("keep", [1, 3])
 @pytest.mark.parametrize("bad", [5, 6])
-def test_an_update_that_makes_bad_weights_is_never_saved(tmp_path: Path, bad: int, keep: int) -> None:
+def test_an_update_that_makes_bad_weights_is_never_saved(tmp_path: Path, bad: int, keep: int, background: str) -> None:
     """Its gradient was finite, and a step later the loss is not. The bad step may be one that is due to be saved."""
-    made = session(tmp_path, "--training.steps=20", f"--checkpoint.keep={keep}")
+    made = session(
+        tmp_path, "--training.steps=20", f"--checkpoint.keep={keep}", f"--checkpoint.asynchronous={background}"
+    )
     rate = Trainer.rate
     with pytest.MonkeyPatch.context() as patched, pytest.raises(BadNumerics) as failed:
         patched.setattr(Trainer, "rate", lambda self, n: float("inf") if n == bad else rate(self, n))
         made.go()
     assert failed.value.exit_code == 73
-    assert steps(tmp_path) == [2, 4]  # two is proven, four not yet
+    held = steps(tmp_path)
+    # Two is proven, four not yet. In the background, the save of two may still have been under way at step four.
+    assert held == [2, 4] or (background == "true" and held == [2])
     for one in committed(tmp_path / "checkpoints"):
         verify(one.at)
     again = session(tmp_path, "--training.steps=8", f"--checkpoint.keep={keep}", resume=True)
-    assert again.first == 5
+    assert again.first == held[-1] + 1
     again.go()
     assert steps(tmp_path)[-1] == 8
 

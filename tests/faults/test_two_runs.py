@@ -75,7 +75,8 @@ def train_to_step_five(words: list[str]) -> int:
 def running(tmp_path: Path) -> Iterator[tuple[Path, multiprocessing.Process]]:
     """The same run, whose ranks stop after the fifth step, with a checkpoint of the fourth."""
     process = forks.start(
-        train_to_step_five, words(tmp_path, "--steps=12", "--parallel.dp=2", "--checkpoint.keep=0"),
+        train_to_step_five,
+        words(tmp_path, "--steps=12", "--parallel.dp=2", "--checkpoint.keep=0", "--checkpoint.asynchronous=false"),
         environment=ENVIRONMENT, out=tmp_path / "out", err=tmp_path / "err",
     )  # fmt: skip
     try:

@@ -89,7 +89,7 @@ class Checkpoint:
     every: int = 0  # steps; 0: only at the end
     keep: int = 2  # the newest; 0: all
     folder: str = "inside"  # of this run alone; "inside": in the run's folder
-    asynchronous: bool = False  # whether training goes on while one is written
+    asynchronous: bool = True  # whether training goes on while one is written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,6 +258,16 @@ class RunSpec:
     trackers: tuple[TrackerName, ...] = ()  # what shows the metrics too
     slurm: Slurm = field(default_factory=Slurm)  # of its jobs; decides no results
 
+    def saves_after(self, step: int) -> int:
+        """How many checkpoints a run saves that goes on after `step`, if nothing disturbs it."""
+        every, steps = self.checkpoint.every, self.train.steps
+        return (steps // every - step // every if every else 0) + bool(not every or steps % every)
+
+    @property
+    def saves_in_background(self) -> bool:
+        """Whether it does: one that saves only at its end waits for that anyway."""
+        return self.checkpoint.asynchronous and self.saves_after(0) > 1
+
     @property
     def tokens_per_step(self) -> int:
         """Tokens of a global batch: its sequences times their length."""
@@ -272,12 +282,14 @@ class RunPrediction:
     step_s           seconds of a step; None where the devices have no known rates, as CPUs
     model_flops      of a step, all ranks: matmul parameters without the embedding lookup, full attention; 0: not known
     peak_flops       a second, of all ranks: the dense peak in the compute dtype; None where it is not known
+    snapshot_bytes   of a rank's save in the background, on its host; 0: it has none
     """
 
     allocated_bytes: int = 0
     step_s: float | None = None
     model_flops: int = 0
     peak_flops: float | None = None
+    snapshot_bytes: int = 0
 
     def mfu(self, seconds: float) -> float | None:
         """Model FLOPs utilisation of a step that took `seconds`; None without a known peak."""

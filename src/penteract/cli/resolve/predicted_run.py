@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from penteract.cli.resolve.gpu_defaults import Card
 from penteract.config.hardware import Cluster, cluster
@@ -12,6 +13,7 @@ from penteract.config.run import RunPrediction, RunSpec
 from penteract.errors import BadInput
 from penteract.readings.composed import Composer
 from penteract.readings.estimator import Estimator
+from penteract.readings.host_copies import snapshot_bytes
 from penteract.readings.ideal import Forward
 from penteract.readings.price import price
 from penteract.step.program import compile_step
@@ -26,16 +28,18 @@ def predict_run(run: RunSpec, card: Card | None, environment: Mapping[str, str] 
     kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
     composer = Composer(run.model, run.sequence_length, policy, kinds)
     flops = Forward.of(composer).step(run.tokens_per_step, run.sequence_length).full
-    memory, nodes = _allocated(run, composer), _nodes(run.layout.world, card, environment)
+    nodes = _nodes(run.layout.world, card, environment)
+    copied = snapshot_bytes(composer.bucket_planner, run.layout) if run.saves_in_background else 0
+    prediction = RunPrediction(allocated_bytes=_allocated(run, composer), model_flops=flops, snapshot_bytes=copied)
     if nodes is None or nodes.gpu is None:
-        return RunPrediction(allocated_bytes=memory, model_flops=flops)
+        return prediction
     try:
         estimator = Estimator(run.model, nodes, run.sequence_length, policy, optimizer_kinds=kinds)
         seconds = estimator.time(estimator.estimate(run.layout)).seconds
         peak = run.layout.world * nodes.gpu.peak(policy.products)
     except BadInput:  # the card has no products in this dtype, so nothing is known of its time
-        return RunPrediction(allocated_bytes=memory, model_flops=flops)
-    return RunPrediction(allocated_bytes=memory, step_s=seconds, model_flops=flops, peak_flops=peak)
+        return prediction
+    return replace(prediction, step_s=seconds, peak_flops=peak)
 
 
 def _allocated(run: RunSpec, composer: Composer) -> Bytes:

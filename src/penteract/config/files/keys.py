@@ -189,11 +189,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "checkpoint.every": ("steps between checkpoints; 0: only at the end", 0, _HUGE),
     "checkpoint.keep": ("newest checkpoints that stay; 0: all", 0, _HUGE),
     "checkpoint.folder": ('"inside" the run, or a folder for its checkpoints alone, on any disk', 0, 0),
-    "checkpoint.asynchronous": (
-        "train on while a checkpoint is written, from a copy in host memory. On GPUs it was never run",
-        0,
-        0,
-    ),
+    "checkpoint.asynchronous": ("train on while a checkpoint is written, from a copy in host memory", 0, 0),
     "precision.dtype": ("a recipe: the dtypes of compute, gradients and optimizer", 0, 0),
     "precision.device": ("device of the ranks; auto: CUDA when there is one", 0, 0),
     "precision.gradient": ("dtype in which gradients accumulate; auto: as in the recipe", 0, 0),

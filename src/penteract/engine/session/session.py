@@ -110,13 +110,13 @@ class Session:
         if self.options.resume is not None:
             with progress.during("load"):
                 self._load(self.options.resume)
-        every, steps = self.spec.checkpoint.every, self.spec.train.steps
-        saves = (steps // every - (self.first - 1) // every if every else 0) + bool(not every or steps % every)
+        saves = spec.saves_after(self.first - 1)
         self.checkpoints.check_room(saved_bytes(self.trainer.program), saves)
         background = open_background(spec, self.rank, self.trainer, self.checkpoints, saves=saves)
+        self.grace.saves = 1 if background is None else 2
         self.saver = StateSaver(
-            self.trainer, self.checkpoints, self.stopping, self.grace, self._extra, every, background
-        )  # fmt: skip
+            self.trainer, self.checkpoints, self.stopping, self.grace, self._extra, spec.checkpoint.every, background
+        )
 
     def _open_data(self) -> None:
         """Open the data on rank 0 first: it may have to tokenise a large text into the cache that the others read."""

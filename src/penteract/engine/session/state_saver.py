@@ -40,6 +40,7 @@ class StateSaver:
     background: BackgroundSaves | None = None
     due: bool = False
     checked: int = 0
+    _began: float = 0.0  # when the save under way did
 
     @property
     def rank(self) -> Rank:
@@ -72,8 +73,10 @@ class StateSaver:
     def save_due(self, number: int) -> None:
         """After step `number`: save where it is time to. In the background one save goes on at a time: one that is due
         meanwhile starts after the step by which it has ended on all ranks."""
-        if self.background is not None:
+        if self.background is not None and self.background.under_way:
             self.background.poll()
+            if not self.background.under_way:
+                self.grace.saved = time.perf_counter() - self._began
         if not (self.due or (self.every > 0 and number % self.every == 0)):
             return
         if self.background is not None:
@@ -106,6 +109,7 @@ class StateSaver:
         at = time.perf_counter()
         with self.rank.progress.during("save"), self.stopping.held():
             if background is not None:
+                self._began = at
                 return background.start(step, extra)
             self.checkpoints.save(step, state_slices(trainer.program, trainer.state), extra, prune=prune)
         self.grace.saved = time.perf_counter() - at

@@ -13,6 +13,7 @@ from penteract.planner.plan import NOT_REACHED, Plan
 from penteract.planner.report.as_json import MEMORY, TrainingCost, utilisation
 from penteract.planner.search.best import Timed
 from penteract.planner.search.rows import NEEDLESS, TOO_LARGE
+from penteract.readings.host_copies import snapshot_bytes
 from penteract.readings.ideal import PART_NAMES
 from penteract.units import show_bytes, show_count, show_seconds, show_step, show_whole
 
@@ -129,6 +130,7 @@ def details(plan: Plan, timed: Timed) -> str:
             f"Memory of {plan.ask.text(timed.layout)}{precision}: {show_bytes(timed.estimate.allocated)}",
             _bars(kinds, show_bytes) + ranks,
             *_edited(timed),
+            _copied(plan, timed),
             f"Step: {show_step(timed.time.seconds)}; limited by {timed.time.limited_by}",
             _bars({PART_NAMES[part]: seconds for part, seconds in parts}, show_step) + rates,
         ]
@@ -142,6 +144,13 @@ def _edited(timed: Timed) -> list[str]:
     lines = ["Recomputed: " + ", ".join(f"{name} {value}" for name, value in words.items())] if words else []
     there = [*lay.offload, *["the optimizer"] * lay.offload_optimizer]
     return lines + ([f"On the host: {show_bytes(host)} of {', '.join(there)}"] if host else [])
+
+
+def _copied(plan: Plan, timed: Timed) -> str:
+    """What a run's saves in the background take on each host."""
+    planner = plan.search.estimators[timed.estimate.precision].composer.bucket_planner
+    each, ranks = snapshot_bytes(planner, timed.layout), min(timed.layout.world, plan.ask.cluster.gpus_per_node)
+    return f"Saves in the background: {show_bytes(each * ranks)} of each host's memory, while a run lasts"
 
 
 def nothing_fits(plan: Plan) -> str:
