@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penteract.cli import calibrate as verb
-from penteract.config.machine_file import machine_file
+from penteract.config.files.machine_file import machine_file
 from penteract.measure.calibrate import checking, measuring
 
 Tell = Callable[..., Any]

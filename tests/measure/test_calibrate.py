@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from penteract.api import plan
+from penteract.config.files.machine_file import machine_file
 from penteract.config.hardware import cluster
-from penteract.config.machine_file import machine_file
 from penteract.errors import BadInput
 from penteract.measure.calibrate import attention_workloads, checking, hot_clock, measuring
 from penteract.measure.calibrate.hardware_file import catalogued, hardware_file

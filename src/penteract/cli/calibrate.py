@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from penteract.cli.torch_modules import torch_module
+from penteract.config.files.machine_file import HERE, kept_machine_file, machine_file
 from penteract.config.hardware import cluster
-from penteract.config.machine_file import HERE, kept_machine_file, machine_file
 from penteract.errors import BadInput, DiskFailure
 from penteract.planner.report.trace import check_file
 from penteract.units import printable

@@ -13,9 +13,9 @@ from typing import Any
 
 from penteract.config.catalog.hardware import Tables, tables
 from penteract.config.files.hardware_schema import CLUSTER, FABRIC, GPU, GPUS, LINKS, MEASURED
+from penteract.config.files.machine_file import HERE, kept_machine_file
 from penteract.config.files.read import origins_in, read_text
 from penteract.config.files.schema import Origin, option
-from penteract.config.machine_file import HERE, kept_machine_file
 from penteract.errors import BadInput
 
 Points = tuple[tuple[float, float], ...]  # (size, time or rate), sizes ascending
