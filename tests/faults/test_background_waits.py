@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import resource
 import signal
@@ -24,6 +25,7 @@ from faults.background import Forked, begun, check_next_save
 from penteract.engine.checkpoint import committed
 from penteract.engine.checkpoint.background.shared_memory import SharedMemory
 from penteract.engine.checkpoint.background.writer import BackgroundWriter
+from penteract.engine.checkpoint.background.writer_process import Service, serve
 from penteract.engine.session.checkpoints import ReadBack
 from penteract.engine.session.state_saver import StateSaver
 from penteract.errors import OutOfMemory
@@ -164,6 +166,20 @@ def test_the_real_writer_has_no_torch_hears_no_signals_and_dies_with_its_rank(tm
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.02)
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_writer_whose_rank_is_gone_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    """Killed while its writer writes: found by a drawn kill, whose run printed the writer's traceback too."""
+    own, theirs = socket.socketpair()
+    memory, payload = SharedMemory.of_size("test", 64), SharedMemory.of_size("test")
+    described = json.dumps({"rank": 0, "threads": 1, "levels": {}, "entries": []}).encode()
+    payload.put(described)
+    own.sendall(json.dumps({"do": "describe", "length": len(described)}).encode() + b"\n")
+    own.close()
+    serve(theirs, Service(memory, payload))
+    memory.close()
+    payload.close()
+    assert tuple(capfd.readouterr()) == ("", "")
 
 
 def test_memory_that_is_not_there_is_found_when_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,8 @@ def end_with(parent: int) -> None:
 
 
 def serve(connection: socket.socket, service: Service) -> None:
-    """Answer requests until the rank has none any more."""
-    with connection, connection.makefile("r") as lines:
+    """Answer requests until the rank has none any more, or is gone, which is no error of this process."""
+    with suppress(ConnectionError), connection, connection.makefile("r") as lines:
         for line in lines:
             connection.sendall(json.dumps(service.answer(json.loads(line))).encode() + b"\n")
 
