@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from penteract.config.files.machine_file import HERE
 from penteract.config.hardware import HEADROOM, Cluster, cluster
-from penteract.config.machine_file import HERE
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import Policy
 from penteract.config.rules.resolve import resolve
