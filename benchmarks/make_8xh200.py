@@ -2,7 +2,9 @@
 
     python benchmarks/make_8xh200.py ceilings_8xh200.json benchmarks/results/sustained_h200.json \
         benchmarks/results/sustained_fa4_h200.json benchmarks/results/flash_attention.json \
-        benchmarks/results/step_profile_2xh200.json benchmarks/results/walked_kernels_h200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
+        benchmarks/results/step_profile_2xh200.json benchmarks/results/walked_kernels_h200.json \
+        benchmarks/results/planned_steps_4xh200.json benchmarks/results/bench_one_card_h200.json \
+        benchmarks/results/bench_two_cards_h200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
 
 The files have:
 
@@ -11,7 +13,9 @@ The files have:
 3. the same of FlashAttention-4 (`benchmarks/sustained_fa4.py`);
 4. whole steps of one GPU: the host time of a call on average (`benchmarks/flash_attention.py`);
 5. the host time of each kind of call and bucket event (`benchmarks/step_profile.py`, `benchmarks/profile_overlap.py`);
-6. pointwise kernels whose tensors differ in memory layout (`benchmarks/walked_kernels.py`).
+6. pointwise kernels whose tensors differ in memory layout (`benchmarks/walked_kernels.py`);
+7. layouts one after the other in one process: what a further communicator takes (`benchmarks/planned_steps.py`);
+8. and 9. runs in processes of their own, on one GPU and on two: memory beside tensors (`penteract bench`).
 
 Compute rates are those of the second file. The bursts are also written, for comparison.
 """
@@ -23,6 +27,7 @@ import json
 import re
 import statistics
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -173,13 +178,49 @@ def bursts(data: Mapping[str, Any]) -> Iterator[str]:
     yield "]"
 
 
-def toml(
+def process(tried: Mapping[str, Any], one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[str]:
+    """MiB of a process beside tensors, from the first case of each kind: the others tell whether it holds."""
+
+    def beside(row: Mapping[str, Any]) -> float:
+        device, reserved = (row.get(key) or row["measured"][key] for key in ("device_gib", "reserved_gib"))
+        return 2**10 * (max(device) - max(reserved) if isinstance(device, list) else device - reserved)
+
+    def first(record: Mapping[str, Any], has: str, key: str) -> dict[str, Any]:
+        return next(row for row in record["rows"] if any(has in text for text in (row[key], str(row.get("settings")))))
+
+    plain, fp8 = first(one, "bf16", "name"), first(one, "fp8", "name")
+    more = [beside(after) - beside(before) for before, after in pairwise(tried["rows"])]
+    layouts = [row["layout"] for row in tried["rows"]]
+    names = [text if isinstance(text, str) else ",".join(f"{k}={v}" for k, v in text.items()) for text in layouts]
+    workspace = 2**10 * (plain["allocated_gib"] - plain["planned_gib"])
+    communicator = more[0]  # from one layout of data parallelism to another: a communicator more
+    pipelined = next(i for i, name in enumerate(names) if "pp" in name and "dp" in name)
+    channel = (more[pipelined - 1] - 2 * communicator) / 2  # two of collectives, and two of messages
+    apart = beside(plain)
+    started = beside(first(two, "tp=2", "layout")) - apart - communicator
+    found = {
+        "workspace": workspace, "fp8_workspace": 2**10 * (fp8["allocated_gib"] - fp8["planned_gib"]) - workspace,
+        "cached": 2**10 * (plain["reserved_gib"] - plain["allocated_gib"]), "context": apart,
+        "first_communicator": started, "communicator": communicator,
+        "first_channel": beside(first(two, "pp=2", "layout")) - apart - started - communicator - 2 * channel,
+        "channel": channel,
+    }  # fmt: skip
+    yield "\n# MiB of a process beside tensors, in torch's allocator: what libraries work in (with FP8 more), and what blocks"
+    yield "# leave. On the device: the CUDA context, and NCCL's communicators and channels of messages, the first of which"
+    yield "# takes more.\n[process]"
+    yield from (f"{name} = {size:.2f}" for name, size in found.items())
+
+
+def toml(  # noqa: PLR0913 (a record each)
     data: Mapping[str, Any],
     hot: Mapping[str, Any],
     fa4: Mapping[str, Any],
     steps: Mapping[str, Any],
     profile: Mapping[str, Any],
     kernels: Mapping[str, Any],
+    tried: Mapping[str, Any],
+    one: Mapping[str, Any],
+    two: Mapping[str, Any],
     date: str,
 ) -> str:
     """The whole file."""
@@ -190,7 +231,7 @@ def toml(
     lines = [HEADER, "[node]", 'gpu = "H200"', f"gpus = {data['world']}", f"gpus_per_node = {data['world']}"]
     lines += ["", "[provenance]", *(f"{key} = {json.dumps(value)}" for key, value in about.items())]
     parts = (hot_products(hot["products"]), hot_attention(hot["attention"], fa4["fa4"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"]),
-             walked(kernels["walked: elements, µs, kernels"]), wires(data), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"]), bursts(data))  # fmt: skip
+             walked(kernels["walked: elements, µs, kernels"]), wires(data), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"]), process(tried, one, two), bursts(data))  # fmt: skip
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 
 
@@ -202,9 +243,22 @@ def main() -> None:
     parser.add_argument("steps", type=Path, help="JSON of benchmarks/flash_attention.py")
     parser.add_argument("profile", type=Path, help="JSON of benchmarks/profile_overlap.py")
     parser.add_argument("kernels", type=Path, help="JSON of benchmarks/walked_kernels.py")
+    parser.add_argument("tried", type=Path, help="JSON of benchmarks/planned_steps.py")
+    parser.add_argument("one", type=Path, help="JSON of a sweep on one GPU")
+    parser.add_argument("two", type=Path, help="JSON of a sweep on two")
     parser.add_argument("--date", required=True, help="date of the first file")
     args = parser.parse_args()
-    paths = (args.ceilings, args.sustained, args.fa4, args.steps, args.profile, args.kernels)
+    paths = (
+        args.ceilings,
+        args.sustained,
+        args.fa4,
+        args.steps,
+        args.profile,
+        args.kernels,
+        args.tried,
+        args.one,
+        args.two,
+    )
     read = (json.loads(path.read_text()) for path in paths)
     print(toml(*read, args.date), end="")
 

@@ -24,6 +24,8 @@ FA4 = ROOT / "benchmarks/results/sustained_fa4_h200.json"
 STEPS = ROOT / "benchmarks/results/flash_attention.json"
 PROFILE = ROOT / "benchmarks/results/step_profile_2xh200.json"
 WALKED = ROOT / "benchmarks/results/walked_kernels_h200.json"
+TRIED = ROOT / "benchmarks/results/planned_steps_4xh200.json"
+ONE, TWO = (ROOT / f"benchmarks/results/bench_{name}_h200.json" for name in ("one_card", "two_cards"))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_a_measured_file_of_ones_own(tmp_path: Path) -> None:
     found = cluster(str(path))
     assert (found.name, found.gpus, found.gpu) == ("ours", 16, gpu("H200"))
     assert found.curves == replace(reference()) and found.between == fabric("efa")
-    path.write_text(text.replace("[p2p]", "[peers]"))
+    path.write_text(text.replace("[p2p]", "[p2x]"))
     with pytest.raises(BadInput, match="p2p"):
         cluster(str(path))
     path.write_text("gpus = ")
@@ -129,7 +131,9 @@ def test_a_measured_file_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_the_committed_curves_are_what_the_script_makes_of_the_measurements() -> None:
-    read = (json.loads(path.read_text()) for path in (CEILINGS, SUSTAINED, FA4, STEPS, PROFILE, WALKED))
+    read = (
+        json.loads(path.read_text()) for path in (CEILINGS, SUSTAINED, FA4, STEPS, PROFILE, WALKED, TRIED, ONE, TWO)
+    )
     made = _script().toml(*read, "2026-11-20")
     assert made == (CATALOGUE / "8xh200.toml").read_text()
 

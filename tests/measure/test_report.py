@@ -175,3 +175,13 @@ def test_a_set_of_others_leaves_errors_alone(tmp_path: Path) -> None:
     assert playbook_layout(values).global_batch_size == 256 and PLAYBOOK_LENGTH == 4096 and "1.34" in PLAYBOOK_MODELS
     slow, fast = found  # planned faster than both: errors of -3/4 and -1/2 would be 0.75 and 0.5
     assert 1 - fast == pytest.approx(2 * (1 - slow))
+
+
+def test_reserved_and_device_memory_of_fresh_processes_are_predicted() -> None:
+    """Within 1 % and 256 MiB, though only the first case of each kind has told what a process takes."""
+    rows = [row for row in own_rows(RESULTS) if row.group.startswith("bench_")]
+    assert len(rows) == 17
+    for row in rows:
+        assert row.predicted.reserved and row.measured.reserved and row.predicted.device and row.measured.device
+        assert abs(row.predicted.reserved / row.measured.reserved - 1) < 0.001
+        assert abs(row.predicted.device - row.measured.device) < 0.03

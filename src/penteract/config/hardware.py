@@ -103,6 +103,7 @@ class Curves:
     p2p          in one direction, and in both at once: (bytes, µs)
     contention   how much longer a matrix product takes while a collective runs, by kind
     launch_us    host time of a call in an eager step; `launch_of`: of calls that were measured, by name
+    process      MiB of a process beside tensors, by what takes them (`readings/process_memory.py`); may be empty
     """
 
     gpu: Gpu
@@ -122,6 +123,7 @@ class Curves:
     launch_us: float
     launch_of: tuple[tuple[str, float], ...]
     launch_basis: str
+    process: tuple[tuple[str, float], ...] = ()
 
     @property
     def about(self) -> str:
@@ -343,6 +345,7 @@ def _curves(tree: Tables, origin: Origin = option) -> Curves:
         launch_us=launch["microseconds"],
         launch_of=tuple(launch.get("of", {}).items()),
         launch_basis=launch["basis"],
+        process=tuple(found.get("process", {}).items()),
     )
 
 

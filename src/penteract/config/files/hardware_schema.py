@@ -81,6 +81,19 @@ _LINKS: dict[str, Field] = {
     "contention": NamedTable(_FACTOR),
 }
 
+# MiB of a process beside tensors: all of these, or none.
+PROCESS = (
+    "workspace",
+    "fp8_workspace",
+    "cached",
+    "context",
+    "first_communicator",
+    "communicator",
+    "first_channel",
+    "channel",
+)
+_MIB = Number(float, 1e-3, 2**30, or_zero=True)
+
 MEASURED = Table(
     {
         "node": _NODE,
@@ -96,6 +109,7 @@ MEASURED = Table(
     {
         "burst": Note(read=False),  # for comparison: no rate is made of it
         "attention": _ATTENTION,
+        "process": Table(dict.fromkeys(PROCESS, _MIB)),
         **_LINKS,
     },
 )

@@ -95,7 +95,7 @@ def _shown(found: ErrorSummary, quantity: Quantity) -> list[object]:
 
 
 def _beyond(rows: Sequence[AccuracyRow]) -> str:
-    """What reserved and device memory, which have no prediction yet, have beyond the allocated memory predicted."""
+    """What reserved and device memory have beyond the allocated memory predicted, where they are not predicted."""
     lines: list[Sequence[object]] = []
     for group in dict.fromkeys(row.group for row in rows):
         for quantity in ("reserved", "device"):
@@ -110,9 +110,8 @@ def _beyond(rows: Sequence[AccuracyRow]) -> str:
     if not lines:
         return ""
     return (
-        "### Reserved and device memory\n\nThe planner does not predict these: it leaves a part of a GPU to them."
-        " Measured here, less the\nallocated memory that is predicted. Where one process tried many layouts, its device"
-        " memory grew from each to the next:\n\n"
+        "### Reserved and device memory, not predicted\n\nMeasured, less the allocated memory that is predicted. Where"
+        " one process tried many layouts, its device\nmemory grew from each to the next:\n\n"
     ) + _table(("group", "quantity", "rows", "least", "mean", "most"), lines)
 
 

@@ -24,6 +24,8 @@ from penteract.config.run import Optimizer, Precision
 from penteract.errors import BadInput
 from penteract.measure.report.accuracy_row import AccuracyRow, Amounts
 from penteract.readings.estimator import Estimator
+from penteract.readings.process_memory import process_memory
+from penteract.units import GIB
 
 Record = Mapping[str, Any]
 ClusterOf = Callable[[str], Cluster]
@@ -204,12 +206,14 @@ def _beside(planner: Replanner, group: str, record: Record) -> Iterator[Accuracy
 
 
 def _swept(planner: Replanner, group: str, record: Record) -> Iterator[AccuracyRow]:
-    """The cases of a sweep, each with the settings of its run."""
+    """The cases of a sweep, each with the settings of its run, in a process of its own: so its memory is known too."""
     for row in record["rows"]:
         run = resolve(None, record["preset"], row["settings"], planner.cluster_of(record["gpus"]).gpus).run
         kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
         estimator = planner.estimator(run.model, record["gpus"], run.sequence_length, policy, kinds)
         predicted = Amounts.of(estimator, run.layout)
+        if (process := process_memory(estimator, estimator.estimate(run.layout))) is not None:
+            predicted = replace(predicted, reserved=process.reserved / GIB, device=process.device / GIB)
         sizes = {key: row[f"{key}_gib"] for key in ("allocated", "reserved", "device")}
         yield AccuracyRow(
             group=group, name=row["name"], predicted=predicted, same_program=_same(predicted, row["planned_gib"]),

@@ -15,6 +15,7 @@ from penteract.planner.search.best import Timed
 from penteract.planner.search.rows import NEEDLESS, TOO_LARGE
 from penteract.readings.host_copies import snapshot_bytes
 from penteract.readings.ideal import PART_NAMES
+from penteract.readings.process_memory import process_memory
 from penteract.units import show_bytes, show_count, show_seconds, show_step, show_whole
 
 _BAR = 32  # columns of the widest bar
@@ -131,6 +132,7 @@ def details(plan: Plan, timed: Timed) -> str:
             _bars(kinds, show_bytes) + ranks,
             *_edited(timed),
             _copied(plan, timed),
+            *_of_process(plan, timed),
             f"Step: {show_step(timed.time.seconds)}; limited by {timed.time.limited_by}",
             _bars({PART_NAMES[part]: seconds for part, seconds in parts}, show_step) + rates,
         ]
@@ -144,6 +146,14 @@ def _edited(timed: Timed) -> list[str]:
     lines = ["Recomputed: " + ", ".join(f"{name} {value}" for name, value in words.items())] if words else []
     there = [*lay.offload, *["the optimizer"] * lay.offload_optimizer]
     return lines + ([f"On the host: {show_bytes(host)} of {', '.join(there)}"] if host else [])
+
+
+def _of_process(plan: Plan, timed: Timed) -> list[str]:
+    """What a GPU has in use with all that is beside tensors, where that was measured."""
+    found = process_memory(plan.search.estimators[timed.estimate.precision], timed.estimate)
+    return [] if found is None else [
+        f"In use on the GPU: {show_bytes(found.device)}, with libraries, the CUDA context and communicators"
+    ]  # fmt: skip
 
 
 def _copied(plan: Plan, timed: Timed) -> str:

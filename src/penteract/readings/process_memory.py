@@ -1,0 +1,52 @@
+"""Memory of a GPU beside tensors: workspaces of libraries, the CUDA context, NCCL's communicators.
+
+All of these are of the machine and its libraries, and were measured on it (`[process]` of its hardware file); what
+follows from the layout is how many communicators a rank opens. An estimate's `allocated` has none of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penteract.config.layout import Layout
+from penteract.readings.estimator import Estimator, LayoutEstimate
+from penteract.readings.rank_traffic import traffic
+from penteract.units import MIB, Bytes
+
+MESSAGES = ("send", "recv")
+
+
+class ProcessMemory(NamedTuple):
+    """Bytes on the fullest rank's GPU: `reserved` by torch's allocator, and of the `device`, all of this process."""
+
+    reserved: Bytes
+    device: Bytes
+
+
+class Communicators(NamedTuple):
+    """What a rank opens: communicators of collectives, and channels of messages between pipeline ranks."""
+
+    collectives: int
+    messages: int
+
+
+def communicators(estimator: Estimator, layout: Layout, rank: int = 0) -> Communicators:
+    """Of one rank. Values and their gradients have channels of their own, so that neither waits for the other."""
+    if layout.world == 1:
+        return Communicators(0, 0)
+    found = traffic(estimator.steps, layout, rank).found
+    groups = {one.ranks for one in found if one.collective not in MESSAGES}
+    return Communicators(len(groups), 2 if layout.pp > 1 else 0)
+
+
+def process_memory(estimator: Estimator, estimate: LayoutEstimate) -> ProcessMemory | None:
+    """What a rank's process takes of its GPU; None where the hardware file does not say."""
+    if estimator.cluster.curves is None or not (known := dict(estimator.cluster.curves.process)):
+        return None
+    opened = communicators(estimator, estimate.layout)
+    workspace = known["workspace"] + known["fp8_workspace"] * (estimator.policy.fp8 is not None)
+    beside = known["context"] + known["communicator"] * opened.collectives + known["channel"] * opened.messages
+    beside += known["first_communicator"] * (opened.collectives + opened.messages > 0)
+    beside += known["first_channel"] * (opened.messages > 0)
+    reserved = estimate.allocated + int(MIB * (workspace + known["cached"]))
+    return ProcessMemory(reserved, reserved + int(MIB * beside))
