@@ -2,7 +2,8 @@
 import { html, useRef, useState } from "./html.js";
 import { Figure } from "./figure.js";
 import { LanesCanvas, Zooms, useZoom } from "./lanes_canvas.js";
-import { SvgPen, colours, draw, flightAt, geometry, indexAt } from "./lanes_drawing.js";
+import { colours, draw, flightAt, geometry, indexAt } from "./lanes_drawing.js";
+import { SvgPen } from "./pens.js";
 import { Player } from "./player.js";
 import { Term } from "./tip.js";
 

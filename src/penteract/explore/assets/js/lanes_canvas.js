@@ -1,7 +1,8 @@
 // The mark of lanes: a canvas of bars over time, and the part of it that is looked at.
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { useWidth } from "./figure.js";
-import { CanvasPen, colours, draw, geometry, indexAt, laneAt } from "./lanes_drawing.js";
+import { colours, draw, geometry, indexAt, laneAt } from "./lanes_drawing.js";
+import { CanvasPen } from "./pens.js";
 import { useTheme } from "./theme.js";
 import { tipAt } from "./tip.js";
 

@@ -1,7 +1,7 @@
 // The mesh on its nodes: one cell for each rank, the groups of one of them in the colours of their dimensions.
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { Figure, useWidth } from "./figure.js";
-import { CanvasPen, SvgPen } from "./lanes_drawing.js";
+import { CanvasPen, SvgPen } from "./pens.js";
 import { drawMesh, inRuns, meshColours, meshOf, placeOn, rankAt, together } from "./mesh_drawing.js";
 import { useTheme } from "./theme.js";
 import { Term, tipAt } from "./tip.js";

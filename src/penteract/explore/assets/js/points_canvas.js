@@ -1,7 +1,8 @@
 // A canvas of points: pointed at, or gone through by arrow keys in the order of the axis across.
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { useWidth } from "./figure.js";
-import { CanvasPen, SvgPen, colours } from "./lanes_drawing.js";
+import { colours } from "./lanes_drawing.js";
+import { CanvasPen, SvgPen } from "./pens.js";
 import { draw, geometry, pointAt } from "./points_drawing.js";
 import { useTheme } from "./theme.js";
 import { tipAt } from "./tip.js";

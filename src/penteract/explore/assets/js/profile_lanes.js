@@ -3,7 +3,8 @@ import { html, useMemo, useRef } from "./html.js";
 import { Figure } from "./figure.js";
 import { Kinds } from "./lanes.js";
 import { LanesCanvas, Zooms, useZoom } from "./lanes_canvas.js";
-import { SvgPen, colours, draw, geometry } from "./lanes_drawing.js";
+import { colours, draw, geometry } from "./lanes_drawing.js";
+import { SvgPen } from "./pens.js";
 
 const FAR = 3; // times as long: then each step is drawn over the whole width, until the reader decides
 
