@@ -44,8 +44,8 @@ export function Owners({ figures, terms, copies, stale }) {
     <${Bars} label="Owners of memory: measured above predicted" side=${200} room=${230} rows=${memory.owners.map((one) => ({ key: one.name, label: one.label,
       much: one.process ? `${one.measured.text}, beside tensors` : memory.planned ? `${one.measured.text} · predicted ${one.predicted.text}` : one.measured.text,
       title: `${one.label}: measured ${one.measured.text}${one.process || !memory.planned ? "" : `, predicted ${one.predicted.text}, ${one.change}`}`,
-      lines: [[{ from: 0, to: one.measured.bytes / most, look: "measured" }], ...(memory.planned ? [[{ from: 0, to: one.predicted.bytes / most, look: "planned" }]] : [])] }))} />
-    <ul class="legend words"><li><i class="swatch measured"></i> measured: ${memory.basis}</li>${memory.planned && html`<li><i class="swatch planned"></i> predicted: the plan, with one block for all registers</li>`}</ul>
+      lines: [[{ from: 0, to: one.measured.bytes / most, look: "of-run" }], ...(memory.planned ? [[{ from: 0, to: one.predicted.bytes / most, look: "of-plan" }]] : [])] }))} />
+    <ul class="legend words"><li><i class="swatch of-run"></i> measured: ${memory.basis}</li>${memory.planned && html`<li><i class="swatch of-plan"></i> predicted: the plan, with one block for all registers</li>`}</ul>
     <h3 class="sub"><${Term} text=${terms["alive at the peak"]}>Alive at the peak<//>, during ${memory.at}</h3>
     ${memory.live.length === 0 && html`<p class="quiet">No register is alive then.</p>`}
     <ul class="reasons">${memory.live.map((one) => html`<li key=${one.name}><b>${one.amount.text}</b> ${one.share} · ${one.count} of ${one.name}</li>`)}</ul>

@@ -29,7 +29,7 @@ export function Ops({ figures, chosen, shown, put, terms, copies, stale }) {
           <i class="swatch" aria-hidden="true" style=${{ background: `var(--lane-${figures.lanes.kinds[op.kind]?.name ?? "unmatched"})` }}></i>${op.name}</button>
           ${op.note && html`<small class="note">${op.note}</small>`}</th>
         <td>${op.calls}</td><td>${op.predicted.text}</td><td><b>${op.measured.text}</b></td>
-        <td class="two"><svg width="90" height="18" aria-hidden="true"><rect class="planned" x="0" y="1" width=${(90 * op.predicted.picoseconds) / most} height="7" /><rect class="measured" x="0" y="9" width=${(90 * op.measured.picoseconds) / most} height="7" /></svg></td>
+        <td class="two"><svg width="90" height="18" aria-hidden="true"><rect class="of-plan" x="0" y="1" width=${(90 * op.predicted.picoseconds) / most} height="7" /><rect class="of-run" x="0" y="9" width=${(90 * op.measured.picoseconds) / most} height="7" /></svg></td>
         <td>${op.share}</td><td>${op.reached}</td><td>${op.skew}</td></tr>`)}</tbody>
     </table></div>
     <p class="quiet">${some.length < ops.length ? `${some.length} of ${ops.length} rows. ` : ""}${figures.ops_about} <${Term} text=${terms.unmatched}>${figures.unmatched}<//></p>
@@ -45,6 +45,6 @@ export function Kernels({ op, copies, stale, terms }) {
     columns=${["Op", "Kernel", "Calls in a step", "Time", "Picoseconds", "Share of the op"]} rows=${rows}>
     <p class="quiet">${op.matched === "predicted" ? "Nothing was measured under this name." : `${op.measured.text} in ${op.calls} calls; predicted ${op.predicted.text}. ${op.part}.`}</p>
     ${op.kernels.length > 0 && html`<${Bars} label="Kernels, those that take longest first" side=${420} room=${190} rows=${op.kernels.map((one, i) => ({ key: i, label: one.name, much: `${one.took.text} · ${one.calls} × · ${one.share}`,
-      title: `${one.name}: ${one.took.text} in ${one.calls} calls, ${one.share} of the op`, lines: [[{ from: 0, to: one.took.picoseconds / most, look: "measured" }]] }))} />`}
+      title: `${one.name}: ${one.took.text} in ${one.calls} calls, ${one.share} of the op`, lines: [[{ from: 0, to: one.took.picoseconds / most, look: "of-run" }]] }))} />`}
   <//>`;
 }
