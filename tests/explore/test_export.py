@@ -21,6 +21,7 @@ from explore.opened import Opened, opened
 from explore.served import Served
 from explore.test_answers import ask
 from penteract.cli import main
+from penteract.explore.answers.profiles.opened_files import ParsedFiles
 from penteract.explore.answers.profiles.profile_answer import profile_answer
 from penteract.explore.measured_sweeps.bench_answer import bench_answer
 from penteract.explore.measured_sweeps.read_sweeps import SweepFolders
@@ -180,6 +181,7 @@ class AnOpened:
     """The profile that the page opens, as a server finds it."""
 
     name = "profiles"
+    parsed = ParsedFiles()
 
     def written(self) -> dict[str, str]:
         return {TWO_RANKS.name: ""}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penteract.config.files.regular import read_regular
 from penteract.errors import BadInput
+from penteract.explore.answers.profiles.opened_files import ParsedFiles
 from penteract.explore.training_runs.read_runs import moment
 from penteract.measure.schemas.profile import FILE, ProfileFile
 from penteract.measure.schemas.profile_reader import profile_of
@@ -23,11 +24,13 @@ _DEEP = 2  # folders below one that was given: a profile may lie in its run's
 class ProfileFolders:
     """The profiles of some folders: in them, or at most two folders below. Links are not followed.
 
-    turn  held by who reads
+    turn    held by who reads
+    parsed  of files that were opened in the page
     """
 
     folders: tuple[Path, ...]
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    parsed: ParsedFiles = field(default_factory=ParsedFiles)
     _places: dict[str, Path] = field(default_factory=dict[str, Path])
     _kept: dict[Path, tuple[tuple[int, int, int], ProfileFile]] = field(
         default_factory=dict[Path, tuple[tuple[int, int, int], ProfileFile]]

@@ -79,6 +79,8 @@ def _items(value: object, kind: Any, where: str) -> Iterator[str]:
     if not isinstance(value, list):
         yield f"{where}: {value!r:.40} is no list"
         return
+    if kind in (int, str) and {*map(type, cast("list[object]", value))} <= {kind}:
+        return  # long lists of numbers are looked at once
     for i, item in enumerate(cast("list[object]", value)):
         yield from mismatches(item, kind, f"{where}[{i}]")
 

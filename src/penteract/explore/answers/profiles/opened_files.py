@@ -6,12 +6,33 @@ import contextlib
 import zlib
 from base64 import urlsafe_b64decode
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, cast
 
 from penteract.errors import BadInput
+from penteract.measure.schemas.profile import ProfileFile
+from penteract.measure.schemas.profile_reader import profile_of
 
 MOST_FILES = 8
 _LARGEST = 2**26  # bytes of a file
+_KEPT = 4  # profiles
+
+
+@dataclass(slots=True)
+class ParsedFiles:
+    """The profiles in opened files, parsed: the last few are kept, as each question about a file brings it again."""
+
+    _kept: dict[bytes, ProfileFile] = field(default_factory=dict[bytes, ProfileFile])
+
+    def read(self, data: bytes, name: str) -> ProfileFile:
+        """The profile in an opened file. Raises BadInput."""
+        key = sha256(data).digest()
+        if (found := self._kept.get(key)) is None:
+            found = self._kept[key] = profile_of(content(data, name), name)
+            while len(self._kept) > _KEPT:
+                del self._kept[next(iter(self._kept))]
+        return found
 
 
 def opened_files(files: object) -> Mapping[str, bytes]:

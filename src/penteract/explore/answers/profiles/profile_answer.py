@@ -8,20 +8,24 @@ from shlex import quote
 from typing import Any, Protocol, cast
 
 from penteract.errors import BadInput
-from penteract.explore.answers.profiles.opened_files import content, opened_files
+from penteract.explore.answers.profiles.opened_files import ParsedFiles, opened_files
 from penteract.explore.answers.profiles.profile_figures import profile_figures
 from penteract.explore.answers.profiles.shown_times import safe
 from penteract.explore.answers.profiles.two_profiles import not_compared, two_profiles
 from penteract.explore.page_schema import VERSION
 from penteract.explore.profile_schema import ProfileAnswer, ProfileChoice, ProfileComparison
 from penteract.measure.schemas.profile import ProfileFile
-from penteract.measure.schemas.profile_reader import profile_of
 
 FILLS, GIVES = "penteract profile latest", "penteract explore --profiles profiles"
 
 
 class GivenProfiles(Protocol):
-    """The profiles of folders that the server was given."""
+    """The profiles of folders that the server was given, and what was parsed of opened files."""
+
+    @property
+    def parsed(self) -> ParsedFiles:
+        """Those that were opened in the page."""
+        ...
 
     @property
     def name(self) -> str:
@@ -42,6 +46,7 @@ class NoFolder:
     """No folder was given."""
 
     name: str = ""
+    parsed: ParsedFiles = field(default_factory=ParsedFiles)
 
     def written(self) -> Mapping[str, str]:
         """Nothing."""
@@ -69,7 +74,7 @@ class _Shelf:
 
     def read(self, name: str) -> ProfileFile:
         if name in self.opened:
-            return profile_of(content(self.opened[name], safe(name)), safe(name))
+            return self.given.parsed.read(self.opened[name], safe(name))
         return self.given.read(name)
 
     def choices(self, a: str, b: str) -> list[ProfileChoice]:

@@ -7,6 +7,8 @@ import { ProfileLanes } from "./profile_lanes.js";
 import { Compared, Owners, Skew } from "./profile_figures.js";
 import { Waterfalls } from "./waterfall.js";
 
+const PAUSE = 15; // ms: changes that belong together are one question
+
 /** The newest answer about profiles, and whether one is on its way. Asked for again when the reader comes back to the page. */
 export function useProfile({ profile, question, view }, files) {
   const [answer, set] = useState(null);
@@ -19,11 +21,14 @@ export function useProfile({ profile, question, view }, files) {
     const { name, against, rank } = profile ?? {};
     setBusy(true);
     const request = { kind: "profile", question, ...(asked !== "[null,null,null]" && { profile: { name, against, rank } }), ...(files.length && { files }) };
-    askOne(request, stop.signal).then((found) => {
+    const timer = setTimeout(() => askOne(request, stop.signal).then((found) => {
       setBusy(false);
       if (found) set(found.kind === "error" ? { why: found.text, profiles: [], figures: null, comparison: null, command: "penteract profile latest", folder: "" } : found);
-    }, () => stop.signal.aborted || setBusy(false)); // the page has gone on, or the server has gone: the price says so
-    return () => stop.abort();
+    }, () => stop.signal.aborted || setBusy(false)), PAUSE); // the page has gone on, or the server has gone: the price says so
+    return () => {
+      clearTimeout(timer);
+      stop.abort();
+    };
   }, [asked, view, files, again]);
   useEffect(() => {
     if (view !== "profile") return undefined;
