@@ -41,12 +41,12 @@ def communicators(estimator: Estimator, layout: Layout, rank: int = 0) -> Commun
 
 def process_memory(estimator: Estimator, estimate: LayoutEstimate) -> ProcessMemory | None:
     """What a rank's process takes of its GPU; None where the hardware file does not say."""
-    if estimator.cluster.curves is None or not (known := dict(estimator.cluster.curves.process)):
+    if estimator.cluster.curves is None or not (sizes := dict(estimator.cluster.curves.process)):
         return None
     opened = communicators(estimator, estimate.layout)
-    workspace = known["workspace"] + known["fp8_workspace"] * (estimator.policy.fp8 is not None)
-    beside = known["context"] + known["communicator"] * opened.collectives + known["channel"] * opened.messages
-    beside += known["first_communicator"] * (opened.collectives + opened.messages > 0)
-    beside += known["first_channel"] * (opened.messages > 0)
-    reserved = estimate.allocated + int(MIB * (workspace + known["cached"]))
-    return ProcessMemory(reserved, reserved + int(MIB * beside))
+    workspace = sizes["workspace"] + sizes["fp8_workspace"] * (estimator.policy.fp8 is not None)
+    others = sizes["context"] + sizes["communicator"] * opened.collectives + sizes["channel"] * opened.messages
+    others += sizes["first_communicator"] * (opened.collectives + opened.messages > 0)
+    others += sizes["first_channel"] * (opened.messages > 0)
+    reserved = estimate.allocated + int(MIB * (workspace + sizes["cached"]))
+    return ProcessMemory(reserved, reserved + int(MIB * others))
