@@ -14,19 +14,15 @@ from typing import Any
 
 import pytest
 
-from explore.drawn_profiles import TWO_RANKS
+from explore.drawn_profiles import BEFORE, made, written
 from explore.drawn_questions import drawn, question
-from explore.drawn_sweep import drawn_csv, drawn_folder
+from explore.drawn_sweep import drawn_folder
 from explore.opened import Opened, opened
 from explore.served import Served
 from explore.test_answers import ask
 from penteract.cli import main
-from penteract.explore.answers.profiles.opened_files import ParsedFiles
 from penteract.explore.answers.profiles.profile_answer import profile_answer
-from penteract.explore.measured_sweeps.bench_answer import bench_answer
-from penteract.explore.measured_sweeps.read_sweeps import SweepFolders
-from penteract.measure.schemas.profile import ProfileFile
-from penteract.measure.schemas.profile_reader import read_profile
+from penteract.explore.training_runs.read_profiles import ProfileFolders
 from penteract.units import show_bytes, show_step
 
 pytestmark = pytest.mark.alone
@@ -45,9 +41,17 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, sweeps: Path) -> Path:
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("given") / "profiles"
+    for day, profile in ((25, made()), (24, made(BEFORE))):
+        written(folder / f"2026-11-{day}_tiny", profile)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, sweeps: Path, profiles: Path) -> Path:
     folder = tmp_path_factory.mktemp("web") / "some" / "path"
-    assert main(["explore", "--export", str(folder), "--sweeps", str(sweeps)]) == 0
+    assert main(["explore", "--export", str(folder), "--sweeps", str(sweeps), "--profiles", str(profiles)]) == 0
     return folder
 
 
@@ -84,6 +88,8 @@ def live(browser: Any, web: Served) -> Generator[Opened]:
         page.page.wait_for_selector("#what-if .done", timeout=20_000)
         page.page.click(".views >> text=Bench")
         page.page.wait_for_selector("#heat .cell", timeout=20_000)
+        page.page.click(".views >> text=Profile")
+        page.page.wait_for_selector("#profile-lanes canvas", timeout=20_000)
         page.page.click(".views >> text=Memory")
         page.page.wait_for_selector(".made.live", timeout=STARTS)
         yield page
@@ -94,7 +100,7 @@ def test_the_site_has_the_page_the_planner_and_a_python(site: Path) -> None:
     assert {p.name for p in site.iterdir()} == {"assets", "pyodide", "index.html", "first.json", "penteract.zip"}
     inside = zipfile.ZipFile(site / "penteract.zip").namelist()
     assert "penteract/explore/answers/answering.py" in inside and "penteract/config/catalog/models/llama.toml" in inside
-    inside = [name for name in inside if not name.startswith("sweeps/")]
+    inside = [name for name in inside if not name.startswith(("sweeps/", "profiles/"))]
     rooms = {Path(name).parts[1] for name in inside} | {"/".join(Path(name).parts[1:3]) for name in inside}
     assert rooms.isdisjoint({"engine", "cli", "slurm", "explore/server", "measure/calibrate", "measure/rehearse"})
     assert {room for room in rooms if room.startswith("measure/")} == {
@@ -111,8 +117,9 @@ def test_the_site_has_the_page_the_planner_and_a_python(site: Path) -> None:
     )
 
 
-def test_the_same_question_gives_the_same_site(site: Path, sweeps: Path, tmp_path: Path) -> None:
-    assert main(["explore", "--export", str(tmp_path / "again"), "--sweeps", str(sweeps)]) == 0
+def test_the_same_question_gives_the_same_site(site: Path, sweeps: Path, profiles: Path, tmp_path: Path) -> None:
+    words = ("--sweeps", str(sweeps), "--profiles", str(profiles))
+    assert main(["explore", "--export", str(tmp_path / "again"), *words]) == 0
     for file in (p for p in site.rglob("*") if p.is_file()):
         assert file.read_bytes() == (tmp_path / "again" / file.relative_to(site)).read_bytes(), file
 
@@ -164,43 +171,21 @@ def test_the_layouts_view_is_the_served_one(live: Opened) -> None:
     assert live.texts("#what-if .chip b") == [one["speed"] for one in others if not one["why_not"]]
 
 
-def test_a_profile_is_opened_on_the_exported_page(live: Opened) -> None:
+def test_profiles_are_in_the_page_and_further_ones_are_opened(live: Opened, profiles: Path) -> None:
     live.go(question(), view="profile")
-    live.page.wait_for_selector("#profiles .command", timeout=STARTS)
-    assert live.texts("#profiles .command") == ["penteract profile latest", "penteract explore --profiles profiles"]
-    live.page.set_input_files("#profiles input[type=file]", str(TWO_RANKS))
     live.page.wait_for_selector("#profile-lanes canvas", timeout=STARTS)
-    figures = profile_answer({}, AnOpened())["figures"]
+    assert live.texts("#profiles .name") == ["2026-11-25_tiny", "2026-11-24_tiny"]
+    answered = lambda: profile_answer({}, ProfileFolders((profiles,), dated=False))["figures"]  # noqa: E731
+    figures = answered()
     assert figures and live.text(".big") == figures["number"] and live.text(".sum .state") == figures["verdict"]
     assert live.texts("#profile-waterfall .advice b") == [one["gain"] for one in figures["advice"]]
     live.page.click("#ops .filters >> text=All")
     assert live.texts("#ops tbody td:nth-child(4)") == [op["measured"]["text"] for op in figures["ops"]]
-
-
-class AnOpened:
-    """The profile that the page opens, as a server finds it."""
-
-    name = "profiles"
-    parsed = ParsedFiles()
-
-    def written(self) -> dict[str, str]:
-        return {TWO_RANKS.name: ""}
-
-    def read(self, name: str) -> ProfileFile:
-        return read_profile(TWO_RANKS)
-
-
-def test_the_bench_view_is_the_served_one(live: Opened, sweeps: Path) -> None:
-    """Of the sweeps that were exported, and of a file."""
-    folders = SweepFolders(sweeps, dated=False)
-    for options in ({"sweep": "eight ranks"}, {"file": {"name": "mine.csv", "text": drawn_csv()}, "rows": "pp"}):
-        live.go(question(), view="bench", bench=options)
-        found = bench_answer(folders, options)
-        assert found["table"] and found["heat"]
-        live.until("document.querySelector('.sum .headline')?.textContent === arg", found["headline"], seconds=60)
-        live.until("document.querySelector('#heat h2').textContent.includes(arg)", f"over {found['heat']['rows']}")
-        assert live.texts("#heat .cell .value") == [cell["text"] for cell in found["heat"]["cells"]]
-        assert len(live.texts("#cases tbody tr")) == len(found["table"]["rows"])
+    live.page.set_input_files("#profiles input[type=file]", str(BEFORE))
+    live.until("document.querySelector('#profiles .it .name').textContent === arg", BEFORE.name, seconds=60)
+    live.until("document.querySelectorAll('#skew .rank').length === 4", seconds=60)
+    live.page.click("#profiles button[aria-label='Compare with 2026-11-25_tiny']")
+    live.page.wait_for_selector("#compared .change-of", timeout=STARTS)
 
 
 def test_a_price_does_not_wait_for_a_search(live: Opened) -> None:

@@ -227,5 +227,9 @@ def test_a_large_profile_is_answered_in_time() -> None:
 def test_what_cannot_be_given_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such folder"):
         explore(profiles=tmp_path / "none")
-    with pytest.raises(BadInput, match="cannot follow profiles"):
+    with pytest.raises(BadInput, match="no profile in it"):
         explore(profiles=tmp_path, export=tmp_path / "site")
+    written(tmp_path / "bad", "{")
+    with pytest.raises(BadInput, match="a profile cannot be read"):
+        explore(profiles=tmp_path, export=tmp_path / "site")
+    assert not (tmp_path / "site").exists()

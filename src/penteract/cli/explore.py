@@ -61,19 +61,18 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
     The page is served on this machine until Ctrl-C, from 127.0.0.1 alone. The printed address opens it once. On another
     machine, forward the port: ssh -L 8265:127.0.0.1:8265 HOST.
 
-    With --export the page is written as files, in which the planner runs in the browser; --sweeps adds those of a
-    folder.
+    With --export the page is written as files, in which the planner runs in the browser; --sweeps and
+    --profiles add those of a folder.
     """
     for flag, given in (("--runs", runs), ("--profiles", profiles), ("--sweeps", sweeps)):
         if given is not None and not given.is_dir():
             raise BadInput("FOLDER", "no such folder", where=flag, found=given,
                            fix=f"name a folder of {flag[2:]}, such as {flag[2:]}")  # fmt: skip
     if export is not None:
-        for flag, given in (("--runs", runs), ("--profiles", profiles)):
-            if given is not None:
-                raise BadInput("USAGE", f"files for a web server cannot follow {flag[2:]}", where=flag,
-                               found="--export too", fix="leave one of them out")  # fmt: skip
-        return _export(export, _opening(model, gpus, layout, seq, batch, precision), sweeps, json=json)
+        if runs is not None:
+            raise BadInput("USAGE", "files for a web server cannot follow runs", where="--runs", found="--export too",
+                           fix="leave one of them out")  # fmt: skip
+        return _export(export, _opening(model, gpus, layout, seq, batch, precision), sweeps, profiles, json=json)
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise BadInput("EXTRA", f"explore needs {' and '.join(missing)}", found="none",
                        fix="pip install 'penteract[explore]'")  # fmt: skip
@@ -94,12 +93,16 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
     return 0
 
 
-def _export(folder: Path, opening: Question, sweeps: Path | None, *, json: bool) -> int:
-    """Write the page as files, with the sweeps of a folder."""
+def _export(folder: Path, opening: Question, sweeps: Path | None, profiles: Path | None, *, json: bool) -> int:
+    """Write the page as files, with the sweeps and the profiles of folders."""
     from penteract.explore.measured_sweeps.read_sweeps import SweepFolders  # imported here: serving does without
     from penteract.explore.static_site import export_site
+    from penteract.explore.training_runs.read_profiles import ProfileFolders
 
-    export_site(folder, opening, SweepFolders(sweeps.resolve(), dated=False) if sweeps else None)
+    export_site(
+        folder, opening, SweepFolders(sweeps.resolve(), dated=False) if sweeps else None,
+        ProfileFolders((profiles.resolve(),), dated=False) if profiles else None,
+    )  # fmt: skip
     if json:
         print(to_json.dumps({"schema_version": 1, "folder": str(folder)}))
     else:

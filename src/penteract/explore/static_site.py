@@ -17,6 +17,8 @@ from penteract.errors import BadInput, DiskFailure, PenteractError
 from penteract.explore.answers.answering import answer
 from penteract.explore.measured_sweeps.read_sweeps import SweepFolders, copied_files
 from penteract.explore.page_schema import VERSION, Question
+from penteract.explore.training_runs.read_profiles import ProfileFolders
+from penteract.measure.schemas.profile import FILE
 
 _PACKAGE = Path(__file__).parents[1]
 _EXPLORE = Path(__file__).parent
@@ -32,22 +34,24 @@ _POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'"
 )
-SWEEPS = "sweeps"  # in the archive of sources: the folder of sweeps of an exported page
+SWEEPS, PROFILES = "sweeps", "profiles"  # in the archive of sources: the folders of an exported page
 _DATE = (2000, 1, 1, 0, 0, 0)  # of files in the archive: the same export gives the same bytes
 
 
-def export_site(folder: Path, opening: Question, sweeps: SweepFolders | None = None) -> None:
-    """Write the site into `folder`, which must not exist or be empty, with what is read of `sweeps`.
+def export_site(
+    folder: Path, opening: Question, sweeps: SweepFolders | None = None, profiles: ProfileFolders | None = None
+) -> None:
+    """Write the site into `folder`, which must not exist or be empty, with what is read of `sweeps` and `profiles`.
 
     Raises BadInput and DiskFailure."""
-    data = _data(sweeps) if sweeps else {}
+    data = (_data(sweeps) if sweeps else {}) | (_profiles(profiles) if profiles else {})
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput("FILE", "it exists already", where="--export", found=folder, fix="name a new or an empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copytree(_EXPLORE / "assets", folder / "assets", ignore=shutil.ignore_patterns("index.html"))
         shutil.copytree(_EXPLORE / "pyodide", folder / "pyodide")
-        first = {kind: _rows(kind, opening, sweeps) for kind in _FIRST}
+        first = {kind: _rows(kind, opening, sweeps, profiles) for kind in _FIRST}
         (folder / "first.json").write_text(json.dumps(first), encoding="utf-8")
         (folder / "index.html").write_text(_page(first), encoding="utf-8")
         _write_sources(folder / "penteract.zip", data)
@@ -55,9 +59,9 @@ def export_site(folder: Path, opening: Question, sweeps: SweepFolders | None = N
         raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"--export {folder}") from None
 
 
-def _rows(kind: str, opening: Question, sweeps: SweepFolders | None) -> list[Any]:
+def _rows(kind: str, opening: Question, sweeps: SweepFolders | None, profiles: ProfileFolders | None) -> list[Any]:
     request = {"version": VERSION, "kind": kind, "question": opening, "stage": None}
-    rows = list(answer(request, opening, sweeps=sweeps))
+    rows = list(answer(request, opening, sweeps=sweeps, profiles=profiles))
     if rows and rows[0]["kind"] == "error":
         raise BadInput("EXPORT", "the opening layout cannot be shown", where="--layout", found=rows[0]["text"])
     return rows
@@ -73,6 +77,19 @@ def _data(sweeps: SweepFolders) -> dict[str, bytes]:
     if not found:
         raise BadInput("FOLDER", "no sweep in it", where="--sweeps", found=sweeps.folder.name,
                        fix="name a folder of sweeps, such as sweeps")  # fmt: skip
+    return found
+
+
+def _profiles(profiles: ProfileFolders) -> dict[str, bytes]:
+    """The files of the profiles, by their path in the archive. Raises BadInput."""
+    try:
+        found = {f"{PROFILES}/{name}/{FILE}": profiles.content(name) for name in profiles.written()}
+    except (OSError, PenteractError) as error:
+        what = str(error) if isinstance(error, PenteractError) else error.strerror or str(error)
+        raise BadInput("FOLDER", "a profile cannot be read", where="--profiles", found=what) from None
+    if not found:
+        raise BadInput("FOLDER", "no profile in it", where="--profiles", found=profiles.name,
+                       fix="penteract profile latest makes one")  # fmt: skip
     return found
 
 

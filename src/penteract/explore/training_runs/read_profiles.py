@@ -24,11 +24,13 @@ _DEEP = 2  # folders below one that was given: a profile may lie in its run's
 class ProfileFolders:
     """The profiles of some folders: in them, or at most two folders below. Links are not followed.
 
+    dated   whether they are listed by when they were written; else by their names, which begin with the day
     turn    held by who reads
     parsed  of files that were opened in the page
     """
 
     folders: tuple[Path, ...]
+    dated: bool = True
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     parsed: ParsedFiles = field(default_factory=ParsedFiles)
     _places: dict[str, Path] = field(default_factory=dict[str, Path])
@@ -47,14 +49,20 @@ class ProfileFolders:
         for folder in self.folders:
             for at in _profiles(folder, _DEEP):
                 name = at.relative_to(folder).as_posix() if at != folder else folder.name
-                found.append(((at / FILE).lstat().st_mtime, name, at))
-        found.sort(key=lambda one: (-one[0], one[1]))
+                found.append(((at / FILE).lstat().st_mtime if self.dated else 0.0, name, at))
+        found.sort(key=lambda one: one[1], reverse=not self.dated)
+        found.sort(key=lambda one: -one[0])
         self._places = dict[str, Path]()
         texts = dict[str, str]()
         for when, name, at in found[:_MOST]:
             unique = name if name not in self._places else f"{at.parent.name}/{name}"
-            self._places[unique], texts[unique] = at, moment(when)
+            self._places[unique], texts[unique] = at, moment(when) if self.dated else "in these files"
         return texts
+
+    def content(self, name: str) -> bytes:
+        """The file of one of them, by a name that was listed. Raises BadInput."""
+        self.read(name)
+        return read_regular(self._places[name] / FILE, largest=_LARGEST)
 
     def read(self, name: str) -> ProfileFile:
         """One of them, by a name that was listed. Raises BadInput."""
