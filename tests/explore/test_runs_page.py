@@ -29,7 +29,8 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 def row(step: int, **more: Any) -> dict[str, Any]:
     return {"step": step, "tokens": step * 64, "train/loss": 8.0 / step, "train/grad_norm": 1.0, "train/lr": 1e-3,
-            "perf/tokens_per_sec": 1000.0 + step, "perf/step_time_s": 0.5, "mem/predicted_gib": 2.0,
+            "perf/tokens_per_sec": 1000.0 + step, "perf/step_time_s": 0.5 + 0.01 * (step % 3),
+            "perf/predicted_step_time_s": 0.4, "perf/mfu": 0.25, "mem/predicted_gib": 2.0,
             "mem/measured_gib": 2.5, **more}  # fmt: skip
 
 
@@ -78,8 +79,21 @@ def test_what_the_folders_say(folder: Path) -> None:
     assert curves["train/loss"]["lines"][1]["texts"][-1] == "first, step 20: 0.4000 nats a token"
     assert curves["train/loss"]["lines"][1]["points"][:2] == [0.0, 1.0]
     assert [line["run"] for line in curves["val/loss"]["lines"]] == ["first"]
+    [level] = [one for one in curves["perf/step_time_s"]["levels"] if one["run"] == "first"]
+    assert (level["text"], level["at"]) == ("first, predicted: 0.400 seconds", 0.0)
+    assert (first["predicted_step"], first["measured_step"], first["step_difference"]) == (
+        "400 ms", "510 ms", "+110 ms (+27.5%)",
+    )  # fmt: skip
+    assert curves["train/loss"]["levels"] == [] and curves["perf/mfu"]["label"] == "MFU"
     shares = [share for curve in curves.values() for line in curve["lines"] for share in line["points"]]
     assert all(0 <= share <= 1 for share in shares)
+
+
+def test_what_was_not_predicted_is_not_shown(tmp_path: Path) -> None:
+    made(tmp_path, "cpu", 3, **{"perf/predicted_step_time_s": None})
+    found = runs_answer(RunFolders(tmp_path), None)
+    assert [curve["levels"] for curve in found["curves"]] == [[]] * len(found["curves"])
+    assert (found["runs"][0]["predicted_step"], found["runs"][0]["step_difference"]) == ("", "")
 
 
 def test_steps_that_were_trained_again_count_once(tmp_path: Path) -> None:
@@ -164,6 +178,9 @@ def test_the_view_says_what_the_folders_say_and_hostile_names_are_text(shared: O
     shared.until("document.querySelectorAll('#curve-train-loss polyline').length === 2")
     shared.page.wait_for_timeout(100)
     assert shared.state()["runs"] == [HOSTILE, "first"] and shared.state()["view"] == "runs"
+    assert len(shared.page.query_selector_all("#curve-perf-step_time_s .run-level")) == 2
+    assert "first, predicted: 0.400 seconds" in shared.text("#curve-perf-step_time_s")
+    assert found["runs"][1]["step_difference"] in shared.text("#details")
     shared.page.focus("#curve-train-loss svg.curve")
     shared.page.keyboard.press("ArrowDown")
     shared.page.keyboard.press("Home")

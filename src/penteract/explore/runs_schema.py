@@ -31,6 +31,7 @@ class RunSummary(TypedDict):
     step         the last in its metrics
     chosen       whether its curves are drawn; `colour`: the number of its line, from 0
     predicted, measured  memory of rank 0, at its peak; `difference`: measured less predicted
+    predicted_step, measured_step  the time of a step, and the median of its last steps; `step_difference` likewise
     note         what could not be read, or is elsewhere
     """
 
@@ -45,6 +46,9 @@ class RunSummary(TypedDict):
     predicted: str
     measured: str
     difference: str
+    predicted_step: str
+    measured_step: str
+    step_difference: str
     errors: list[RunError]
     checkpoints: list[RunCheckpoint]
     note: str
@@ -59,13 +63,26 @@ class RunLine(TypedDict):
     texts: list[str]
 
 
+class RunLevel(TypedDict):
+    """What was predicted of a run. `at`: as a share of the drawing, upwards."""
+
+    run: str
+    colour: int
+    at: float
+    text: str
+
+
 class RunCurve(TypedDict):
-    """A field of `metrics.jsonl` over the steps; of many steps, each point is the last of its part."""
+    """A field of `metrics.jsonl` over the steps; of many steps, each point is the last of its part.
+
+    levels  of each run what was predicted of the field, if it was
+    """
 
     name: str
     label: str
     unit: str
     lines: list[RunLine]
+    levels: list[RunLevel]
     across: list[Tick]
     up: list[Tick]
 

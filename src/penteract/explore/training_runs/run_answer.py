@@ -6,27 +6,31 @@ from collections.abc import Sequence
 from datetime import datetime
 from math import floor, isfinite
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 
 from penteract.config.files.run_folder import Row
 from penteract.errors import PenteractError
-from penteract.explore.answers.amounts import nice
+from penteract.explore.answers.amounts import difference, nice
 from penteract.explore.page_schema import VERSION
 from penteract.explore.page_values import Fact, Tick
-from penteract.explore.runs_schema import RunCheckpoint, RunCurve, RunError, RunLine, RunsAnswer, RunSummary
+from penteract.explore.runs_schema import RunCheckpoint, RunCurve, RunError, RunLevel, RunLine, RunsAnswer, RunSummary
 from penteract.explore.training_runs.read_runs import RunFolder, RunFolders, moment
-from penteract.units import GIB, printable, show_bytes, show_whole
+from penteract.units import GIB, printable, show_bytes, show_step, show_whole
 
 _DRAWN = 6  # runs at once
 _POINTS = 240  # of a line
 _LONGEST = 400  # letters of a text
+_STEADY = 20  # last steps whose median is shown
 _LARGEST, _MOST_GIB = 10.0**30, 2.0**40  # what is larger is no measurement
 # Fields of metrics.jsonl: their labels, units, and how many digits are shown.
 CURVES = (
     ("train/loss", "Loss", "nats a token", 4), ("val/loss", "Validation loss", "nats a token", 4),
     ("train/grad_norm", "Gradient norm", "", 4), ("perf/tokens_per_sec", "Tokens a second", "all ranks", 0),
-    ("perf/step_time_s", "Step time", "seconds", 3), ("train/lr", "Learning rate", "", 8),
+    ("perf/step_time_s", "Step time", "seconds", 3), ("perf/mfu", "MFU", "of the dense peak", 4),
+    ("train/lr", "Learning rate", "", 8),
 )  # fmt: skip
+_PREDICTED = {"perf/step_time_s": "perf/predicted_step_time_s"}
 _GOOD = ("created", "running", "done", "stopped")
 
 
@@ -92,6 +96,8 @@ def _summary(run: RunFolder, chosen: Sequence[str], rows: Sequence[Row] | None) 
     state = _safe(status.get("state", "unknown"))
     last: Row = rows[-1] if rows else {}
     predicted, measured = (_bytes(last.get(f"mem/{name}_gib")) for name in ("predicted", "measured"))
+    planned, steps = _planned_step(rows), [seconds for _, seconds in _values(rows or (), "perf/step_time_s")]
+    took = median(steps[-_STEADY:]) if steps else 0.0
     linked = (run.at / "checkpoints").is_symlink()
     return {
         "name": _safe(run.name), "state": state, "good": state in _GOOD, "since": _since(status.get("since")),
@@ -99,10 +105,18 @@ def _summary(run: RunFolder, chosen: Sequence[str], rows: Sequence[Row] | None) 
         "chosen": drawn, "colour": chosen.index(run.name) if drawn else -1,
         "predicted": show_bytes(predicted) if predicted else "", "measured": show_bytes(measured) if measured else "",
         "difference": _difference(measured - predicted, predicted) if predicted and measured else "",
+        "predicted_step": show_step(planned) if planned else "", "measured_step": show_step(took) if took else "",
+        "step_difference": difference(took, planned) if planned and took else "",
         "errors": [_error(row) for row in run.errors()[:20]] if drawn or state == "failed" else [],
         "checkpoints": list(_checkpoints(run)) if drawn else [],
         "note": "Its checkpoints are on another disk: penteract checkpoints lists them." if linked else "",
     }  # fmt: skip
+
+
+def _planned_step(rows: Sequence[Row] | None) -> float:
+    """Seconds that a step was predicted to take; 0: it was not predicted."""
+    found = _values(rows or (), _PREDICTED["perf/step_time_s"])
+    return found[-1][1] if found and found[-1][1] > 0 else 0.0
 
 
 def _since(text: object) -> str:
@@ -152,10 +166,12 @@ def _curve(what: tuple[str, str, str, int], chosen: Sequence[str], rows: dict[st
     name, label, unit, digits = what
     values = {run: _thinned(_values(rows[run], name)) for run in chosen}
     every = [point for some in values.values() for point in some]
-    found: RunCurve = {"name": name, "label": label, "unit": unit, "lines": [], "across": [], "up": []}
+    found: RunCurve = {"name": name, "label": label, "unit": unit, "lines": [], "levels": [], "across": [], "up": []}
     if not every:
         return found
-    last, low, high = max(x for x, _ in every), min(y for _, y in every), max(y for _, y in every)
+    levels = {run: seconds for run in chosen if name in _PREDICTED and (seconds := _planned_step(rows[run]))}
+    heights = [*(y for _, y in every), *levels.values()]
+    last, low, high = max(x for x, _ in every), min(heights), max(heights)
     if low == high:
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
     first = min(x for x, _ in every)
@@ -167,6 +183,11 @@ def _curve(what: tuple[str, str, str, int], chosen: Sequence[str], rows: dict[st
         texts = [f"{_safe(run)}, step {show_whole(x)}: {show_whole(y, digits)} {unit}".rstrip() for x, y in values[run]]
         line: RunLine = {"run": _safe(run), "colour": colour, "points": points, "texts": texts}
         found["lines"] += [line] if texts else []
+        if texts and run in levels:
+            at = (levels[run] - low) / (high - low)
+            text = f"{_safe(run)}, predicted: {show_whole(levels[run], digits)} {unit}"
+            planned: RunLevel = {"run": _safe(run), "colour": colour, "at": at, "text": text}
+            found["levels"].append(planned)
     return found
 
 

@@ -46,10 +46,10 @@ export function RunsView({ answer, state, setState, terms, copies }) {
     const names = chosen.map((one) => one.name);
     setState({ ...state, runs: run.chosen ? names.filter((name) => name !== run.name) : [...names, run.name] });
   };
-  const rows = answer.runs.map((run) => [run.name, run.state, run.step, run.since, run.predicted, run.measured, run.difference]);
+  const rows = answer.runs.map((run) => [run.name, run.state, run.step, run.since, run.predicted, run.measured, run.difference, run.predicted_step, run.measured_step, run.step_difference]);
   return html`
     <${Figure} id="runs" title="Runs" source="as their folders say" stale="" copies=${copies} drawing=${null} about=${terms.runs}
-      columns=${["Run", "State", "Step", "Since", "Memory, predicted", "Memory, measured", "Difference"]} rows=${rows}>
+      columns=${["Run", "State", "Step", "Since", "Memory, predicted", "Memory, measured", "Difference", "Step, predicted", "Step, measured", "Difference"]} rows=${rows}>
       ${answer.runs.length === 0 && html`<p class="quiet">${answer.verdict} This fills it: <code class="command">${answer.command}</code></p>`}
       <ul class="chips runs">${answer.runs.map((run) => html`<li key=${run.name}>
         <button type="button" class=${`chip ${run.good ? "yes" : "no"}`} aria-pressed=${run.chosen} onClick=${() => toggle(run)}>
@@ -93,9 +93,9 @@ function Curve({ curve, copies, terms }) {
     if (across) return point([Math.max(0, Math.min(curve.lines.length - 1, i + across)), number]);
     point([i, Math.max(0, Math.min(line.texts.length - 1, number + along))]);
   };
-  const rows = curve.lines.flatMap((one) => one.texts.map((text) => [one.run, text.slice(one.run.length + 2)]));
+  const rows = [...curve.levels, ...curve.lines].flatMap((one) => (one.texts ?? [one.text]).map((text) => [one.run, text.slice(one.run.length + 2)]));
   const id = `curve-${curve.name.replace("/", "-")}`;
-  return html`<${Figure} id=${id} title=${`${curve.label}${curve.unit && `, ${curve.unit}`}`} source="measured · metrics.jsonl" stale="" copies=${copies} about=${terms.curves}
+  return html`<${Figure} id=${id} title=${`${curve.label}${curve.unit && `, ${curve.unit}`}`} source=${curve.levels.length > 0 ? "measured · predicted before it ran · metrics.jsonl" : "measured · metrics.jsonl"} stale="" copies=${copies} about=${terms.curves}
     columns=${["Run", "Step and value"]} rows=${rows}>
     <div class="plot" ref=${ref}>${width > 0 && html`<svg class="chart curve" width=${width} height=${HIGH} tabindex="0" role="slider" aria-label=${`${curve.label} over the steps`}
       aria-valuemin="0" aria-valuemax=${line.texts.length - 1} aria-valuenow=${number} aria-valuetext=${line.texts[number]} onPointerMove=${over} onKeyDown=${key}>
@@ -105,22 +105,27 @@ function Curve({ curve, copies, terms }) {
       ${curve.lines.map((one) => html`<g key=${one.run} class=${`run-${one.colour}`}>${one.texts.length > 1
         ? html`<polyline class="run-line" points=${one.texts.map((_, p) => `${x(one.points[2 * p]).toFixed(1)},${y(one.points[2 * p + 1]).toFixed(1)}`).join(" ")} />`
         : html`<circle class="run-dot" r="3" cx=${x(one.points[0])} cy=${y(one.points[1])} />`}</g>`)}
+      ${curve.levels.map((one) => html`<g key=${one.run} class=${`run-${one.colour}`}><title>${one.text}</title><line class="run-level" x1=${SIDE} x2=${width - 12} y1=${y(one.at)} y2=${y(one.at)} />
+        <text class="level" x=${width - 14} y=${y(one.at) + (one.at > 0.85 ? 12 : -5)} text-anchor="end">predicted</text></g>`)}
       <g class="cursor"><circle r="4.5" cx=${x(line.points[2 * number])} cy=${y(line.points[2 * number + 1])} /></g>
     </svg>`}
-    <p class="reading">${line.texts[number]}</p></div>
+    <p class="reading">${line.texts[number]}</p>
+    ${curve.levels.map((one) => html`<p key=${one.run} class="quiet">${one.text}</p>`)}</div>
   <//>`;
 }
 
 /** Memory, checkpoints and errors of the chosen runs. */
 function Details({ runs, copies, terms }) {
   const rows = runs.flatMap((run) => [[run.name, "state", run.state], [run.name, "memory", `${run.predicted} predicted, ${run.measured} measured`],
+    [run.name, "step", `${run.predicted_step || "not"} predicted, ${run.measured_step || "not"} measured`],
     ...run.checkpoints.map((one) => [run.name, `checkpoint ${one.step}`, `${one.size}, ${one.saved}, ${one.proven ? "proven" : "not proven"}`]),
     ...run.errors.map((one) => [run.name, `error of rank ${one.rank}`, one.text])]);
   return html`<${Figure} id="details" title="What their folders say" source="measured and predicted · metrics.jsonl, status.json, errors.jsonl" stale="" copies=${copies} drawing=${null} about=${terms.proven}
     columns=${["Run", "What", "Value"]} rows=${rows}>${runs.map((run) => html`<div class="side run" key=${run.name}>
       <h3 class="long-name"><i class=${`swatch run-${run.colour}`}></i> ${run.name}</h3>
       ${run.command && html`<p><code class="command">${run.command}</code></p>`}
-      <dl class="facts">${[["State", run.state], ["Memory, predicted", run.predicted], ["Memory, measured", run.measured], ["Measured less predicted", run.difference]]
+      <dl class="facts">${[["State", run.state], ["Memory, predicted", run.predicted], ["Memory, measured", run.measured], ["Measured less predicted", run.difference],
+        ["Step, predicted", run.predicted_step], ["Step, measured", run.measured_step], ["Measured less predicted step", run.step_difference]]
         .filter(([, text]) => text).map(([label, text]) => html`<div key=${label}><dt>${label}</dt><dd>${text}</dd></div>`)}</dl>
       ${run.errors.map((error, i) => html`<p class="wrong" key=${i}>rank ${error.rank}, ${error.time}: ${error.text}</p>`)}
       ${run.note && html`<p class="noted">${run.note}</p>`}
