@@ -1,5 +1,5 @@
 # The README's two commands, and what a maintainer runs.
-.PHONY: setup demo test test-random test-faults test-slurm test-all lint pyodide
+.PHONY: setup demo test test-random test-faults test-hosts test-slurm test-all lint pyodide
 
 PYTHON ?= python3
 RUN := .venv/bin/python
@@ -38,15 +38,23 @@ test-faults: setup
 	ALL_CRASH_POINTS=1 $(RUN) -m pytest tests/faults/test_background.py -q
 	$(RUN) tests/faults_long.py $(PART)
 
+# Runs over two and four hosts, which are namespaces of this machine, with torchrun between them: links that are slow or cut,
+# and a host that goes. It needs root, iproute2 and util-linux. The last result is benchmarks/results/test_hosts.json.
+test-hosts: setup
+	$(RUN) -m pytest tests/hosts/of_runs.py -s --durations=5
+
 # Runs and sweeps under a Slurm that is started here: two nodes on this machine, in a temporary folder, on free ports. It
 # needs root and Debian's slurm-wlm, munge, slurmdbd and mariadb-server.
 test-slurm: setup
 	$(RUN) -m pytest tests/slurm/of_runs.py tests/slurm/of_sweeps.py tests/slurm/of_harness.py -x --durations=5
 
+# 20 by 19 pairs of layouts that read each other's checkpoints, 10,000 steps whose memory must stay flat, hosts,
 # 10,000 drawn inputs, 2,000 layouts asked in any order, every recipe of precision for 300 steps, twelve rehearsals beside
 # their runs, and every layout of 2, 4 and 8 ranks; the last are resumable. Their last results are in benchmarks/results:
-# drawn_10000.json, asked_2000.json, precision_300.json, rehearsed_12.json and test_all.json.
-test-all: test test-faults pyodide
+# reshard_380.json, soak_10000.json, drawn_10000.json, asked_2000.json, precision_300.json, rehearsed_12.json and test_all.json.
+test-all: test test-faults test-hosts pyodide
+	$(RUN) tests/reshard_long.py
+	$(RUN) tests/soak_long.py
 	$(RUN) tests/drawn_long.py
 	$(RUN) tests/asked_long.py
 	$(RUN) tests/precision_long.py

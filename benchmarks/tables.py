@@ -664,6 +664,27 @@ of {damage["drawn"]}, {damage["silent"]} give a state that is not that of a whol
     )
 
 
+def hosts_and_long_runs() -> str:
+    hosts, pairs, soak = record("test_hosts"), record("reshard_380"), record("soak_10000")
+    late = [row for row in soak["samples"] if row["step"] >= 2000]
+    names = {"test_hosts_are_equal_to_one_host[2]": "two hosts", "test_hosts_are_equal_to_one_host[4]": "four hosts",
+             "test_a_slow_link_that_is_cut_for_three_seconds_changes_nothing": "a slow link, cut for three seconds",
+             "test_a_link_that_is_cut_for_good_ends_both_sides_and_the_run_goes_on_later": "a link cut for good, resumed",
+             "test_a_host_that_is_gone_and_comes_back": "a host that is gone and comes back"}  # fmt: skip
+    rows = [(names[name], row["outcome"], f"{row['seconds']:.0f}") for name, row in hosts["tests"].items()]
+    return section(
+        "Hosts, layouts, long runs",
+        f"""\
+On a CPU. Hosts are namespaces of one machine with torchrun between them (`make test-hosts`); each run must end bitwise as
+one on a single host. Of {pairs["pairs"]} pairs of {len(pairs["layouts"])} layouts, {pairs["equal"]} read what the other saved, and
+would save it again, byte for byte. {soak["steps"]:,} steps with {soak["saves"]} saves in the background: from step
+{late[0]["step"]:,} on {late[0]["resident_mib"]:.1f} MiB are resident, {late[-1]["resident_mib"]:.1f} at the end;
+{late[0]["descriptors"]} descriptors, {late[-1]["descriptors"]} at the end.""",
+        table("hosts | outcome | seconds", rows),
+        records=["test_hosts.json", "reshard_380.json", "soak_10000.json"],
+    )
+
+
 def background_saves() -> str:
     found = record("background_saves")
     rows = [(name, ms([1e3 * x for x in times])) for name, times in found["seconds"].items()]
@@ -858,7 +879,7 @@ NOT_MEASURED = """\
 - **macOS and Windows.** Nothing has been run there."""
 
 SECTIONS = (against_torchtitan, against_torchtitan_elsewhere, profile_of_a_step, drawn_sweeps, without_memory, triton_kernels, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
-            optimizer_update, update_forms, loss_forms, captured_step, parity, drawn_faults, background_saves, training_runs, precision_recipes, other_trainers, planner_speed,
+            optimizer_update, update_forms, loss_forms, captured_step, parity, drawn_faults, hosts_and_long_runs, background_saves, training_runs, precision_recipes, other_trainers, planner_speed,
             rehearsals, explore_page, rates)  # fmt: skip
 
 

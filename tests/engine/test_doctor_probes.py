@@ -77,6 +77,10 @@ def test_control_groups(tmp_path: Path) -> None:
     two.write_text("0::/pod/job\n")
     assert cgroup.cores(tmp_path / "v2", two) == 3.5
     assert cgroup.memory(tmp_path / "v2", two) == 2 * GIB
+    assert cgroup.memory_left(tmp_path / "v2", two) == 2 * GIB  # nothing says what is used
+    (job / "memory.current").write_text(f"{GIB}\n")
+    (job / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 4}\n")
+    assert cgroup.memory_left(tmp_path / "v2", two) == 2 * GIB - GIB + GIB // 4
     assert cgroup.tasks(tmp_path / "v2", two) is None
     cpu = tmp_path / "v1" / "cpu" / "job"
     cpu.mkdir(parents=True)
@@ -90,6 +94,7 @@ def test_control_groups(tmp_path: Path) -> None:
     # Version 1 mounts cpu and cpuacct as one; a link carries either name.
     assert cgroup.cores(tmp_path / "v1", one) == 1.5
     assert cgroup.memory(tmp_path / "v1", one) is None
+    assert cgroup.memory_left(tmp_path / "v1", one) is None
     assert cgroup.cores(tmp_path / "v1", tmp_path / "absent") is None
 
 

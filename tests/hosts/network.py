@@ -134,6 +134,12 @@ class Torchrun:
         """What a host has printed."""
         return (self.folder / str(host)).read_text(errors="replace")
 
+    @property
+    def complaints(self) -> list[str]:
+        """The errors that each host has printed; else the end of what it has."""
+        texts = [self.said(host) for host in range(self.network.hosts)]
+        return ["\n".join(line for line in text.splitlines() if "error[" in line) or text[-800:] for text in texts]
+
     def kill(self, host: int) -> None:
         """A host is gone: all its processes, at once."""
         with suppress(ProcessLookupError):

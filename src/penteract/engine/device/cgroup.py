@@ -27,6 +27,26 @@ def memory(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
     return _least("memory", ("memory.max", "memory.limit_in_bytes"), mount, membership)
 
 
+def memory_left(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
+    """Bytes that this process's groups may still take: each limit less what is used of it, but for the pages of files that
+    the kernel would drop. None if there is no limit."""
+    left = list[int]()
+    for folder in _folders("memory", mount, membership):
+        limit = _first_number(folder, "memory.max", "memory.limit_in_bytes")
+        if limit is None or limit >= NONE:
+            continue
+        used = _first_number(folder, "memory.current", "memory.usage_in_bytes") or 0
+        stat = dict(line.split()[:2] for line in _read(folder / "memory.stat").splitlines() if " " in line)
+        dropped = stat.get("total_inactive_file", stat.get("inactive_file", "0"))
+        left.append(max(0, limit - max(0, used - int(dropped))))
+    return min(left, default=None)
+
+
+def _first_number(folder: Path, *names: str) -> int | None:
+    """The number in the first of these files that has one."""
+    return next((int(text) for text in (_read(folder / name) for name in names) if text.isdigit()), None)
+
+
 def tasks(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
     """Processes and threads; None if there is no limit."""
     return _least("pids", ("pids.max",), mount, membership)

@@ -11,12 +11,12 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def available() -> Bytes | None:
-    """Bytes that Linux reports as available, at most the limit of this process's control groups; None if it does not
-    tell."""
+    """Bytes that Linux reports as available, at most what this process's control groups leave; None if it does
+    not tell."""
     try:
         lines = MEMINFO.read_text().splitlines()
     except OSError:
         return None
     free = next((int(line.split()[1]) * KIB for line in lines if line.startswith("MemAvailable:")), None)
-    limit = cgroup.memory()
+    limit = cgroup.memory_left()
     return free if limit is None or free is None else min(free, limit)
