@@ -28,8 +28,8 @@ def memory(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
 
 
 def memory_left(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
-    """Bytes that this process's groups may still take: each limit less what is used of it, but for the pages of files that
-    the kernel would drop. None if there is no limit."""
+    """Bytes that this process's groups may still take: each limit less what is used of it, without the pages of files
+    that the kernel would drop. None if there is no limit."""
     left = list[int]()
     for folder in _folders("memory", mount, membership):
         limit = _first_number(folder, "memory.max", "memory.limit_in_bytes")
