@@ -81,6 +81,7 @@ class Watcher:
         self._stopped = False  # whether a signal had asked this rank to stop when it noticed another's failure
         self.run_code = 0  # the exit code of the rank that failed first, once this one ends because of it
         self.final: Callable[[int], None] = lambda code: None  # called with the exit code of the rank that failed first
+        self.parting: Callable[[], None] = lambda: None  # called last, where this thread ends the process
         self._ticks = 0
         self._silence = 0.0  # seconds without a heartbeat of the watched rank, counted in this thread's ticks
         self._last_beat: tuple[int, bytes] = (rank, b"")  # the watched rank and its last heartbeat
@@ -220,6 +221,7 @@ class Watcher:
         if not (self.launcher_reports and rundir.errors(self.run_dir, self._earlier)):
             with suppress(OSError, ValueError):
                 print(error, file=sys.stderr)
+        self.parting()
         _exit_now(error.exit_code)
 
     # ---- which rank failed -----------------------------------------------------------------------------------
@@ -336,23 +338,23 @@ class Watcher:
 @contextmanager
 def watched(
     rank: Rank, run_dir: Path, stopping: Stopping | None = None, final: Callable[[int], None] = lambda code: None,
-    *, launcher_reports: bool = False,
+    parting: Callable[[], None] = lambda: None, *, launcher_reports: bool = False,
 ) -> Iterator[None]:  # fmt: skip
     """Train inside this context. This rank's failure is reported to the others and raised as a PenteractError; a
     failure of theirs ends this process, and so does a hang. `final` is called with the exit code of the rank that
-    failed first.
+    failed first; `parting` last, where a thread ends this process and nothing else of it runs.
 
     Writes `status.json` and `errors.jsonl`. `launcher_reports`: a launcher prints what `errors.jsonl` says.
     """
     stopping = stopping or Stopping()
     watcher, alone = None, None
     if rank.store is None:
-        alone = AloneWatch(rank.progress, run_dir, final, launcher_reports=launcher_reports)
+        alone = AloneWatch(rank.progress, run_dir, final, parting, launcher_reports=launcher_reports)
         alone.start()
     else:
         watcher = Watcher(rank.store, rank.number, rank.world, run_dir, abort_groups, stopping, rank.progress,
                           key=rank.key)  # fmt: skip
-        watcher.final = final
+        watcher.final, watcher.parting = final, parting
         watcher.launcher_reports = launcher_reports
         watcher.start()
     code = Bug.exit_code

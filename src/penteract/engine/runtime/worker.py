@@ -33,12 +33,14 @@ _OWN = ("output.", "slurm.", "checkpoint.folder", "limits.", "training.log_level
 
 def work(
     spec: RunSpec, rank: Rank, options: SessionOptions, stopping: Stopping,
-    final: Callable[[int], None] = lambda code: None, *, launcher_reports: bool = False,
+    final: Callable[[int], None] = lambda code: None, parting: Callable[[], None] = lambda: None,
+    *, launcher_reports: bool = False,
 ) -> int:  # fmt: skip
     """Train on this rank. An error is reported to the other ranks before this one ends. `final` is called with the
-    exit code of a run that fails. `launcher_reports`: a launcher prints the error of the run."""
+    exit code of a run that fails, `parting` where a thread ends the process. `launcher_reports`: a launcher prints the
+    error of the run."""
     stopping.patience = max(stopping.patience, 2 * options.grace)
-    with watched(rank, options.folder, stopping, final, launcher_reports=launcher_reports):
+    with watched(rank, options.folder, stopping, final, parting, launcher_reports=launcher_reports):
         session = Session(spec, rank, options, stopping)
         session.open()
         stopping.enter(Phase.WORKING, str(options.folder))
@@ -83,16 +85,19 @@ def joined(
         if stopping.phase is Phase.WORKING:
             final(Preempted.exit_code)
 
+    def parting() -> None:
+        if lease is not None:  # else the next start would wait for a sign of life, where it cannot see this process
+            rundir.cancel_resume(options.folder)
+            checkpoint_folder.release(options.folder)
+            lease.end()
+
     stopping.before_leaving.append(stopped)
     if lease is not None:
         stopping.before_leaving += [lambda: rundir.cancel_resume(options.folder), lease.end]
     try:
-        return work(spec, rank, options, stopping, final)
+        return work(spec, rank, options, stopping, final, parting)
     finally:
-        if lease is not None:
-            rundir.cancel_resume(options.folder)
-            checkpoint_folder.release(options.folder)
-            lease.end()
+        parting()
 
 
 def join_run(spec: RunSpec, listener: int | None = None) -> Rank:

@@ -24,14 +24,15 @@ LAST_S = 3.0  # for what is written at the end: the disk may be what hangs
 class AloneWatch:
     """Looks twice a second how far the main thread is, from `start` to `stop`; ends the process with 72 if it hangs.
 
-    `final` is called with the exit code. `launcher_reports`: a launcher prints what errors.jsonl says.
+    `final` is called with the exit code, `parting` last. `launcher_reports`: a launcher prints what errors.jsonl says.
     """
 
     def __init__(
-        self, progress: RankProgress, run_dir: Path, final: Callable[[int], None] = lambda code: None, *,
+        self, progress: RankProgress, run_dir: Path, final: Callable[[int], None] = lambda code: None,
+        parting: Callable[[], None] = lambda: None, *,
         launcher_reports: bool = False, interval: float = 0.5,
     ) -> None:  # fmt: skip
-        self.progress, self.run_dir, self.final = progress, run_dir, final
+        self.progress, self.run_dir, self.final, self.parting = progress, run_dir, final, parting
         self.launcher_reports, self.interval = launcher_reports, interval
         # A GPU is not asked how far it is: its host waits for each step, and events would cost every action.
         self._own = Own(progress, socket.gethostname(), asks_device=False)
@@ -75,6 +76,7 @@ class AloneWatch:
         with suppress(OSError):
             rundir.write_status(self.run_dir, rundir.ended(PeerLost.exit_code), exit_code=PeerLost.exit_code)
         self.final(PeerLost.exit_code)
+        self.parting()
 
 
 def error_alone(e: BaseException, run_dir: Path) -> PenteractError:
