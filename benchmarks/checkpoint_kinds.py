@@ -54,7 +54,7 @@ def fast_kernels(device: str, model: str) -> list[str]:
         return []
     attention = fastest_attention(find_model(model), 1, "all_gather", policy("bf16"), installed_packages(FA4),
                                   capability=torch.cuda.get_device_capability())  # fmt: skip
-    return [f"--parallel.attention={attention}", "--parallel.elementwise=triton", "--parallel.loss=chunked"]
+    return [f"--kernels.attention={attention}", "--kernels.elementwise=triton", "--kernels.loss=chunked"]
 
 
 class Run:
