@@ -35,14 +35,24 @@ EXPERTS = question("qwen3-30b-a3b", "dp=16,ep=8,tp=2,mbs=1,zero=1", gpu="H200", 
 COMPARED = {"fix": {}, "tokens": "15T", "usd_per_gpu_hour": 2.5,
             "against": {"dp": 4, "pp": 2, "schedule": "interleaved", "vpp": 8, "micro_batch_size": 2,
                         "zero": 1}}  # fmt: skip
+# Runs that any machine can train in a minute: of two learning rates.
+TRAINED = ("--preset", "tiny", "--steps", "40", "training.validation_every=8", "batch.global_batch_size=4",
+           "batch.micro_batch_size=4", "batch.sequence_length=128")  # fmt: skip
+RATES = {"slow": "1e-3", "fast": "1e-2"}
 # Other parts of the state.
 STATES = {"layouts_dark": {"search": COMPARED}, "ranks_light": {"rank": 1000},
           "ranks_dark": {"rank": 13, "parameter": "layers.0.moe.experts.up"},
           "bench_light": {"bench": {"file": {"name": "planned_steps_4xh200.csv", "text": recorded_csv()}}},
           "bench_dark": {"bench": {"file": {"name": "planned_steps_4xh200.csv", "text": recorded_csv()}}},
+          "runs_light": {"runs": list(RATES)},
           "profile_dark": {"profile": {"zoom": [0.25, 0.3125]}}}  # fmt: skip
 # What is ready when the picture can be taken; of other views all that is asked for.
-READY = {"ranks": "#mesh canvas", "profile": "#profile-lanes canvas", "bench": "#cases"}
+READY = {
+    "ranks": "#mesh canvas",
+    "profile": "#profile-lanes canvas",
+    "bench": "#cases",
+    "runs": "#curve-train-loss polyline >> nth=1",
+}
 # A run of two ranks that any machine can profile.
 PROFILED = ("--preset", "tiny", "parallel.dp=2", "parallel.zero=1", "model.layers=4", "model.hidden_size=512",
             "model.ffn_size=1536", "model.heads=8", "batch.sequence_length=512", "batch.micro_batch_size=1",
@@ -68,6 +78,7 @@ PICTURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "layouts_dark": (question(), {"viewport": {"width": 1040, "height": 620}, "color_scheme": "dark"}),
     "schedules_narrow": (SPLIT, {"viewport": {"width": 380, "height": 844}, "color_scheme": "light"}),
     "ranks_light": (LARGE, {"viewport": {"width": 1240, "height": 1060}, "color_scheme": "light"}),
+    "runs_light": (question(), {"viewport": {"width": 1240, "height": 1100}, "color_scheme": "light"}),
     "bench_light": (question(), {"viewport": {"width": 1240, "height": 1160}, "color_scheme": "light"}),
     "bench_dark": (question(), {"viewport": {"width": 1240, "height": 1000}, "color_scheme": "dark"}),
     "ranks_dark": (EXPERTS, {"viewport": {"width": 1240, "height": 900}, "color_scheme": "dark"}),
@@ -80,15 +91,27 @@ def main() -> None:
     """Take those that are named, or all."""
     IMAGES.mkdir(exist_ok=True)
     names = sys.argv[1:] or [*PICTURES]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        sync_playwright() as playwright,
-        served("--profiles", folder) as running,
-    ):
-        if any(name.startswith("profile") for name in names):
-            subprocess.run(
-                [sys.executable, "-m", "penteract", "profile", *PROFILED, "--out", f"{folder}/tiny"], check=True
-            )
+    with tempfile.TemporaryDirectory() as folder:
+        measure(folder, names)
+        take(folder, names)
+
+
+def measure(folder: str, names: list[str]) -> None:
+    """Profile and train what the pictures show."""
+    for kind in ("profiles", "runs"):
+        Path(folder, kind).mkdir()
+    penteract = (sys.executable, "-m", "penteract")
+    if any(name.startswith("profile") for name in names):
+        subprocess.run([*penteract, "profile", *PROFILED, "--out", f"{folder}/profiles/tiny"], check=True)
+    for rate, number in RATES.items() if any(name.startswith("runs") for name in names) else ():
+        words = [f"optimizer.learning_rate={number}", "--into", f"{folder}/runs/{rate}"]
+        subprocess.run([*penteract, "train", *TRAINED, *words], check=True)
+
+
+def take(folder: str, names: list[str]) -> None:
+    """The pictures."""
+    folders = ("--profiles", f"{folder}/profiles", "--runs", f"{folder}/runs")
+    with sync_playwright() as playwright, served(*folders) as running:
         running.open()
         browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
         empty = browser.new_page()
