@@ -650,13 +650,15 @@ def drawn_faults() -> str:
     found = record("test_faults")
     kills, damage = found["kills"], found["corruptions"]
     rows = [(name, count) for name, count in kills["layouts"].items()]
+    wrong = "; ".join(f"{f['kind']} {f['number']}: {f['wrong'].partition(' after ')[0]}" for f in found["failures"])
+    failed = f" Found, and to be drawn again where it is mended: {wrong}." if wrong else ""
     planned = f"{kills['planned']} kills and {damage['planned']:,} damaged checkpoints"
     return section(
         "Faults drawn at random",
         f"""\
 Draws by a seed on a CPU (`make test-faults`). Runs are killed at random moments, up to three times, and resumed:
 {kills["bitwise"]} of {kills["drawn"]} end bitwise as a run that nothing disturbed. Checkpoints are damaged at random and loaded:
-of {damage["drawn"]}, {damage["silent"]} give a state that is not that of a whole step, {damage["wrong"]} are wrong in any way.
+of {damage["drawn"]}, {damage["silent"]} give a state that is not that of a whole step, {damage["wrong"]} are wrong in any way.{failed}
 
 {"All that is planned has been drawn." if found["complete"] else f"Falls short: {planned} are planned; this is a first part of them."}""",
         table("layout that was killed | draws", rows),

@@ -116,6 +116,9 @@ def _files(folder: Path | None) -> Mapping[str, object]:
     for at, folders, files in os.walk(folder) if folder is not None else ():
         for name in (*folders, *files):
             path = os.path.join(at, name)
-            status = os.lstat(path)
+            try:
+                status = os.lstat(path)
+            except FileNotFoundError:  # a beat that has been renamed meanwhile
+                continue
             found[path] = (status.st_mode, *(() if name in folders else (status.st_size, status.st_mtime_ns)))
     return found

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import forks
 from penteract.engine.data.description import describe
+from penteract.engine.rank.failures import from_exception
 from penteract.engine.rank.rank import Rank
 from penteract.engine.rank.roll_call import RollCall
 from penteract.engine.rank.run_key import RunKey
@@ -145,3 +146,10 @@ def test_a_description_is_of_names_and_sizes(tmp_path: Path) -> None:
     (tmp_path / "b" / "t.txt").write_text("other")
     assert describe(str(tmp_path / "b"), "bytes") != one
     assert describe(str(tmp_path / "none"), "none.json")["data"].startswith("error[SOURCE]: no such data")
+
+
+def test_a_rank_that_goes_while_ranks_join_is_no_bug() -> None:
+    """Found by a drawn kill: rank 0 was killed in its first seconds, and another ended with 70."""
+    error = from_exception(dist.DistNetworkError("Failed to recv, got 0 bytes. Connection was likely closed."))
+    assert (error.code, error.exit_code) == ("LOST", 72)
+    assert "another rank is gone" in error.what and "got 0 bytes" in error.what

@@ -8,7 +8,7 @@ import re
 import torch
 import torch.distributed as dist
 
-from penteract.errors import Bug, DiskFailure, OutOfMemory, PenteractError
+from penteract.errors import Bug, DiskFailure, OutOfMemory, PeerLost, PenteractError
 from penteract.units import show_bytes
 
 
@@ -23,6 +23,9 @@ def from_exception(e: BaseException) -> PenteractError:
     if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
         where = str(e.filename or "")
         return DiskFailure("DISK", "could not write", where=where, found=e.strerror, fix="free some space")
+    if isinstance(e, dist.DistError):  # while ranks join: later, the watch finds out which rank is gone
+        return PeerLost("LOST", f"another rank is gone, or its launcher: {text}",
+                        fix="see what the other ranks print, and start them again")  # fmt: skip
     return Bug("BUG", f"{type(e).__name__}: {text}", fix="run again with --debug, and report it")
 
 
