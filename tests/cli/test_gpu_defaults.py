@@ -38,6 +38,13 @@ def test_a_gpu_gets_the_fastest_kernels_and_the_largest_micro_batch_that_fits() 
     assert small.run.layout.micro_batch_size < lay.micro_batch_size
 
 
+def test_saves_in_the_background_wait_until_a_gpu_has_run_them() -> None:
+    assert resolve(None, "llama-3.2-1b").run.checkpoint.asynchronous
+    made, line = settled(H200)
+    assert not made.run.checkpoint.asynchronous and "asynchronous false" in line
+    assert settled(H200, "--checkpoint.asynchronous=true")[0].run.checkpoint.asynchronous
+
+
 def test_gate_and_up_are_one_op_with_swiglu_where_the_package_is_there() -> None:
     both = Card(name="H200", free=140 * GIB, capability=(9, 0), packages=H200.packages | {"quack-kernels"})
     made, line = settled(both)
@@ -74,7 +81,7 @@ def test_what_is_said_is_kept() -> None:
     lay = made.run.layout
     assert (lay.attention, lay.fuse, lay.micro_batch_size) == ("reference", (), 2)
     assert made.run.precision.dtype == "fp32"
-    assert line == "Chosen for H200 with 140.00 GiB free: elementwise triton"
+    assert line == "Chosen for H200 with 140.00 GiB free: asynchronous false, elementwise triton"
 
 
 def test_an_old_card_computes_as_before() -> None:

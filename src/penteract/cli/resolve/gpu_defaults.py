@@ -30,6 +30,7 @@ from penteract.units import Bytes, show_bytes
 DRIVER = Path("/proc/driver/nvidia/version")
 BF16 = (8, 0)  # compute capability from which GPUs multiply bf16
 ROOM = 0.92  # of a GPU's free memory that tensors may take: the rest is for libraries and gaps between blocks
+SAVES = "checkpoint.asynchronous"
 LONGEST = 2**16  # tokens of a micro-batch: more make no product faster
 
 Again = Callable[[list[str]], Resolved]  # resolves the run anew, with these words before those of the command line
@@ -69,6 +70,8 @@ def settle_defaults(resolved: Resolved, card: Card | None, again: Again) -> tupl
     if card is None:
         return resolved, ""
     words, made = list[str](), resolved
+    if _open(resolved, SAVES):  # saves in the background have not been run on a GPU yet
+        words.append(f"{SAVES}=false")
     if _open(resolved, "precision.dtype") and card.capability >= BF16:
         words.append("precision.dtype=bf16")
         made = again(words)

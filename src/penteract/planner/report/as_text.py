@@ -160,7 +160,7 @@ def _copied(plan: Plan, timed: Timed) -> str:
     """What a run's saves in the background take on each host."""
     planner = plan.search.estimators[timed.estimate.precision].composer.bucket_planner
     each, ranks = snapshot_bytes(planner, timed.layout), min(timed.layout.world, plan.ask.cluster.gpus_per_node)
-    return f"Saves in the background: {show_bytes(each * ranks)} of each host's memory, while a run lasts"
+    return f"Saves in the background: {show_bytes(each * ranks)} of each host's memory, if a run has them"
 
 
 def nothing_fits(plan: Plan) -> str:
