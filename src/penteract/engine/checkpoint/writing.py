@@ -20,7 +20,7 @@ from penteract.engine.checkpoint.rank_file import FileEntry, RankTable
 from penteract.engine.checkpoint.slices import NAMES, Slice, raw
 from penteract.errors import Bug, DiskFailure
 
-_PART = 2**24  # elements of a GPU's tensor that are copied at a time
+_PART = 2**24  # elements of a tensor that are copied from a device at a time
 
 
 def save(  # noqa: PLR0913 -- the last six describe the run and the calling rank
@@ -99,8 +99,8 @@ def entry(s: Slice, *, finite: bool) -> FileEntry:
 
 
 def _host_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensor on the host; one of a GPU part by part, so that several threads need little memory."""
-    if x.device.type == "cpu" or not x.is_contiguous():
+    """The tensor on the host, part by part, so that several threads that copy one from a GPU need little memory."""
+    if not x.is_contiguous():
         yield x.cpu()
     else:
         yield from (part.cpu() for part in x.view(-1).split(_PART))
