@@ -141,7 +141,7 @@ def test_many_points_are_drawn_within_a_frames_time(shared: Opened) -> None:
     took = shared.page.evaluate(
         """async () => {
           const { draw, geometry } = await import('/assets/js/points_drawing.js');
-          const { CanvasPen } = await import('/assets/js/lanes_drawing.js');
+          const { CanvasPen } = await import('/assets/js/pens.js');
           const points = Array.from({ length: 100_000 }, (_, i) => ({
             x: (i * 7919) % 1000, y: (i * 104729) % 997, kind: ['bad', 'faint', 'strong'][i % 3], front: false }));
           const axes = { across: { most: 1000, ticks: [], label: 'x' }, up: { most: 1000, ticks: [], label: 'y' } };
