@@ -447,6 +447,38 @@ validation part was shorter, and an 8B without ZeRO fits two H200s.""",
     )
 
 
+FIGURES = {"zero_memoryusage_8b": "ZeRO, 8B", "tp_memoryusage_70b": "tensor parallelism, 70B",
+           "tp_sp_memoryusage_70b": "with sequence parallelism, 70B", "cp_memoryusage_8b": "context parallelism, 8B",
+           "pp_memoryusage_8b": "pipeline parallelism, 8B"}  # fmt: skip
+
+
+def playbook_figures() -> str:
+    found = record("playbook_figures")
+    rows = list[Sequence[object]]()
+    for name, cells in found["memory"].items():
+        layouts = dict.fromkeys(cell.rpartition(": ")[0] for cell in cells)
+        for layout in layouts:
+            kinds = [cells[f"{layout}: {kind}"] for kind in ("parameters", "gradients", "optimizer", "activations")]
+            rows.append((f"{FIGURES[name]}: {layout}", *(f"{middle:.2f}" for _, _, middle, _ in kinds),
+                         f"{kinds[-1][1]:.2f}–{kinds[-1][3]:.2f}"))  # fmt: skip
+    bubbles = found["bubbles"]
+    return section(
+        "The Playbook's figures",
+        f"""\
+Memory that the Ultra-Scale Playbook draws for Llama-3 models, and ours for the same layouts with one sequence: ours over
+theirs, in the median of a figure's sequence lengths; for activations the range too. Its figures lie beside a checkout, not in
+it. Why they differ: the book draws 2 bytes of gradients a parameter where ours are summed in fp32, 4 bytes; and 8 bytes of
+optimizer states, without master weights, where ours are 10 with the master's other half. Its activations leave out the head.
+Its tensor parallelism without sequence parallelism keeps norms and residuals on every rank, which ours never does; the same in
+its figure of context parallelism. With 16 ranks of tensor parallelism, key-value heads of 70B are on two ranks each.
+
+Bubbles of pipelines of 8 ranks, as idle over busy time: {bubbles["compared"]} of its {bubbles["compared"] + bubbles["no schedule of ours"]}
+figures are equal. The others are interleaved with fewer micro-batches than ranks, which no schedule of ours runs.""",
+        table("figure: layout | parameters | gradients | optimizer | activations | activations, range", rows),
+        records=["playbook_figures.json"],
+    )
+
+
 def triton_kernels() -> str:
     found, copy = record("one_pass_h200"), record("ceilings_8xh200")["hbm"]["d2d_copy_2GiB"]["gbps"]
     ours = [row for row in found["rows"] if row["kernel"] == "triton"]
@@ -880,7 +912,7 @@ NOT_MEASURED = """\
 - **Latent attention and weights from Hugging Face on GPUs.** Tests on CPUs compare them with plain torch and transformers.
 - **macOS and Windows.** Nothing has been run there."""
 
-SECTIONS = (against_torchtitan, against_torchtitan_elsewhere, profile_of_a_step, drawn_sweeps, without_memory, triton_kernels, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
+SECTIONS = (against_torchtitan, against_torchtitan_elsewhere, profile_of_a_step, drawn_sweeps, without_memory, playbook_figures, triton_kernels, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
             optimizer_update, update_forms, loss_forms, captured_step, parity, drawn_faults, hosts_and_long_runs, background_saves, training_runs, precision_recipes, other_trainers, planner_speed,
             rehearsals, explore_page, rates)  # fmt: skip
 
