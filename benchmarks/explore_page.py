@@ -2,9 +2,11 @@
 profile of 64 ranks with 3 000 spans each.
 
     python benchmarks/explore_page.py
+    python benchmarks/explore_page.py --half
 
 Each time ten times, in the browser of this machine; the record has the load of the machine too. It is
-benchmarks/results/explore_page.json. Needs playwright and chromium.
+benchmarks/results/explore_page.json. `--half` adds the exported page's start with half a core for browser and server, by a
+control group of its own (cgroup v1, as root). Needs playwright and chromium.
 """
 
 from __future__ import annotations
@@ -130,7 +132,34 @@ def profiles(browser: Any, here: Served, ready: str, file: Path | None) -> dict[
     return {"lanes shown": seconds(shown), "another rank": seconds(ranks), "frame of lanes": seconds(frames)}
 
 
+@contextmanager
+def half_a_core() -> Iterator[None]:
+    """This process and those that it starts have half a core."""
+    group, own = Path("/sys/fs/cgroup/cpu/penteract-half"), str(os.getpid())
+    group.mkdir(exist_ok=True)
+    (group / "cpu.cfs_quota_us").write_text("50000")
+    (group / "cgroup.procs").write_text(own)
+    try:
+        yield
+    finally:
+        (group.parent / "cgroup.procs").write_text(own)
+
+
+def slow_start() -> None:
+    """Add to the record how long an exported page takes to start with half a core."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    with exported() as here, half_a_core(), sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        first, live = openings(browser, here, ".sum", ".made.live")
+        browser.close()
+    record["seconds"]["exported, half a core"] = {"first picture": first, "controls live": live}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(record["seconds"]["exported, half a core"]))
+
+
 def main() -> None:
+    if sys.argv[1:] == ["--half"]:
+        return slow_start()
     load = os.getloadavg()[0]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
