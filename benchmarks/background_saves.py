@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from provenance import provenance
 
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session.background.background_saves import BackgroundSaves
 from penteract.engine.session.saved import saved_bytes, state_slices

@@ -22,11 +22,11 @@ import torch
 from beside_sides import CASES, DRAWN, RATE, WARM, Case, Clock, batches, write_record
 
 from penteract.config.catalog import model as find_model
-from penteract.config.expert_kernels import fastest_experts
 from penteract.config.hardware import cluster
-from penteract.config.kernel_limits import FA4, QUACK, fastest_attention, fastest_fusions, installed_packages
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
+from penteract.config.rules.expert_kernels import fastest_experts
+from penteract.config.rules.kernel_limits import FA4, QUACK, fastest_attention, fastest_fusions, installed_packages
 from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec, Training
 from penteract.engine.data.pack import Sample
 from penteract.engine.rank.rank import join

@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from penteract.config.catalog import model as find_model
-from penteract.config.kernel_limits import FA4, fastest_attention, installed_packages
 from penteract.config.precision.policy import policy
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.rules.kernel_limits import FA4, fastest_attention, installed_packages
 from penteract.engine.rank.rank import join
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.saved import state_slices

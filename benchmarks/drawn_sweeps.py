@@ -20,9 +20,9 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
 
-from penteract.config.files.write import toml_value
 from penteract.config.hardware import cluster
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.resolve.write_run_file import toml_value
 from penteract.errors import BadInput
 from penteract.readings.estimator import Estimator
 

@@ -29,11 +29,11 @@ sys.path[:0] = [str(Path(__file__).parents[1] / d) for d in ("src", "tests")]
 import torch
 
 from op_kernels.fused import LARGE, NAMES, Case, Trial
-from penteract.config.kernel_limits import FA4, installed_packages
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import RECIPES
-from penteract.config.presets import preset
+from penteract.config.resolve.presets import preset
+from penteract.config.rules.kernel_limits import FA4, installed_packages
 from penteract.config.run import Data, LearningRate, Optimizer
 from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer

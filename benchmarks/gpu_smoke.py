@@ -27,7 +27,7 @@ import torch
 import oracle
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.config.presets import preset
+from penteract.config.resolve.presets import preset
 from penteract.config.run import Data, LearningRate, Optimizer
 from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer

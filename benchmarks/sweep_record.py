@@ -21,7 +21,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 
 from provenance import hexadecimal, provenance
 
-from penteract.config.files.write import toml_value
+from penteract.config.resolve.write_run_file import toml_value
 from penteract.measure.bench.cases.sweep_file import read_sweep
 from penteract.measure.schemas.sweep_folder import SweepFolder
 

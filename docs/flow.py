@@ -17,7 +17,7 @@ sys.path.insert(0, str(HERE.parent / "src"))
 from penteract.config.hardware import cluster  # noqa: E402
 from penteract.config.layout import Layout  # noqa: E402
 from penteract.config.mesh import Mesh  # noqa: E402
-from penteract.config.presets import TINY  # noqa: E402
+from penteract.config.resolve.presets import TINY  # noqa: E402
 from penteract.model.decoder import record  # noqa: E402
 from penteract.readings.estimator import Estimator  # noqa: E402
 from penteract.readings.explain.why import why  # noqa: E402

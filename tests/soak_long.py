@@ -24,7 +24,7 @@ import torch
 
 from asked_long import commit
 from penteract._version import __version__
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.engine.checkpoint import committed
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session.session import Session, SessionOptions

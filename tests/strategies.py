@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from layouts import Case
-from penteract.config import case as spec_case
 from penteract.config.layout import (
     CP_METHODS,
     ELEMENTWISE,
@@ -27,6 +26,7 @@ from penteract.config.layout import (
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.precision.fp8 import Fp8
 from penteract.config.precision.policy import RECIPES, Policy
+from penteract.config.rules import case as spec_case
 from penteract.config.rules.breaches import breaches
 from penteract.schedule.registry import ScheduleName
 

@@ -12,7 +12,7 @@ from penteract.config.files.machine_file import HERE
 from penteract.config.hardware import HEADROOM, Cluster, cluster
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import Policy
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput, PenteractError
 from penteract.measure.schemas.profile import ProfileFile

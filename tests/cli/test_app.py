@@ -10,7 +10,7 @@ import pytest
 
 from penteract._version import __version__
 from penteract.cli.resolve.overrides import split_overrides
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 
 Tell = Callable[..., Any]
 

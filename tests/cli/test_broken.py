@@ -15,7 +15,7 @@ from penteract.cli import main
 from penteract.config.files.keys import keys
 from penteract.config.files.read import read_overrides
 from penteract.config.layout import CP_METHODS
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.schedule.registry import SCHEDULES
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penteract.config.files.write import to_toml
 from penteract.config.layout import Layout
 from penteract.config.recompute import NONE, MemoryBudget
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.resolve.write_run_file import to_toml
 from penteract.planner.settle_budget import settle_budget
 
 Tell = Callable[..., Any]

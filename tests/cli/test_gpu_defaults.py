@@ -6,7 +6,7 @@ import pytest
 
 from penteract.cli.resolve.gpu_defaults import ROOM, Card, card_here, settle_defaults
 from penteract.config.layout import EVERY_FUSION, FUSIONS
-from penteract.config.rules.resolve import Resolved, resolve
+from penteract.config.resolve.resolved_run import Resolved, resolve
 from penteract.units import GIB
 
 H200 = Card(name="H200", free=140 * GIB, capability=(9, 0), packages=frozenset({"triton", "flash-attn-4"}))

@@ -17,8 +17,8 @@ from penteract.config import catalog
 from penteract.config.layout import Layout
 from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import RECIPES
-from penteract.config.presets import TINY
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.presets import TINY
+from penteract.config.resolve.resolved_run import resolve
 from penteract.planner.ask import LAYOUT_SETTINGS, as_text, as_word, parse_settings
 from penteract.planner.plan import exact
 from penteract.planner.report.as_text import as_text_whole

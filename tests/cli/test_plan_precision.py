@@ -14,7 +14,7 @@ import pytest
 from penteract import plan
 from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import RECIPES
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import PARTS
 from penteract.errors import BadInput
 

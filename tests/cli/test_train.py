@@ -10,8 +10,8 @@ import pytest
 
 from penteract.cli.resolve.gpu_defaults import Card
 from penteract.cli.resolve.predicted_run import predict_run
-from penteract.config.files.write import to_toml
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.resolve.write_run_file import to_toml
 
 Tell = Callable[..., Any]
 Calls = list[dict[str, Any]]

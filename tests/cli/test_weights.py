@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from engine.hf import folders
-from penteract.config.files.write import to_toml
 from penteract.config.hf import model_from_hf
-from penteract.config.rules.resolve import model_at, resolve
+from penteract.config.resolve.resolved_run import model_at, resolve
+from penteract.config.resolve.write_run_file import to_toml
 
 Tell = Callable[..., Any]
 Calls = list[dict[str, Any]]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from config.published import PUBLISHED
 from penteract.config import catalog
-from penteract.config.case import Case
 from penteract.config.hf import model_from_hf
 from penteract.config.layout import Layout
-from penteract.config.presets import preset
+from penteract.config.resolve.presets import preset
+from penteract.config.resolve.resolved_run import resolve
 from penteract.config.rules.breaches import breaches
-from penteract.config.rules.resolve import resolve
+from penteract.config.rules.case import Case
 from penteract.errors import BadInput
 
 # Where the catalogue differs from config.json on purpose: a padded vocabulary; a deviation that the papers give.
@@ -120,8 +120,8 @@ def test_files_are_read_when_a_name_asks() -> None:
         import tomllib
         read, loads = [], tomllib.loads
         tomllib.loads = lambda text: read.append(text) or loads(text)
-        from penteract.config import presets
-        from penteract.config.rules import resolve
+        from penteract.config.resolve import presets
+        from penteract.config.resolve import resolved_run
         assert not read
         presets.preset("llama-3.1-8b")
         assert len(read) == 1 and "llama-2-7b" in read[0]

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.published import PUBLISHED
-from penteract.config.case import Case
 from penteract.config.hf import model_from_hf
 from penteract.config.layout import Layout
 from penteract.config.rules.breaches import breaches
+from penteract.config.rules.case import Case
 from penteract.errors import BadInput
 
 LLAMA_1B, MISTRAL, QWEN3, QWEN3_MOE = (

@@ -15,7 +15,7 @@ from hypothesis.strategies import DrawFn
 from penteract.config.hf import model_from_hf
 from penteract.config.hf.write_config import config_of, different
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
-from penteract.config.presets import PRESETS
+from penteract.config.resolve.presets import PRESETS
 from penteract.errors import BadInput
 
 LLAMA3 = st.builds(

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penteract.config.case import Case
 from penteract.config.layout import CP_METHODS, Layout
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec
-from penteract.config.presets import TINY, TINY_MOE, preset
+from penteract.config.resolve.presets import TINY, TINY_MOE, preset
 from penteract.config.rules.breaches import breaches
+from penteract.config.rules.case import Case
 from penteract.config.rules.legal import BadLayout, check_legal, problems
 from penteract.config.rules.nearest import repair
 from penteract.config.rules.settle import Settle

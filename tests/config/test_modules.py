@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from penteract.config.files.write import to_toml
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.precision.fp8 import Fp8
 from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import RECIPES, Policy
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.resolve.write_run_file import to_toml
 from penteract.config.run import Precision
 from penteract.errors import BadInput
 from penteract.model.precision_patterns import check_modules, first_like

@@ -4,8 +4,8 @@ import pytest
 
 from penteract.config.layout import CP_METHODS
 from penteract.config.model import ModelSpec
-from penteract.config.presets import PRESETS, preset
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.presets import PRESETS, preset
+from penteract.config.resolve.resolved_run import resolve
 from penteract.errors import BadInput
 
 FOUR_RANKS = [["dp=4"], ["tp=4"], ["pp=4"], *(["cp=4", f"cp_method={m}"] for m in CP_METHODS)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.errors import BadInput
 
 MODEL = """

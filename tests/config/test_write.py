@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penteract.config.files.keys import keys
-from penteract.config.files.write import template, to_toml
-from penteract.config.presets import PRESETS
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.presets import PRESETS
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.resolve.write_run_file import template, to_toml
 
 CHANGES = st.fixed_dictionaries(
     {},

@@ -18,8 +18,8 @@ import forks
 from explore.served import served
 from penteract.cli.app import _app
 from penteract.cli.resolve.overrides import split_overrides
-from penteract.config.files.write import template
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.resolve.write_run_file import template
 
 ROOT = Path(__file__).parents[2]
 PAGE = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/guide.md"))

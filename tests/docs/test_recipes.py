@@ -28,7 +28,6 @@ from penteract.config import catalog, hf
 from penteract.config.catalog import hardware as hardware_catalog
 from penteract.config.files import keys as file_keys
 from penteract.config.files.sections import Parallel
-from penteract.config.files.write import template, to_toml
 from penteract.config.hardware import cluster
 from penteract.config.hf import write_config
 from penteract.config.hf.families import sizes
@@ -38,8 +37,9 @@ from penteract.config.mesh import AXES, Axis, Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN
 from penteract.config.precision.policy import RECIPES
-from penteract.config.presets import preset
-from penteract.config.rules import resolve as resolving
+from penteract.config.resolve import resolved_run as resolving
+from penteract.config.resolve.presets import preset
+from penteract.config.resolve.write_run_file import template, to_toml
 from penteract.config.rules.legal import problems
 from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.hf.folder import open_folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session.trainer import Trainer

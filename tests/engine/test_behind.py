@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.engine import checkpoint
 from penteract.engine.device.device import Cpu
 from penteract.engine.rank.rank import Rank

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.device.storages import Storages
 from penteract.engine.rank.rank import Rank

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from layouts import CPU
 from penteract.config.layout import Layout
-from penteract.config.presets import TINY, TINY_MOE
+from penteract.config.resolve.presets import TINY, TINY_MOE
 from penteract.engine.executor import initial_weights
 from penteract.engine.executor.initial_weights import drawn, initialise, kept_elements, tasks, tiles
 from penteract.engine.state.state import allocate

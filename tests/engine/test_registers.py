@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.executor.registers import Registers
 from penteract.engine.rank.rank import Rank

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penteract.config.layout import Layout
-from penteract.config.presets import TINY, TINY_MOE
+from penteract.config.resolve.presets import TINY, TINY_MOE
 from penteract.config.run import Precision, RunSpec, Training
 from penteract.engine import checkpoint
 from penteract.engine.dtypes import dtype_of

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session.energy import EnergyMeter

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import forks
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.engine.checkpoint import committed
 from penteract.engine.checkpoint.folder import step_folder
 from penteract.engine.rank.rank import Rank

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import committed, latest, verify
 from penteract.engine.checkpoint import durable as disk

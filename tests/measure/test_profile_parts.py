@@ -13,9 +13,9 @@ import pytest
 from penteract.cli import main
 from penteract.cli import profile as cli_profile
 from penteract.cli.resolve.gpu_defaults import Card
-from penteract.config.files.write import to_toml
 from penteract.config.hardware import cluster
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.resolve.write_run_file import to_toml
 from penteract.engine.rank.failures import from_exception, is_of_a_peer
 from penteract.errors import OutOfMemory
 from penteract.measure.profile.advice import beyond

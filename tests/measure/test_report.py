@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from penteract.cli import main
-from penteract.config.files.write import to_toml
 from penteract.config.hardware import Cluster, cluster
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.resolve.write_run_file import to_toml
 from penteract.errors import BadInput
 from penteract.measure.report.accuracy_page import accuracy_page, plots, summary_line
 from penteract.measure.report.accuracy_record import AccuracyRecord

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penteract.cli import main
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import Slurm
 from penteract.errors import BadInput
 from penteract.measure.bench.launcher import CaseJob, JobState

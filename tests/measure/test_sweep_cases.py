@@ -12,7 +12,7 @@ from penteract.cli.app import main
 from penteract.cli.benching.sweep_options import SweepOptions, question_of, read_grid
 from penteract.cli.resolve.overrides import split_overrides
 from penteract.config.hardware import cluster
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.errors import BadInput
 from penteract.measure.bench.cases.case_cost import gpu_seconds
 from penteract.measure.bench.cases.case_prediction import Predictor

@@ -17,7 +17,7 @@ from penteract.config.hf import model_from_hf
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.config.presets import TINY, TINY_MOE
+from penteract.config.resolve.presets import TINY, TINY_MOE
 from penteract.model.count import ParameterCounts, count, parameters
 from penteract.model.decoder import record
 

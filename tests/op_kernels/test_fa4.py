@@ -9,8 +9,8 @@ import pytest
 
 from op_kernels.fa4 import Fa4
 from op_kernels.fused import Case, Trial
-from penteract.config.kernel_limits import FA4, installed_packages, most_documents
 from penteract.config.precision.policy import RECIPES
+from penteract.config.rules.kernel_limits import FA4, installed_packages, most_documents
 from penteract.engine.device.storages import Storages
 from penteract.engine.kernels.fused_attention.fa4 import documents, library
 from penteract.ops.declarations import declaration_of

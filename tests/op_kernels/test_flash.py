@@ -10,8 +10,8 @@ import torch
 from op_kernels.aten import Aten
 from op_kernels.fa4 import Fa4
 from op_kernels.fused import NAMES, SMALL, Case, Trial
-from penteract.config.kernel_limits import most_documents
 from penteract.config.precision.policy import RECIPES
+from penteract.config.rules.kernel_limits import most_documents
 from penteract.engine.device.storages import Storages
 from penteract.engine.kernels.fused_attention.chunk_order import ChunkOrder, QueryChunk
 from penteract.engine.kernels.fused_attention.cudnn import cudnn

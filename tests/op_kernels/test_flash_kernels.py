@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from penteract.config.kernel_limits import FA4, fastest_attention, installed_packages, installed_version
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import RECIPES
-from penteract.config.presets import TINY_LATENT
+from penteract.config.resolve.presets import TINY_LATENT
+from penteract.config.rules.kernel_limits import FA4, fastest_attention, installed_packages, installed_version
 from penteract.config.run import Precision, RunSpec
 from penteract.engine.kernels import checks, registry
 from penteract.engine.kernels.checks import check_documents, check_kernels

@@ -113,7 +113,7 @@ def test_help_names_the_verbs(installed: Installed) -> None:
 
 def test_it_prices_as_the_sources_do(installed: Installed) -> None:
     code = (
-        "from penteract import Layout, estimate; from penteract.config.presets import preset; "
+        "from penteract import Layout, estimate; from penteract.config.resolve.presets import preset; "
         "print(estimate(preset('llama-3.1-8b').model, Layout(tp=8), sequence_length=8192).allocated)"
     )
     where = {"PYTHONPATH": str(installed.sources)}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penteract.config.case import Case
 from penteract.config.layout import Layout
-from penteract.config.presets import preset
+from penteract.config.resolve.presets import preset
 from penteract.config.rules.breaches import breaches
+from penteract.config.rules.case import Case
 from penteract.model.count import head_in_layers
 from penteract.parallel.pipeline import balanced, stage_layers
 from penteract.schedule.registry import SCHEDULES

@@ -17,7 +17,7 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.fp8 import Fp8, usual
 from penteract.config.precision.policy import RECIPES
-from penteract.config.presets import TINY, TINY_MOE
+from penteract.config.resolve.presets import TINY, TINY_MOE
 from penteract.errors import BadInput
 from penteract.planner.ask import RECOMPUTE, Ask
 from penteract.planner.plan import Plan, estimator, exact, plan_layouts, plan_one

@@ -12,7 +12,7 @@ import pytest
 from penteract.config.hardware import Cluster
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import RECIPES
-from penteract.config.presets import TINY
+from penteract.config.resolve.presets import TINY
 from penteract.planner.ask import Ask
 from penteract.planner.search.best import Search, Timed, four_digits
 from penteract.planner.search.frontier import Frontier

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penteract.config.case import Case
 from penteract.config.hardware import Cluster, cluster
 from penteract.config.layout import CP_METHODS, Layout
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.config.presets import TINY, preset
+from penteract.config.resolve.presets import TINY, preset
 from penteract.config.rules.breaches import breaches
+from penteract.config.rules.case import Case
 from penteract.model.count import head_in_layers
 from penteract.parallel.pipeline import balanced
 from penteract.planner.ask import EDITS, Ask, parse_settings

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from penteract import Cluster, Layout, estimate, plan
-from penteract.config.presets import preset
+from penteract.config.resolve.presets import preset
 from penteract.errors import BadInput
 from penteract.planner.report.as_json import as_dict
 

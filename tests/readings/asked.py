@@ -8,15 +8,15 @@ from math import prod
 from random import Random
 from typing import Any
 
-from penteract.config.case import Case
 from penteract.config.hardware import cluster
 from penteract.config.layout import ATTENTION_KERNELS, CP_METHODS, ELEMENTWISE, LOSS_KERNELS, Layout
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import RECIPES, Policy
-from penteract.config.presets import TINY, TINY_LATENT, TINY_MOE
+from penteract.config.resolve.presets import TINY, TINY_LATENT, TINY_MOE
 from penteract.config.rules.breaches import breaches
+from penteract.config.rules.case import Case
 from penteract.readings.estimator import Estimator
 from penteract.schedule.registry import SCHEDULES
 

@@ -15,8 +15,8 @@ from penteract.config.hardware import Fabric, cluster
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.policy import RECIPES
-from penteract.config.presets import TINY
 from penteract.config.recompute import NONE
+from penteract.config.resolve.presets import TINY
 from penteract.parallel.data import Bucket
 from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import Rates

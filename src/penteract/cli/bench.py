@@ -17,7 +17,7 @@ from penteract.cli.benching.sweep_options import OUT, SweepOptions, question_of
 from penteract.cli.benching.sweep_tables import planned, show
 from penteract.cli.benching.sweep_verbs import compare_sweeps, show_results, status
 from penteract.cli.resolve.gpu_defaults import Again, card_here, settle_defaults
-from penteract.config.rules.resolve import Resolved
+from penteract.config.resolve.resolved_run import Resolved
 from penteract.errors import BadInput
 from penteract.measure.bench.cases.sweep_file import FILE
 from penteract.measure.bench.sweep_run import again, cases_of, held, make, refuse_other, settings_of

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from penteract.cli.resolve.weights import Source, find_weights, model_words, tokenizer_of, tokenizer_setting
 from penteract.cli.torch_modules import torch_module
 from penteract.config.files.keys import keys
-from penteract.config.rules.resolve import Resolved, resolve
+from penteract.config.resolve.resolved_run import Resolved, resolve
 from penteract.engine.hf.folder import open_folder
 from penteract.errors import BadInput
 from penteract.units import show_bytes, show_count

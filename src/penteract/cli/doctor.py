@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from penteract.cli.resolve.world import launched
 from penteract.config.files.keys import keys
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.engine.doctor.finding import Finding
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.errors import BadInput

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from penteract.config.files.write import template
+from penteract.config.resolve.write_run_file import template
 from penteract.errors import BadInput, DiskFailure
 
 EXAMPLES = ("penteract init", "penteract init wide.toml")

@@ -20,8 +20,8 @@ from penteract.cli.resolve.weights import check_weights, find_weights, words_of
 from penteract.cli.resolve.world import launched
 from penteract.cli.torch_modules import torch_module
 from penteract.config.hardware import cluster
-from penteract.config.presets import PRESETS
-from penteract.config.rules.resolve import Resolved, resolve
+from penteract.config.resolve.presets import PRESETS
+from penteract.config.resolve.resolved_run import Resolved, resolve
 from penteract.errors import BadInput
 from penteract.measure.profile.prediction import estimator_of
 from penteract.measure.profile.show.difference import as_difference

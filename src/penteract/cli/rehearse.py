@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from penteract.cli.torch_modules import torch_module
 from penteract.config.hardware import HEADROOM, cluster
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.errors import BadInput, Bug, OutOfMemory
 from penteract.planner.options import check_option
 from penteract.planner.settle_budget import settle_budget

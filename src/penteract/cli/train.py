@@ -20,8 +20,8 @@ from penteract.cli.resolve.weights import check_resumable, check_weights, find_w
 from penteract.cli.resolve.world import launched
 from penteract.cli.torch_modules import torch_module
 from penteract.config.files.keys import keys
-from penteract.config.presets import PRESETS
-from penteract.config.rules.resolve import Resolved, resolve
+from penteract.config.resolve.presets import PRESETS
+from penteract.config.resolve.resolved_run import Resolved, resolve
 from penteract.errors import BadInput
 from penteract.measure.profile.out_of_memory import out_of_memory_line
 from penteract.planner.settle_budget import settle_budget

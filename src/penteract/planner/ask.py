@@ -7,12 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
-from penteract.config.case import KEYS
-from penteract.config.expert_kernels import fastest_experts
 from penteract.config.files.keys import ELSEWHERE, keys
 from penteract.config.files.sections import Kernels
 from penteract.config.hardware import HEADROOM, Cluster
-from penteract.config.kernel_limits import fastest_attention, fastest_elementwise
 from penteract.config.layout import (
     ATTENTION_KERNELS,
     CP_METHODS,
@@ -33,6 +30,9 @@ from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OptimizerKinds, OptimizerName
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.recompute import WHOLE, MemoryBudget, name_of, ops_of
+from penteract.config.rules.case import KEYS
+from penteract.config.rules.expert_kernels import fastest_experts
+from penteract.config.rules.kernel_limits import fastest_attention, fastest_elementwise
 from penteract.config.run import Optimizer
 from penteract.errors import BadInput
 from penteract.schedule.registry import SCHEDULES

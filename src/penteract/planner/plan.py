@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penteract.config.case import Case
 from penteract.config.hardware import Cluster
-from penteract.config.kernel_limits import check_elementwise
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import Policy
+from penteract.config.rules.case import Case
+from penteract.config.rules.kernel_limits import check_elementwise
 from penteract.config.rules.legal import problems
 from penteract.config.rules.nearest import repair
 from penteract.config.rules.settle import Settle

@@ -12,12 +12,12 @@ from penteract.config import catalog
 from penteract.config.files.keys import find_key
 from penteract.config.hardware import HEADROOM, Cluster, check_cluster, cluster
 from penteract.config.hf import model_from_hf
-from penteract.config.kernel_limits import check_elementwise
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OPTIMIZERS, OptimizerName
 from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import Policy, policy
-from penteract.config.presets import PRESETS
+from penteract.config.resolve.presets import PRESETS
+from penteract.config.rules.kernel_limits import check_elementwise
 from penteract.config.run import PARTS, Precision
 from penteract.errors import BadInput
 from penteract.model.precision_patterns import check_modules

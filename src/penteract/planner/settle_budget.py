@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penteract.config.hardware import Cluster, reference
-from penteract.config.rules.resolve import Resolved
+from penteract.config.resolve.resolved_run import Resolved
 from penteract.readings.estimator import Estimator
 from penteract.readings.recomputation.cheapest import Chosen, within
 

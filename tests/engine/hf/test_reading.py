@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.hf import folders
 from penteract.config.layout import Layout
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.engine.device.storages import Storages
 from penteract.engine.hf import convert
 from penteract.engine.hf.folder import open_folder

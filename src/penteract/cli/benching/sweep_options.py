@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penteract.config.case import KEYS
 from penteract.config.files.keys import find_key
 from penteract.config.files.read import read_overrides
 from penteract.config.hardware import HEADROOM
+from penteract.config.rules.case import KEYS
 from penteract.errors import BadInput
 from penteract.measure.bench.cases.sweep_file import FILE, OF_CASES, is_sweep, read_sweep
 from penteract.measure.bench.cases.sweep_question import PlanQuestion, SweepQuestion, Values

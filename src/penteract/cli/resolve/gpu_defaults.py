@@ -10,9 +10,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from penteract.config.expert_kernels import fastest_experts
 from penteract.config.hardware import Cluster, reference
-from penteract.config.kernel_limits import (
+from penteract.config.layout import FUSIONS, Layout
+from penteract.config.resolve.resolved_run import Resolved
+from penteract.config.rules.expert_kernels import fastest_experts
+from penteract.config.rules.kernel_limits import (
     FA4,
     QUACK,
     fastest_attention,
@@ -20,8 +22,6 @@ from penteract.config.kernel_limits import (
     fastest_fusions,
     installed_packages,
 )
-from penteract.config.layout import FUSIONS, Layout
-from penteract.config.rules.resolve import Resolved
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
 from penteract.readings.estimator import Estimator

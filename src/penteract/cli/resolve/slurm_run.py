@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penteract.config.rules.resolve import Resolved
+from penteract.config.resolve.resolved_run import Resolved
 from penteract.engine.run_folder import rundir
 from penteract.errors import DiskFailure, PenteractError
 from penteract.slurm.job_shape import JobShape, cost_line, job_shape, seconds_of

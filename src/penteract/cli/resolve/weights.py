@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penteract.cli.resolve.folders import find_run
 from penteract.config.files.read import read_overrides, read_toml
-from penteract.config.rules.resolve import Resolved, model_at
+from penteract.config.resolve.resolved_run import Resolved, model_at
 from penteract.engine.hf.folder import CONFIG, TOKENIZER, open_folder, refuse_another_model, weights_alone
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.errors import BadInput

@@ -1,1 +1,1 @@
-"""Run files and flags: their keys, reading, checking and writing."""
+"""Run files and flags: their keys, and how they are read and checked."""

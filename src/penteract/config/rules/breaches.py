@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from penteract.config.case import Case
-from penteract.config.expert_kernels import expert_breaches
-from penteract.config.kernel_limits import glu_breaches, kernel_breaches
 from penteract.config.layout import (
     ATTENTION_KERNELS,
     CP_METHODS,
@@ -20,6 +17,9 @@ from penteract.config.layout import (
     ZERO_STAGES,
 )
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
+from penteract.config.rules.case import Case
+from penteract.config.rules.expert_kernels import expert_breaches
+from penteract.config.rules.kernel_limits import glu_breaches, kernel_breaches
 from penteract.schedule.registry import SCHEDULES, breach, schedule_of
 
 Breach = tuple[str, str]  # (setting, what is wrong)

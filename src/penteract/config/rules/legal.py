@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import cast
 
-from penteract.config.case import KEYS, Case
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.rules.breaches import breaches
+from penteract.config.rules.case import KEYS, Case
 from penteract.config.rules.nearest import allowed_values, repair
 from penteract.config.rules.settle import Settle
 from penteract.errors import BadInput

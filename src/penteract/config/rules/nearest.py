@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from penteract.config.case import KEYS, OF_A_PART, Case
 from penteract.config.files.keys import keys
 from penteract.config.layout import ATTENTION_KERNELS, CP_METHODS, EVERY_FUSION, MOST_MICRO_BATCHES, ZERO_STAGES, Layout
 from penteract.config.rules.breaches import CHOICES, breaches
+from penteract.config.rules.case import KEYS, OF_A_PART, Case
 from penteract.config.rules.settle import Settle
 from penteract.schedule.registry import SCHEDULES, schedule_of
 

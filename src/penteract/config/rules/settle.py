@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from penteract.config.case import Case
 from penteract.config.layout import MOST_TOKENS
+from penteract.config.rules.case import Case
 from penteract.schedule.registry import schedule_of
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from penteract.config.files.read import read_toml
-from penteract.config.files.write import to_toml
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
-from penteract.config.rules.resolve import Resolved
+from penteract.config.resolve.resolved_run import Resolved
+from penteract.config.resolve.write_run_file import to_toml
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import Slice
 from penteract.engine.checkpoint import durable as disk

@@ -8,9 +8,10 @@ from importlib.util import find_spec
 
 import torch
 
-from penteract.config import case as spec_case
-from penteract.config.expert_kernels import EXPERTS
-from penteract.config.kernel_limits import (
+from penteract.config.precision.policy import Policy
+from penteract.config.rules.case import KEYS, Case
+from penteract.config.rules.expert_kernels import EXPERTS
+from penteract.config.rules.kernel_limits import (
     ATTENTION,
     GLU_COMPUTES,
     HOPPER,
@@ -20,7 +21,6 @@ from penteract.config.kernel_limits import (
     kernel_breaches,
     takes_documents,
 )
-from penteract.config.precision.policy import Policy
 from penteract.config.rules.nearest import allowed_values
 from penteract.config.rules.settle import Settle
 from penteract.engine.data.token_sample import TokenSample
@@ -30,7 +30,7 @@ from penteract.ops.declarations.fused_attention.flash import query_tokens
 from penteract.step.program import Program
 
 log = logging.getLogger(__name__)
-KEY = spec_case.KEYS["attention"]
+KEY = KEYS["attention"]
 PLAIN = f"--{KEY} reference"
 
 
@@ -54,11 +54,11 @@ def _check_attention(p: Program, device: Target, *, packed: bool) -> None:
     if p.precision.compute not in can.computes:
         able = ", ".join(can.computes)
         raise _refusal(kernel, "computes in 16 bits", p.precision.compute, able, f"--precision.dtype bf16, or {PLAIN}")
-    case = spec_case.Case(model=p.model, layout=p.layout, sequence_length=p.sequence_length)
+    case = Case(model=p.model, layout=p.layout, sequence_length=p.sequence_length)
     for setting, what in kernel_breaches(p.model, p.layout):
         able = allowed_values(case, setting, Settle())
-        fix = dict.fromkeys([*(f"--{spec_case.KEYS[setting]} {value}" for value in able[:1]), PLAIN])
-        raise BadInput("KERNEL", what, where=spec_case.KEYS[setting], found=case.get(setting), allowed=", ".join(able),
+        fix = dict.fromkeys([*(f"--{KEYS[setting]} {value}" for value in able[:1]), PLAIN])
+        raise BadInput("KERNEL", what, where=KEYS[setting], found=case.get(setting), allowed=", ".join(able),
                        fix=", or ".join(fix))  # fmt: skip
     if packed and not takes_documents(kernel):
         able = [name for name, its in ATTENTION.items() if takes_documents(name) and its.package == can.package]
@@ -83,7 +83,7 @@ def _check_installed(kernel: str, can: KernelLimits, device: Target) -> None:
 
 def _check_experts(p: Program, device: Target) -> None:
     """A CPU emulates what has no device of its own."""
-    kernel, key = p.layout.experts, spec_case.KEYS["experts"]
+    kernel, key = p.layout.experts, KEYS["experts"]
     can = EXPERTS.get(kernel)
     if can is None or p.model.moe is None or not (can.device or device.type == "cuda"):
         return
@@ -107,7 +107,7 @@ def _check_glu(p: Program, device: Target) -> None:
     """Triton's kernels go with a product of another package."""
     if p.layout.elementwise == "reference" or not any(site.op_name == "merged_glu" for site in computed_sites(p)):
         return
-    key, (name, wanted) = spec_case.KEYS["fuse"], QUACK
+    key, (name, wanted) = KEYS["fuse"], QUACK
     version = device.capability
     computes, here = p.precision.compute, device.installed(name)
     needs = (
@@ -122,7 +122,7 @@ def _check_glu(p: Program, device: Target) -> None:
 
 
 def _check_elementwise(p: Program, device: Target) -> None:
-    key = spec_case.KEYS["elementwise"]
+    key = KEYS["elementwise"]
     if p.layout.elementwise == "reference":
         return
     if device.type != "cuda":

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
-from penteract.config.kernel_limits import installed_version
 from penteract.config.layout import Layout
+from penteract.config.rules.kernel_limits import installed_version
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.errors import BadInput
 from penteract.ops.declarations import OPS, Implementation, implementation

@@ -12,8 +12,8 @@ from json import dumps
 from pathlib import Path
 from typing import NamedTuple
 
-from penteract.config.files.write import to_toml
-from penteract.config.rules.resolve import Resolved
+from penteract.config.resolve.resolved_run import Resolved
+from penteract.config.resolve.write_run_file import to_toml
 from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.device import host_memory
 from penteract.engine.device.cpu_affinity import usable_here

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from penteract.config.files.write import run_values
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.resolve.write_run_file import run_values
 from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.data.description import describe
 from penteract.engine.rank.failures import from_exception

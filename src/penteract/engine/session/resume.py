@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from penteract.config.files.keys import keys
-from penteract.config.files.write import toml_value
 from penteract.config.precision.policy import Policy
+from penteract.config.resolve.write_run_file import toml_value
 from penteract.config.run import RunSpec
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import manifest

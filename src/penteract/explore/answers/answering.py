@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from penteract._version import __version__
-from penteract.config.presets import PRESETS
+from penteract.config.resolve.presets import PRESETS
 from penteract.config.rules.legal import problems
 from penteract.config.rules.nearest import repair
 from penteract.errors import BadInput, PenteractError

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penteract.config.case import KEYS
 from penteract.config.files.keys import keys
 from penteract.config.layout import (
     ATTENTION_KERNELS,
@@ -15,6 +14,7 @@ from penteract.config.layout import (
     LOSS_KERNELS,
     ZERO_STAGES,
 )
+from penteract.config.rules.case import KEYS
 from penteract.explore.answers.glossary import TERMS
 from penteract.explore.page_schema import Control, ControlGroup
 from penteract.schedule.registry import SCHEDULES

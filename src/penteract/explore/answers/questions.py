@@ -12,8 +12,8 @@ from penteract.config import catalog
 from penteract.config.hardware import HEADROOM, gpu
 from penteract.config.hf import model_from_hf
 from penteract.config.model import ModelSpec
-from penteract.config.presets import PRESETS
 from penteract.config.recompute import name_of
+from penteract.config.resolve.presets import PRESETS
 from penteract.errors import BadInput
 from penteract.explore.page_values import ModelQuestion, Question, Value
 from penteract.planner.ask import LAYOUT_SETTINGS, Ask, Values, as_word, parse_settings

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
-from penteract.config.case import Case
 from penteract.config.catalog.hardware import tables
 from penteract.config.files.keys import keys
 from penteract.config.layout import Layout
 from penteract.config.optimizers import OPTIMIZERS
 from penteract.config.precision.policy import RECIPES
 from penteract.config.rules.breaches import breaches
+from penteract.config.rules.case import Case
 from penteract.explore.answers.controls import WORDS, key_of, leaf, names, word
 from penteract.explore.answers.questions import DEGREES, Asked
 from penteract.explore.page_schema import ControlChoice, ControlSetting, Question, Value

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import RunSpec, Slurm
 from penteract.errors import BadInput, DiskFailure, PeerLost, PenteractError
 from penteract.measure.bench.launcher import CaseJob, JobState

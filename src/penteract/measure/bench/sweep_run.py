@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from penteract.config.files.write import to_toml
 from penteract.config.hardware import cluster
+from penteract.config.resolve.write_run_file import to_toml
 from penteract.engine.run_folder import lease
 from penteract.errors import BadInput
 from penteract.measure.bench.cases.case_prediction import Predictor

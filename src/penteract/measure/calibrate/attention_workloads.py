@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from penteract.config.kernel_limits import ATTENTION, KernelLimits, installed_version
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
+from penteract.config.rules.kernel_limits import ATTENTION, KernelLimits, installed_version
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.registry import kernel
 from penteract.measure.calibrate.hot_clock import Op

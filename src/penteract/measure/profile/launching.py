@@ -7,9 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
-from penteract.config.files.write import to_toml
 from penteract.config.hardware import Cluster, cluster
-from penteract.config.rules.resolve import Resolved
+from penteract.config.resolve.resolved_run import Resolved
+from penteract.config.resolve.write_run_file import to_toml
 from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.launch import launch
 from penteract.errors import BadInput, DiskFailure, PenteractError

@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from penteract.config.hardware import HEADROOM, Cluster
-from penteract.config.kernel_limits import FA4, HOPPER, QUACK
 from penteract.config.layout import Layout
 from penteract.config.mesh import AXES, Mesh
+from penteract.config.rules.kernel_limits import FA4, HOPPER, QUACK
 from penteract.config.rules.legal import check_legal
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput

@@ -19,7 +19,7 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision.policy import RECIPES, Policy
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import Optimizer, Precision
 from penteract.errors import BadInput
 from penteract.measure.report.accuracy_row import AccuracyRow, Amounts

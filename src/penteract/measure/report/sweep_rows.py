@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penteract.config.hardware import cluster
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.measure.report.accuracy_row import AccuracyRow, Amounts
 from penteract.measure.report.own_records import ClusterOf
 from penteract.measure.schemas.sweep import CaseMeasurement

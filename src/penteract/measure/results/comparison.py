@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Literal
 
-from penteract.config.case import KEYS
+from penteract.config.rules.case import KEYS
 from penteract.errors import BadInput
 from penteract.measure.results.signed_rank import SignedRank, least_pairs, signed_rank
 from penteract.measure.schemas.sweep import Sweep, SweepCase, SweepRow

@@ -6,7 +6,7 @@ import csv
 import io
 from typing import Any
 
-from penteract.config.case import KEYS
+from penteract.config.rules.case import KEYS
 from penteract.measure.schemas.sweep import Sweep, SweepCase, SweepRow
 
 

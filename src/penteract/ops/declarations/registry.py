@@ -3,7 +3,8 @@
 An implementation is one entry here: its name, which calls it serves (with its workspace and cost there), and which
 kernels of `engine/` run, by module name. Price, time and run select by the same function, so none of them knows a
 kernel. A layout chooses its kernels. What they need of a precision policy and a device is checked once, when they are
-chosen (`config/kernel_limits.py`, `engine/kernels/checks.py`): a kernel that cannot run is refused, never replaced.
+chosen (`config/rules/kernel_limits.py`, `engine/kernels/checks.py`): a kernel that cannot run is refused, never
+replaced.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from penteract.config.files.keys import keys
-from penteract.config.files.write import to_toml
-from penteract.config.kernel_limits import takes_documents
 from penteract.config.layout import Layout
-from penteract.config.presets import preset
-from penteract.config.rules.resolve import Resolved
+from penteract.config.resolve.presets import preset
+from penteract.config.resolve.resolved_run import Resolved
+from penteract.config.resolve.write_run_file import to_toml
+from penteract.config.rules.kernel_limits import takes_documents
 from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
 from penteract.errors import BadInput
 from penteract.planner.ask import Ask

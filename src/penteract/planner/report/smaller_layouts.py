@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from penteract.config.case import KEYS
 from penteract.config.catalog.hardware import tables
 from penteract.config.layout import Layout
+from penteract.config.rules.case import KEYS
 from penteract.errors import BadInput
 from penteract.planner.ask import as_settings, as_word
 from penteract.planner.plan import Plan, estimator, plan_one

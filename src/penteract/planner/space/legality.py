@@ -12,12 +12,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penteract.config.case import Case
-from penteract.config.expert_kernels import expert_breaches
-from penteract.config.kernel_limits import kernel_breaches
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.rules.breaches import Breach, breaches
+from penteract.config.rules.case import Case
+from penteract.config.rules.expert_kernels import expert_breaches
+from penteract.config.rules.kernel_limits import kernel_breaches
 
 CROSSES = "tp crosses a node"
 

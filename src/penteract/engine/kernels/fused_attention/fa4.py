@@ -1,7 +1,7 @@
 """Fused attention on Hopper: FlashAttention-4 (package flash-attn-4), which reads and writes registers as they lie.
 
 Its public functions allocate results, so the private ones beneath are called. They are those of one version
-(`config/kernel_limits.py`); `tests/op_kernels/test_fa4.py` holds their signatures where the package is installed.
+(`config/rules/kernel_limits.py`); `tests/op_kernels/test_fa4.py` holds their signatures where the package is installed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from penteract.config.kernel_limits import ATTENTION
+from penteract.config.rules.kernel_limits import ATTENTION
 from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, ChunkOrder, QueryChunk
 from penteract.engine.kernels.fused_attention.flash import ends
 from penteract.engine.kernels.fused_attention.normed_attention import ON_GPU, normed

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from penteract.config.kernel_limits import most_documents
+from penteract.config.rules.kernel_limits import most_documents
 from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, QueryChunk
 from penteract.engine.kernels.fused_attention.normed_attention import ON_GPU, normed
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, NamedTuple, cast
 
-from penteract.config.case import KEYS
-from penteract.config.files.write import toml_value
 from penteract.config.hardware import cluster
 from penteract.config.recompute import name_of
-from penteract.config.rules.resolve import Resolved, resolve
+from penteract.config.resolve.resolved_run import Resolved, resolve
+from penteract.config.resolve.write_run_file import toml_value
+from penteract.config.rules.case import KEYS
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
 from penteract.measure.bench.cases.case_prediction import Predictor

@@ -41,7 +41,7 @@ from penteract.config.files.keys import find_key
 from penteract.config.files.read import origins_in, read_text
 from penteract.config.files.schema import Number, Origin, Table, Text, place
 from penteract.config.files.values import show
-from penteract.config.files.write import toml_value
+from penteract.config.resolve.write_run_file import toml_value
 from penteract.errors import BadInput
 from penteract.measure.bench.cases.sweep_question import ExplicitCase, PlanQuestion, SweepQuestion
 

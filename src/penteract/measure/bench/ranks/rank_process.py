@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penteract.config.hardware import cluster, gpu
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import RunSpec
 from penteract.engine.device.device import device_of
 from penteract.engine.rank.failures import from_exception

@@ -17,7 +17,7 @@ import torch
 
 from penteract._version import __version__
 from penteract.config.mesh import Mesh
-from penteract.config.rules.resolve import resolve
+from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import RunSpec
 from penteract.engine.data import Samples, check_vocabulary, open_samples, open_tokenizer
 from penteract.engine.rank.failures import from_exception

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penteract.config.kernel_limits import most_documents
+from penteract.config.rules.kernel_limits import most_documents
 from penteract.ops.declarations.declaration import FLOAT, Attrs, FusedKernel, Shape
 from penteract.ops.declarations.fused_attention.flash import INT, made_lists, query_tokens
 from penteract.ops.declarations.fused_attention.fused import FusedAttention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penteract.config.kernel_limits import most_documents
+from penteract.config.rules.kernel_limits import most_documents
 from penteract.ops.declarations.declaration import BOOL, FLOAT, Attrs, FusedKernel, Shape
 from penteract.ops.declarations.fused_attention.fused import RANDOM, STATE, FusedAttention
 from penteract.ops.spec import Widths

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from penteract.config.kernel_limits import HOPPER, MULTIPLE, QUACK
 from penteract.config.layout import ExpertKernel, Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import Policy
+from penteract.config.rules.kernel_limits import HOPPER, MULTIPLE, QUACK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

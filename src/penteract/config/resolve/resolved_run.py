@@ -7,14 +7,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from penteract.config.case import Case
 from penteract.config.files.keys import keys
 from penteract.config.files.read import Setting, Settings, read_overrides, read_toml
 from penteract.config.hf import model_from_hf
 from penteract.config.layout import FUSIONS, Fusion, Layout
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
-from penteract.config.presets import preset as find_preset
 from penteract.config.recompute import MemoryBudget, ops_of
+from penteract.config.resolve.presets import preset as find_preset
+from penteract.config.rules.case import Case
 from penteract.config.rules.legal import check_legal
 from penteract.config.rules.settle import Settle
 from penteract.config.run import (

@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from penteract.config.files.keys import SECTIONS, Key, keys
 from penteract.config.files.sections import Kernels
-from penteract.config.presets import PRESETS, Preset
 from penteract.config.recompute import MemoryBudget, name_of
-from penteract.config.rules.resolve import Resolved
+from penteract.config.resolve.presets import PRESETS, Preset
+from penteract.config.resolve.resolved_run import Resolved
 from penteract.config.run import RunSpec
 from penteract.units import printable
 
