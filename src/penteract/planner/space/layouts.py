@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import product
 from typing import Any, NamedTuple
@@ -124,6 +124,7 @@ class Space:
     """
 
     ask: Ask
+    _pipelines: dict[int, list[Pipeline]] = field(default_factory=dict[int, list[Pipeline]], repr=False, compare=False)
 
     @cached_property
     def meshes(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -149,12 +150,14 @@ class Space:
         )
 
     def pipelines(self, pp: int) -> list[Pipeline]:
-        """The pipelines of `pp` ranks, the simplest first."""
-        return [
-            Pipeline(schedule, vpp, less)
-            for schedule, vpp in self._schedules(pp)
-            for less in self._values("last_stage_less_layers", self._less_layers(schedule, pp, vpp))
-        ]
+        """The pipelines of `pp` ranks, the simplest first. Many meshes have the same."""
+        if pp not in self._pipelines:
+            self._pipelines[pp] = [
+                Pipeline(schedule, vpp, less)
+                for schedule, vpp in self._schedules(pp)
+                for less in self._values("last_stage_less_layers", self._less_layers(schedule, pp, vpp))
+            ]
+        return self._pipelines[pp]
 
     def _less_layers(self, schedule: ScheduleName, pp: int, vpp: int) -> tuple[int, ...]:
         placement = SCHEDULES[schedule].placement(pp, vpp)
