@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penteract import Layout
+from penteract import Layout, rehearse
 from penteract.config.catalog import model
 from penteract.config.hardware import cluster
+from penteract.config.resolve.resolved_run import resolve
 from penteract.readings.estimator import Estimator
 from penteract.readings.process_memory import Communicators, communicators, process_memory
 
@@ -14,23 +15,37 @@ SPEC = model("llama-3.2-1b")
 
 
 @pytest.mark.parametrize(
-    ("layout", "opened"),
+    ("settings", "opened"),
     [
-        (Layout(), Communicators(0, 0)),
-        (Layout(dp=8, zero=1), Communicators(1, 0)),
-        (Layout(dp=4, tp=2, zero=1), Communicators(3, 0)),  # dp, tp, and both for the norm
-        (Layout(pp=2, dp=4, gradient_accumulation_steps=4), Communicators(2, 2)),  # dp, and all
-        (Layout(dp=8, zero=3, shard_group=4), Communicators(3, 0)),
+        ("parallel.dp=4 parallel.zero=1", Communicators(1, 0)),
+        ("parallel.dp=2 parallel.tp=2 parallel.zero=1", Communicators(3, 0)),  # dp, tp, and both for the norm
+        ("parallel.dp=2 parallel.pp=2", Communicators(2, 2)),  # dp, and all
+        ("parallel.dp=4 parallel.zero=3 parallel.shard_group=2", Communicators(3, 0)),
+        ("parallel.tp=2 parallel.pp=2 parallel.schedule=interleaved parallel.vpp=2", Communicators(2, 2)),
+        ("parallel.cp=2 parallel.dp=2 parallel.cp_method=ulysses", Communicators(2, 0, exchange=True)),
+        ("parallel.cp=4 parallel.cp_method=ring", Communicators(1, 0, exchange=True)),
     ],
 )
-def test_a_rank_opens_a_communicator_for_each_group_that_it_calls(layout: Layout, opened: Communicators) -> None:
-    estimator = Estimator(SPEC, cluster("8xH200"), 8192)
-    assert communicators(estimator, layout) == opened
+def test_a_rank_opens_a_communicator_for_each_group_that_its_walk_calls(settings: str, opened: Communicators) -> None:
+    """As the engine's own walk of the rank calls them."""
+    words = ["batch.global_batch_size=8", "batch.micro_batch_size=1", "batch.sequence_length=64", *settings.split()]
+    run = resolve(None, "tiny", words).run
+    estimator = Estimator(run.model, cluster("4xH200"), run.sequence_length, run.precision.policy)
+    for number in (0, run.layout.world - 1):
+        assert communicators(estimator, run.layout, number) == opened
+        (rank,) = rehearse(run, rank=number).ranks
+        called = {(one.ranks, one.first, one.step) for one in rank.wires if one.kind not in ("send", "recv")}
+        assert len(called) == opened.collectives
+        assert len({one.channel for one in rank.groups if one.channel}) == opened.messages
 
 
 def test_what_was_not_measured_is_not_told() -> None:
-    lay = Layout(dp=8)
-    for gpus, known in (("8xH200", True), ("8xH100", False)):
+    exchanging = Layout(cp=8, cp_method="ulysses")
+    for gpus, lay, known in (
+        ("8xH200", Layout(dp=8), True),
+        ("8xH100", Layout(dp=8), False),
+        ("8xH200", exchanging, False),
+    ):
         estimator = Estimator(SPEC, cluster(gpus), 8192)
         found = process_memory(estimator, estimate := estimator.estimate(lay))
         assert (found is not None) == known

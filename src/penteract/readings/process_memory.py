@@ -24,26 +24,34 @@ class ProcessMemory(NamedTuple):
 
 
 class Communicators(NamedTuple):
-    """What a rank opens: communicators of collectives, and channels of messages between pipeline ranks."""
+    """What a rank opens: communicators of collectives, and channels of messages between pipeline ranks. `exchange`: of
+    the first, whether one also carries messages, as all_to_all and ring attention do."""
 
     collectives: int
     messages: int
+    exchange: bool = False
 
 
 def communicators(estimator: Estimator, layout: Layout, rank: int = 0) -> Communicators:
-    """Of one rank. Values and their gradients have channels of their own, so that neither waits for the other."""
+    """Of one rank: NCCL opens one when a group is called for the first time. Values and their gradients have channels
+    of their own, so that neither waits for the other."""
     if layout.world == 1:
         return Communicators(0, 0)
     found = traffic(estimator.steps, layout, rank).found
-    groups = {one.ranks for one in found if one.collective not in MESSAGES}
-    return Communicators(len(groups), 2 if layout.pp > 1 else 0)
+    groups = {frozenset(one.ranks) for one in found if one.collective not in MESSAGES}
+    between = {one.what.rpartition(" ")[2] for one in found if one.collective in MESSAGES and one.axis == "pp"}
+    exchange = any(one.collective == "all_to_all" or (one.collective in MESSAGES and one.axis != "pp") for one in found)
+    return Communicators(len(groups), len(between), exchange)
 
 
 def process_memory(estimator: Estimator, estimate: LayoutEstimate) -> ProcessMemory | None:
-    """What a rank's process takes of its GPU; None where the hardware file does not say."""
+    """What a rank's process takes of its GPU; None where that was not measured: on other GPUs, and where a communicator
+    of collectives carries messages too."""
     if estimator.cluster.curves is None or not (sizes := dict(estimator.cluster.curves.process)):
         return None
     opened = communicators(estimator, estimate.layout)
+    if opened.exchange:
+        return None
     workspace = sizes["workspace"] + sizes["fp8_workspace"] * (estimator.policy.fp8 is not None)
     others = sizes["context"] + sizes["communicator"] * opened.collectives + sizes["channel"] * opened.messages
     others += sizes["first_communicator"] * (opened.collectives + opened.messages > 0)
