@@ -13,11 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
+
 from checkpoint_kinds import fast_kernels
 
-from penteract.engine.checkpoint import manifest
 from penteract.engine.checkpoint.folder import committed
-from penteract.engine.session.metrics import read_metrics
+from run_records import children, digests, rows_so_far, steps_of
 
 STEPS, KILLED_AFTER, EVERY = 60, 23, 4  # steps of a run, those before the kill, and those between saves
 _LIMIT_S = 110.0
@@ -76,25 +77,17 @@ def _started(words: Sequence[str]) -> subprocess.Popen[bytes]:
 def _kill(folder: Path, process: subprocess.Popen[bytes]) -> dict[str, Any]:
     """Kill the run and all its processes once so many steps are done."""
     until = time.monotonic() + _LIMIT_S
-    while _rows(folder) < KILLED_AFTER:
+    while rows_so_far(folder / "latest") < KILLED_AFTER:
         if process.poll() is not None or time.monotonic() > until:
             _end(process)
-            raise RuntimeError(f"the run has ended before it was killed, after row {_rows(folder)}")
+            raise RuntimeError(f"the run has ended before it was killed, after row {rows_so_far(folder / 'latest')}")
         time.sleep(0.002)
-    for group in (*_groups(process.pid), process.pid):
+    for group in (*children(process.pid), process.pid):
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
     process.wait()
-    rows, held = _rows(folder), committed(folder / "latest" / "checkpoints")
+    rows, held = rows_so_far(folder / "latest"), committed(folder / "latest" / "checkpoints")
     return {"rows_at_kill": rows, "resumed_from": held[0].step if held else 0}
-
-
-def _groups(pid: int) -> list[int]:
-    """The process groups of its children."""
-    with suppress(OSError):
-        tasks = [*Path(f"/proc/{pid}/task").iterdir()]
-        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    return []
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -105,27 +98,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _compared(whole: Path, killed: Path, before: int) -> dict[str, Any]:
     """`bitwise`: losses, norms and the last checkpoint are equal. `deterministic`: steps before the kill are."""
-    one, other = _steps(whole), _steps(killed)
+    one, other = steps_of(whole / "latest"), steps_of(killed / "latest")
     differing = [a[0] for a, b in zip(one, other, strict=True) if a != b]
-    same = _digests(whole) == _digests(killed)
+    same = _last_digests(whole) == _last_digests(killed)
     return {"steps": len(one), "bitwise": not differing and same and len(one) == STEPS,
             "deterministic": not [n for n in differing if n <= before], "first_differing_step": min(differing, default=0),
             "last_checkpoint_equal": same}  # fmt: skip
 
 
-def _rows(folder: Path) -> int:
-    with suppress(OSError):
-        return (folder / "latest" / "metrics.jsonl").read_bytes().count(b"\n")
-    return 0
-
-
-def _steps(folder: Path) -> list[tuple[Any, ...]]:
-    rows = read_metrics(folder / "latest" / "metrics.jsonl")
-    return [(row["step"], row["train/loss"], row["train/grad_norm"]) for row in rows]
-
-
-def _digests(folder: Path) -> dict[str, list[str]]:
+def _last_digests(folder: Path) -> dict[str, list[str]]:
     newest = committed(folder / "latest" / "checkpoints")[0]
     if newest.step != STEPS:
         raise RuntimeError(f"the newest checkpoint is of step {newest.step}")
-    return {name: [part.digest for part in entry.parts] for name, entry in manifest.read(newest.at).tensors.items()}
+    return digests(newest.at)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import forks
-from penteract.engine.checkpoint import committed, manifest, verify
-from penteract.engine.session.metrics import read_metrics
+from penteract.engine.checkpoint import committed, verify
 from penteract.errors import PenteractError
+from run_records import children, digests, rows_so_far, steps_of
 
 STEPS = 30
 SMALL = (
@@ -104,7 +104,7 @@ class Kills:
                 seconds = time.monotonic() - begun
             if done.returncode:
                 raise Wrong(f"an undisturbed run ended with {done.returncode}: {done.stderr[-500:]}")
-            self.wholes[layout] = Whole(_losses(folder), _digests(folder), seconds)
+            self.wholes[layout] = Whole(steps_of(folder / "latest"), _last_digests(folder), seconds)
             shutil.rmtree(folder)
         return self.wholes[layout]
 
@@ -130,10 +130,10 @@ class Kills:
                 return
 
     def _compare(self, folder: Path, whole: Whole) -> None:
-        if (losses := _losses(folder)) != whole.losses:
+        if (losses := steps_of(folder / "latest")) != whole.losses:
             odd = next((pair for pair in zip(losses, whole.losses, strict=False) if pair[0] != pair[1]), len(losses))
             raise Wrong(f"its losses differ from those of an undisturbed run: {odd}")
-        if _digests(folder) != whole.digests:
+        if _last_digests(folder) != whole.digests:
             raise Wrong("its last checkpoint differs from that of an undisturbed run")
         for one in committed(folder / "latest" / "checkpoints"):
             verify(one.at)
@@ -146,16 +146,10 @@ def _words(folder: Path, layout: str) -> list[str]:
     return ["train", *(word.format(preset=preset) for word in SMALL), *own, f"--output.folder={folder}"]
 
 
-def _rows(folder: Path) -> int:
-    with suppress(OSError):
-        return (folder / "latest" / "metrics.jsonl").read_bytes().count(b"\n")
-    return 0
-
-
 def _first_step(folder: Path, command: forks.Command, before: int) -> None:
     """Wait until a step is done, or the run has ended."""
     end = time.monotonic() + _START_S
-    while _rows(folder) <= before and command.process.is_alive():
+    while rows_so_far(folder / "latest") <= before and command.process.is_alive():
         if time.monotonic() > end:
             raise Wrong(f"no step in {_START_S:.0f} s: {command.err.read_text()[-500:]}")
         time.sleep(0.005)
@@ -167,25 +161,17 @@ def _kill(folder: Path, command: forks.Command, whole: Whole, dice: random.Rando
     if starting:
         time.sleep(3.0 * share)
     else:
-        _first_step(folder, command, _rows(folder) if _held(folder) else 0)
+        _first_step(folder, command, rows_so_far(folder / "latest") if _held(folder) else 0)
         time.sleep(whole.seconds * share)
     launcher = command.process.pid or 0
-    ranks = _children(launcher)
+    ranks = children(launcher)
     if not command.process.is_alive():
         return "nobody: it had ended"
     victims = {"rank 0": ranks[:1], "the launcher": [launcher], "all": [*ranks, launcher]}.get(who)
     for pid in victims if victims is not None else [dice.choice(ranks)] if ranks else []:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return f"{who}, after row {_rows(folder)}" if not starting else f"{who}, in its first seconds"
-
-
-def _children(pid: int) -> list[int]:
-    """The ranks of a launcher, in the order in which they started."""
-    with suppress(OSError):
-        tasks = [*Path(f"/proc/{pid}/task").iterdir()]
-        return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
-    return []
+    return f"{who}, after row {rows_so_far(folder / 'latest')}" if not starting else f"{who}, in its first seconds"
 
 
 def _check_end(code: int, said: str, outcome: Outcome) -> None:
@@ -209,13 +195,8 @@ def _over(folder: Path) -> bool:
     return bool(found) and found[0].step == STEPS
 
 
-def _losses(folder: Path) -> list[Any]:
-    rows = read_metrics(folder / "latest" / "metrics.jsonl")
-    return [(row["step"], row["train/loss"], row["train/grad_norm"]) for row in rows]
-
-
-def _digests(folder: Path) -> dict[str, list[str]]:
+def _last_digests(folder: Path) -> dict[str, list[str]]:
     newest = committed(folder / "latest" / "checkpoints")[0]
     if newest.step != STEPS:
         raise Wrong(f"its newest checkpoint is of step {newest.step}")
-    return {name: [part.digest for part in entry.parts] for name, entry in manifest.read(newest.at).tensors.items()}
+    return digests(newest.at)

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import forks
-from penteract.engine.checkpoint import committed, manifest
+from penteract.engine.checkpoint import committed
 from penteract.engine.session.metrics import read_metrics
+from run_records import digests, steps_of
 
 pytestmark = pytest.mark.waits
 
@@ -37,14 +38,6 @@ def until(happened: Callable[[], Any], limit: float = 60) -> Any:
         assert time.monotonic() < end
         time.sleep(0.05)
     return found
-
-
-def digests(at: Path) -> dict[str, list[str]]:
-    return {name: [part.digest for part in entry.parts] for name, entry in manifest.read(at).tensors.items()}
-
-
-def losses(folder: Path) -> list[Any]:
-    return [(row["step"], row["train/loss"], row["train/grad_norm"]) for row in read_metrics(folder / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +96,7 @@ def test_a_second_start_is_refused_and_a_killed_one_is_taken_over(
     process.join()
     third = forks.penteract(["train", f"--resume={run}", "--steps=12"], ENVIRONMENT)
     assert third.returncode == 0, third.stderr
-    assert losses(run) == losses(whole)
+    assert steps_of(run) == steps_of(whole)
     assert digests(run / "checkpoints" / "step-00000012") == digests(whole / "checkpoints" / "step-00000012")
     assert committed(run / "checkpoints")[0].epoch == 2
     assert {row["epoch"] for row in read_metrics(run / "metrics.jsonl")} == {1, 2}
@@ -122,13 +115,13 @@ def test_ranks_go_back_together_where_one_cannot_read(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     run = (tmp_path / "latest").resolve()
-    before = losses(run)
+    before = steps_of(run)
     flip(run / "checkpoints" / "step-00000008" / "rank-00001.safetensors", 0.9)
     done = forks.penteract(["train", f"--resume={run}", "--steps=12"], ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert "step-00000008 is damaged, trying the one before" in done.stderr
-    assert [step for step, *_ in losses(run)] == list(range(1, 13))
-    assert losses(run)[:8] == before
+    assert [step for step, *_ in steps_of(run)] == list(range(1, 13))
+    assert steps_of(run)[:8] == before
     assert [p.parent.name for p in (run / "checkpoints").glob("aside-*/*")] == ["aside-000002"]
 
     shown = forks.penteract(["checkpoints", str(run), "--json"], ENVIRONMENT)

@@ -159,13 +159,6 @@ def torchrun(network: Network, words: Sequence[str], folder: Path) -> Iterator[T
             run.kill(host)
 
 
-def rows(metrics: Path) -> int:
-    """How many steps a run has written."""
-    with suppress(OSError):
-        return metrics.read_bytes().count(b"\n")
-    return 0
-
-
 def status(run: Path) -> dict[str, object]:
     """What a run says of its end."""
     return dict(json.loads((run / "status.json").read_text()))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import forks
-from hosts.network import Network, Torchrun, missing, rows, torchrun
-from penteract.engine.checkpoint import committed, manifest, verify
-from penteract.engine.session.metrics import read_metrics
+from hosts.network import Network, Torchrun, missing, torchrun
+from penteract.engine.checkpoint import committed, verify
+from run_records import digests, rows_so_far, steps_of
 
 STEPS, LIMIT = 60, 12  # steps of a run, and seconds that a rank may spend in one
 SMALL = (
@@ -70,15 +70,13 @@ def outcome(folder: Path) -> Whole:
     newest = committed(run / "checkpoints")[0]
     assert newest.step == STEPS
     verify(newest.at)
-    digests = {name: [part.digest for part in entry.parts] for name, entry in manifest.read(newest.at).tensors.items()}
-    steps = [(row["step"], row["train/loss"], row["train/grad_norm"]) for row in read_metrics(run / "metrics.jsonl")]
-    return steps, digests
+    return steps_of(run), digests(newest.at)
 
 
 def until(run: Torchrun, folder: Path, steps: int) -> None:
     """Wait until the run has done so many steps, and saved a checkpoint."""
     at, end = folder / "runs" / "latest", time.monotonic() + _START_S
-    while rows(at / "metrics.jsonl") < steps or not committed(at / "checkpoints"):
+    while rows_so_far(at) < steps or not committed(at / "checkpoints"):
         assert time.monotonic() < end and run.processes[0].poll() is None, run.complaints
         time.sleep(0.01)
 
@@ -104,7 +102,7 @@ def test_a_slow_link_that_is_cut_for_three_seconds_changes_nothing(
         until(run, tmp_path, 16)
         two.link(1, "down")
         time.sleep(3)
-        before = rows(tmp_path / "runs" / "latest" / "metrics.jsonl")
+        before = rows_so_far(tmp_path / "runs" / "latest")
         two.link(1, "up")
         assert before < STEPS, "the run had ended before its link was cut"
         assert run.ended(_END_S) == [0, 0], run.complaints
