@@ -1,12 +1,17 @@
-"""What checks that the page is usable by all: axe, from npm."""
+"""Pages of the explorer that tests of a file share; and axe, from npm, which checks that all can use them."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from explore.opened import Opened, opened
+from explore.served import Served, served
 
 HERE = Path(__file__).parent
 
@@ -20,3 +25,24 @@ def axe() -> str:
             pytest.skip("npm is not installed, so axe was not run")
         subprocess.run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=HERE, check=True)
     return file.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def options() -> tuple[str, ...]:
+    """Those of `penteract explore` in the file's tests."""
+    return ()
+
+
+@pytest.fixture(scope="module")
+def here(browser: Any, options: tuple[str, ...]) -> Generator[Served]:
+    with served(*options) as running:
+        running.open()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared(browser: Any, here: Served) -> Generator[Opened]:
+    """One page for tests that only look; nothing may ever be said on its console."""
+    with opened(browser, here) as page:
+        yield page
+        assert page.said == []

@@ -16,7 +16,7 @@ COMMAND = ".command"
 
 @dataclass
 class Opened:
-    """A page. `said`: errors of the console, and requests to anywhere but its own origin."""
+    """A page. `said`: errors of the console, dialogs, and requests to anywhere but its own origin."""
 
     page: Any
     served: Served
@@ -67,6 +67,15 @@ class Opened:
         self.until(f"`${{{shown}}} `.includes(arg)", f"{words.strip()} ")
         self.settled()
 
+    def serious(self, axe: str, what: str = "") -> list[str]:
+        """What axe finds that keeps people out. `what`: the arguments of its run."""
+        self.page.evaluate(axe)
+        return [
+            f"{v['id']}: {node['html'][:160]} {node['any'][0]['message'] if node['any'] else ''}"
+            for v in self.page.evaluate(f"axe.run({what})")["violations"]
+            if v["impact"] in ("serious", "critical") for node in v["nodes"]
+        ]  # fmt: skip
+
     def command(self) -> str:
         return self.text(COMMAND)
 
@@ -85,6 +94,7 @@ def opened(browser: Any, served: Served, **how: Any) -> Generator[Opened]:
     found = Opened(context.new_page(), served)
     found.page.on("console", lambda m: found.said.append(m.text) if m.type in ("error", "warning") else None)
     found.page.on("pageerror", lambda error: found.said.append(str(error)))
+    found.page.on("dialog", lambda dialog: (found.said.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
     own = (served.origin, "data:", "blob:", "about:")
     found.page.on("request", lambda r: None if r.url.startswith(own) else found.said.append(r.url))
     try:

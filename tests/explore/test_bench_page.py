@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from explore.drawn_questions import question
 from explore.drawn_sweep import HOSTILE, drawn_csv, drawn_folder, drawn_sweep
 from explore.opened import Opened, opened
 from explore.served import Served, served
-from explore.test_page import serious
 from measured_sweeps import case, row
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
@@ -32,18 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def here(browser: Any, folder: Path) -> Generator[Served]:
-    with served("--sweeps", str(folder)) as running:
-        running.open()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def shared(browser: Any, here: Served) -> Generator[Opened]:
-    """One page for tests that only look; nothing may ever be said on its console."""
-    with opened(browser, here) as page:
-        yield page
-        assert page.said == []
+def options(folder: Path) -> tuple[str, ...]:
+    return "--sweeps", str(folder)
 
 
 def show(page: Opened, **options: Any) -> Json:
@@ -197,8 +185,7 @@ def test_every_width_theme_and_axe(browser: Any, here: Served, axe: str, width: 
             box = page.page.query_selector(selector).bounding_box()
             assert box["width"] > 100 and box["x"] >= 0 and box["x"] + box["width"] <= width + 1, selector
         page.page.click("#ranking .tools >> text=Table")
-        page.page.evaluate(axe)
-        assert serious(page, "axe.run()") == [] and page.said == []
+        assert page.serious(axe) == [] and page.said == []
 
 
 def test_it_prints_and_many_points_take_a_frames_time(shared: Opened) -> None:

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 from explore.drawn_questions import question
 from explore.opened import Opened, opened
-from explore.served import Served, served
-from explore.test_page import serious
+from explore.served import Served
 
 pytestmark = pytest.mark.alone
 
 Json = dict[str, Any]
 TINY = question("tiny", "dp=2,tp=2,mbs=1", sequence_length=256, global_batch_size=16)
 CANVAS = "#points canvas"
-
-
-@pytest.fixture(scope="module")
-def here(browser: Any) -> Generator[Served]:
-    with served() as running:
-        running.open()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def shared(browser: Any, here: Served) -> Generator[Opened]:
-    """One page for tests that only look; nothing may ever be said on its console."""
-    with opened(browser, here) as page:
-        yield page
-        assert page.said == []
 
 
 def show(page: Opened, **more: Any) -> list[Json]:
@@ -131,8 +114,7 @@ def test_names_roles_and_contrast(browser: Any, here: Served, axe: str, theme: s
     with opened(browser, here, bypass_csp=True, color_scheme=theme) as page:
         show(page, search={"fix": {"zero": [1]}, "tokens": "1T", "usd_per_gpu_hour": 2, "against": {"dp": 4}})
         page.page.click("#points .tools >> text=Table")
-        page.page.evaluate(axe)
-        assert serious(page, "axe.run()") == []
+        assert page.serious(axe) == []
 
 
 def test_many_points_are_drawn_within_a_frames_time(shared: Opened) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -20,21 +19,6 @@ pytestmark = pytest.mark.alone
 Json = dict[str, Any]
 EXPERTS = question("tiny-moe", "dp=4,tp=2,pp=2,cp=1,ep=2,mbs=1,zero=1", sequence_length=256, global_batch_size=64)
 DEEP = question("llama-3.1-8b", "dp=2,tp=2,pp=2,cp=2,mbs=1,zero=3,recompute=full", global_batch_size=64)
-
-
-@pytest.fixture(scope="module")
-def here(browser: Any) -> Generator[Served]:
-    with served() as running:
-        running.open()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def shared(browser: Any, here: Served) -> Generator[Opened]:
-    """One page for tests that only look; nothing may ever be said on its console."""
-    with opened(browser, here) as page:
-        yield page
-        assert page.said == []
 
 
 # ---- opening ---------------------------------------------------------------------------------------------------------
@@ -342,27 +326,17 @@ def test_names_and_roles(browser: Any, here: Served, axe: str) -> None:
         page.rested()
         page.page.click("#ranks .tools >> text=Table")
         page.page.evaluate("document.querySelectorAll('details.group').forEach((d) => (d.open = true))")
-        page.page.evaluate(axe)
-        assert serious(page, "axe.run()") == []
+        assert page.serious(axe) == []
         page.page.fill("#c-layout-tp", "3")
         page.page.wait_for_selector(".wrong")
-        assert serious(page, "axe.run(['.verdict', '.controls'])") == []
+        assert page.serious(axe, "['.verdict', '.controls']") == []
 
 
 def test_contrast_in_the_dark(browser: Any, here: Served, axe: str) -> None:
     with opened(browser, here, color_scheme="dark", bypass_csp=True) as page:
         page.go(DEEP)
         page.rested()
-        page.page.evaluate(axe)
-        assert serious(page, "axe.run({ runOnly: ['color-contrast'] })") == []
-
-
-def serious(page: Opened, run: str) -> list[str]:
-    """What axe finds that keeps people out."""
-    return [
-        f"{v['id']}: {node['html'][:160]} {node['any'][0]['message'] if node['any'] else ''}"
-        for v in page.page.evaluate(run)["violations"] if v["impact"] in ("serious", "critical") for node in v["nodes"]
-    ]  # fmt: skip
+        assert page.serious(axe, "{ runOnly: ['color-contrast'] }") == []
 
 
 def test_the_keyboard_reaches_blocks_and_the_curve(shared: Opened) -> None:

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from explore.drawn_profiles import BEFORE, drawn, made, written
 from explore.drawn_questions import question
 from explore.opened import Opened, opened
 from explore.served import Served, served
-from explore.test_page import serious
 
 pytestmark = pytest.mark.alone
 
@@ -40,18 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def here(browser: Any, folder: Path) -> Generator[Served]:
-    with served("--profiles", str(folder)) as running:
-        running.open()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def shared(browser: Any, here: Served) -> Generator[Opened]:
-    with opened(browser, here) as page:
-        page.page.on("dialog", lambda dialog: page.said.append("a dialog"))
-        yield page
-        assert page.said == []
+def options(folder: Path) -> tuple[str, ...]:
+    return "--profiles", str(folder)
 
 
 def show(page: Opened, **profile: Any) -> Json:
@@ -262,7 +250,6 @@ def test_every_width_and_axe(browser: Any, here: Served, axe: str, width: int, t
             box = page.page.query_selector(selector).bounding_box()
             assert box["width"] > 100 and box["x"] >= 0 and box["x"] + box["width"] <= width + 1, selector
         page.page.click("#owners .tools >> text=Table")
-        page.page.evaluate(axe)
-        assert serious(page, "axe.run()") == [] and page.said == []
+        assert page.serious(axe) == [] and page.said == []
         page.page.emulate_media(media="print")
         assert not page.page.is_visible("aside") and page.page.is_visible("#profile-waterfall svg")

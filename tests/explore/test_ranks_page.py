@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from explore.drawn_questions import question
 from explore.opened import Opened, opened
-from explore.served import Served, served
-from explore.test_page import serious
+from explore.served import Served
 from explore.test_ranks import group, ranks_of
 from penteract.config.layout import Layout
 
@@ -24,21 +23,6 @@ ASKED = question("llama-3.1-8b", "dp=4,tp=4,pp=2,mbs=1,zero=1", global_batch_siz
 LAYOUT = Layout(dp=4, tp=4, pp=2)
 LARGE = question("llama-3.1-405b", "dp=64,tp=8,pp=8,mbs=1,zero=1", global_batch_size=2048)
 MESH, HELD = "#mesh canvas", "#holders canvas"
-
-
-@pytest.fixture(scope="module")
-def here(browser: Any) -> Generator[Served]:
-    with served() as running:
-        running.open()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def shared(browser: Any, here: Served) -> Generator[Opened]:
-    """One page for tests that only look; nothing may ever be said on its console."""
-    with opened(browser, here) as page:
-        yield page
-        assert page.said == []
 
 
 def show(page: Opened, asked: Json = ASKED, **more: Any) -> Json:
@@ -287,7 +271,6 @@ def test_names_roles_and_contrast(browser: Any, here: Served, axe: str) -> None:
             page.page.click(f"{figure} .tools >> text=Table")
         page.page.focus("#traffic .call")
         page.page.keyboard.press("Enter")
-        page.page.evaluate(axe)
-        assert serious(page, "axe.run()") == []
+        assert page.serious(axe) == []
         page.page.click(".theme >> text=dark")
-        assert serious(page, "axe.run({ runOnly: ['color-contrast'] })") == []
+        assert page.serious(axe, "{ runOnly: ['color-contrast'] }") == []

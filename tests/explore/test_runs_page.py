@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from explore.drawn_questions import question
 from explore.opened import Opened, opened
 from explore.served import Served, served
-from explore.test_page import serious
 from penteract.cli.explore import explore
 from penteract.engine.run_folder import rundir
 from penteract.engine.session.metrics import MetricsWriter
@@ -147,17 +145,8 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def here(browser: Any, folder: Path) -> Generator[Served]:
-    with served("--runs", str(folder)) as running:
-        running.open()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def shared(browser: Any, here: Served) -> Generator[Opened]:
-    with opened(browser, here) as page:
-        yield page
-        assert page.said == []
+def options(folder: Path) -> tuple[str, ...]:
+    return "--runs", str(folder)
 
 
 def show(page: Opened, **more: Any) -> dict[str, Any]:
@@ -203,8 +192,7 @@ def test_every_width_and_axe(browser: Any, here: Served, axe: str, width: int, t
         show(page, runs=[HOSTILE, "first"])
         assert page.page.evaluate("document.documentElement.scrollWidth") <= width
         page.page.click("#details .tools >> text=Table")
-        page.page.evaluate(axe)
-        assert serious(page, "axe.run()") == [] and page.said == []
+        assert page.serious(axe) == [] and page.said == []
 
 
 def test_without_a_folder_the_view_names_its_command(browser: Any) -> None:

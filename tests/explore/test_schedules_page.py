@@ -5,15 +5,13 @@ from __future__ import annotations
 import base64
 import csv
 import io
-from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 from explore.drawn_questions import question
 from explore.opened import Opened, opened
-from explore.served import Served, served
-from explore.test_page import serious
+from explore.served import Served
 from penteract.schedule.registry import SCHEDULES
 
 pytestmark = pytest.mark.alone
@@ -23,21 +21,6 @@ SPLIT = question(layout="dp=2,tp=2,pp=4,mbs=1,zero=1,schedule=zb_h1", global_bat
 SHORT = question("gpt2", "dp=2,pp=2,mbs=1,zero=1", sequence_length=256, global_batch_size=8)
 MANY = question("llama-3.1-405b", "dp=1,tp=8,pp=64,mbs=1,zero=0,schedule=1f1b", global_batch_size=512)
 CANVAS = "#lanes canvas"
-
-
-@pytest.fixture(scope="module")
-def here(browser: Any) -> Generator[Served]:
-    with served() as running:
-        running.open()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def shared(browser: Any, here: Served) -> Generator[Opened]:
-    """One page for tests that only look; nothing may ever be said on its console."""
-    with opened(browser, here) as page:
-        yield page
-        assert page.said == []
 
 
 def show(page: Opened, asked: Json = SPLIT, stage: int | None = None) -> Json:
@@ -320,5 +303,4 @@ def test_names_roles_and_contrast(browser: Any, here: Served, axe: str, theme: s
         page.page.click("#lanes .tools >> text=Table")
         page.page.focus(".scrub")
         page.page.keyboard.press("ArrowRight")
-        page.page.evaluate(axe)
-        assert serious(page, "axe.run()") == []
+        assert page.serious(axe) == []

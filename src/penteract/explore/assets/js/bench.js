@@ -1,15 +1,14 @@
 // The Bench view: a sweep of the folder, or a file that the reader has. Which cases, and what became of them; the figures
 // are in bench_*.js.
-import { askOne } from "./ask.js";
 import { HeatMap } from "./bench_heat.js";
 import { Cases, Ranking } from "./bench_rows.js";
 import { Groups, Residuals, Scatter } from "./bench_points.js";
 import { Figure } from "./figure.js";
+import { useFolderAnswer } from "./folder_answer.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { isLinked } from "./state.js";
 import { Term } from "./tip.js";
 
-const EVERY = 2000; // ms between two looks at the folder
 const MOST = 24 * 2 ** 20; // bytes of a file
 
 /** Whether a dropped file is a table by its name; one of JSON may be of another kind. */
@@ -18,29 +17,7 @@ export const isTable = (file) => /\.(csv|tsv)$/i.test(file.name);
 /** The newest answer about a sweep, asked for again and again while its folder is looked at; and `open`, which takes a file. */
 export function useBench(state, setState) {
   const { bench, view } = state;
-  const [answer, set] = useState(null);
-  const [error, fail] = useState("");
-  useEffect(() => {
-    if (view !== "bench") return undefined;
-    const stop = new AbortController();
-    let timer = 0;
-    const look = async () => {
-      try {
-        const found = await askOne({ kind: "bench", bench: bench ?? {} }, stop.signal);
-        if (stop.signal.aborted) return;
-        fail(found?.kind === "error" ? found.text : "");
-        if (found?.kind === "bench") set(found);
-        if (found?.served) timer = setTimeout(look, EVERY);
-      } catch {
-        // the page has gone on, or the server has gone: the price says so
-      }
-    };
-    look();
-    return () => {
-      stop.abort();
-      clearTimeout(timer);
-    };
-  }, [bench, view]);
+  const [answer, error, fail] = useFolderAnswer(view === "bench" ? { kind: "bench", bench: bench ?? {} } : null, [bench, view]);
   const open = async (file) => {
     if (!file) return;
     if (file.size > MOST) return fail(`${file.name} is larger than ${MOST / 2 ** 20} MiB.`);

@@ -1,34 +1,14 @@
 // The Runs view: curves of runs, live; memory predicted beside measured; checkpoints; and why a run failed.
-import { askOne } from "./ask.js";
-import { html, useEffect, useState } from "./html.js";
+import { useFolderAnswer } from "./folder_answer.js";
+import { html, useState } from "./html.js";
 import { Figure, useWidth } from "./figure.js";
 
-const EVERY = 2000; // ms between two looks at the folder
 const [HIGH, TOP, BOTTOM, SIDE] = [190, 8, 24, 64]; // of a curve, in pixels
 const MARKS = 9;
 
 /** The newest answer about runs, asked for again and again while it is looked at. */
 export function useRuns({ runs, question, view }) {
-  const [answer, set] = useState(null);
-  useEffect(() => {
-    if (view !== "runs") return undefined;
-    const stop = new AbortController();
-    let timer = 0;
-    const look = async () => {
-      try {
-        const found = await askOne({ kind: "runs", question, ...(runs?.length && { runs }) }, stop.signal);
-        if (found?.kind === "runs") set(found);
-        if (found?.served) timer = setTimeout(look, EVERY);
-      } catch {
-        // the page has gone on, or the server has gone: the price says so
-      }
-    };
-    look();
-    return () => {
-      stop.abort();
-      clearTimeout(timer);
-    };
-  }, [runs, view]);
+  const [answer] = useFolderAnswer(view === "runs" ? { kind: "runs", question, ...(runs?.length && { runs }) } : null, [runs, view]);
   return answer;
 }
 
