@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from tables import Record, origin, percent, record, table
+from sections.page_parts import Record, origin, percent, record, table
 
 PAGE = Path(__file__).with_suffix(".md")
 CASES = {

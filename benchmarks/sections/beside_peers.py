@@ -1,0 +1,113 @@
+"""Sections beside other trainers."""
+
+from __future__ import annotations
+
+from sections.page_parts import Record, percent, record, section, table
+
+BESIDE = {
+    "A1": "8 layers of Llama-3-8B, 8,192 tokens, 2 sequences", "B1": "1B, 4,096 tokens, 4 sequences",
+    "E1": "1B, 32,768 tokens, 1 sequence", "F1": "4 layers of Qwen3-30B-A3B, 4,096 tokens, 4 sequences",
+    "A1_fp8": "8 layers of Llama-3-8B, 8,192 tokens, 2 sequences, FP8 tensorwise",
+    "A2": "8B, data parallel 2, 8,192 tokens, 1 sequence a GPU", "tp2": "8B, tensor parallel 2, 8,192 tokens, 2 sequences",
+    "pp2": "8B, pipeline parallel 2, 8,192 tokens, 16 micro-batches",
+}  # fmt: skip
+
+
+def beside_table(found: Record) -> str:
+    """Both sides of each row of a record of `beside_torchtitan.py`."""
+    rows = [
+        (
+            BESIDE[row["case"]], f"{row['peer_tok_s_gpu'][row['peer_mode']]:,.0f}", f"{row['tok_s_gpu']:,.0f}",
+            f"{row['ratio']:.2f}", f"{len(row['our_runs'])} and {len(row['peer_runs'])}",
+            f"{row['planned_over_measured']:.2f}",
+            f"{row['our_runs'][-1]['allocated_gib']:.1f} ({row['planned_gib']:.1f} predicted)",
+            f"{row['peer_runs'][-1]['allocated_gib']:.1f}",
+        )
+        for row in found["rows"]
+    ]  # fmt: skip
+    return table(
+        "case | torchtitan, tokens/s/GPU | ours, tokens/s/GPU | ours/torchtitan | runs, ours and theirs"
+        " | planned/measured | ours, GiB | torchtitan, GiB",
+        rows,
+    )
+
+
+def more_memory(found: Record) -> str:
+    """In how many rows we allocate more than the peer."""
+    rows = found["rows"]
+    larger = sum(row["our_runs"][-1]["allocated_gib"] > row["peer_runs"][-1]["allocated_gib"] for row in rows)
+    return f"we allocate more memory than torchtitan in {larger} of {len(rows)} rows"
+
+
+def against_torchtitan() -> str:
+    found = record("beside_torchtitan")
+    clocks = [run["clock_mhz"] for row in found["rows"] for run in row["our_runs"]]
+    repeated = [[run["tok_s_gpu"] for run in row["our_runs"]] for row in found["rows"] if len(row["our_runs"]) > 1]
+    most = max((max(speeds) / min(speeds) - 1 for speeds in repeated), default=0.0)
+    spread = f"Our repeated runs of a row differ by up to {percent(most)}." if repeated else "Each side ran once a row."
+    worst = max(found["rows"], key=lambda row: abs(row["planned_over_measured"] - 1))
+    others = [
+        f'"{BESIDE[row["case"]]}"' for row in found["rows"] if row.get("commit", found["commit"]) != found["commit"]
+    ]
+    of_another = f"{' and '.join(others)} {'is' if len(others) == 1 else 'are'}" if others else "none is"
+    return section(
+        "Against torchtitan, on one GPU",
+        f"""\
+torchtitan 0.2.2 with `torch.compile`, in its own mode for one GPU (autocast over fp32 parameters), and this program with its
+fastest kernels. Both run as separate processes on an H200, one after the other, with the same four batches of random tokens
+and fp32 gradients. A time is the median of the last 10 of 18 steps, by CUDA events. A run counts only if its loss is finite
+and falls. Runs of a row alternate, in one call on one GPU; {of_another} of another commit.
+
+Power limits the clock of the GPU: it was {min(clocks):,.0f} to {max(clocks):,.0f} MHz in our runs. {spread}
+
+Falls short: {more_memory(found)}. The planned time of "{BESIDE[worst["case"]]}" is
+{worst["planned_over_measured"]:.2f} times the measured time.""",
+        beside_table(found),
+        records=["beside_torchtitan.json"],
+    )
+
+
+def against_torchtitan_elsewhere() -> str:
+    two, h100 = record("beside_torchtitan_two"), record("beside_torchtitan_h100")
+    off = [row["planned_over_measured"] for row in h100["rows"]]
+    return section(
+        "Against torchtitan, on two H200s and on an H100",
+        f"""\
+As above, each side once a row. On two GPUs torchtitan uses FSDP2 for data parallelism; under tensor and pipeline parallelism
+(1F1B) it runs FSDP2 over one rank, without which it computes in fp32. Ours: ZeRO 1; sequence parallelism; an interleaved
+schedule of 16 stages, of which the last has a layer less. Memory is that of the fullest rank.
+
+Falls short: on two GPUs {more_memory(two)}. On the H100, for which fewer rates were measured, steps are planned
+{min(off):.2f} to {max(off):.2f} times as long as they take.""",
+        beside_table(two),
+        beside_table(h100),
+        records=["beside_torchtitan_two.json", "beside_torchtitan_h100.json"],
+    )
+
+
+def other_trainers() -> str:
+    peers, book = record("peers_h200"), record("playbook_sweep")
+    rows = [(row["row"], row["model"], f"`{row['layout']}`", f"{row['measured_tokens_per_s_per_gpu']:,}",
+             f"{row['predicted']:,}", f"{row['ratio']:.2f}") for row in peers["rows"]]  # fmt: skip
+    groups = [(group["model"], group["nodes"], group["layouts"], f"{group['spearman']:.2f}",
+               group["measured_best_is_our_number"], percent(group["our_first_was_slower_by"]),
+               f"{group['median_predicted_over_measured']:.2f}") for group in book["groups"]]  # fmt: skip
+    return section(
+        "Measurements of other trainers",
+        f"""\
+{peers["measured_with"]}: tokens per second and GPU, measured and predicted by the planner. The planner counts each pointwise
+operation as one fused kernel, as in that trainer.
+
+The second table is the sweep of the Ultra-Scale Playbook on nodes of eight H100s. It compares the order of the planner with
+the measured order: the rank correlation (median {book["median_spearman"]}), the planner's rank of the fastest layout, and how
+much slower than the fastest the planner's first choice was measured. Predicted/measured is of tokens per second.
+
+Falls short: expert parallelism is slower than predicted. On many nodes, the planner's first choice is often much slower than
+the fastest layout.""",
+        table("row | model | layout | measured | predicted | predicted/measured", rows),
+        table(
+            "model | nodes | layouts | rank correlation | rank of the fastest | first choice slower by | predicted/measured",
+            groups,
+        ),
+        records=["peers_h200.json", "playbook_sweep.json"],
+    )

@@ -1,0 +1,113 @@
+"""Sections on memory: what fits, and what is beside the Playbook's figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from sections.page_parts import CASES, Record, ms, planned_ms, record, section, table
+
+
+def _options(name: str) -> str:
+    """The table of a record of memory options."""
+    planned = planned_ms(name)
+    return table(
+        "option | step, ms | planned, ms | recorded/planned | predicted, GiB | allocated, GiB | loss: first, last",
+        [
+            (CASES.get(row["case"], row["case"]), ms(row["step_ms"]), f"{planned[row['case']]:,.0f}",
+             f"{row['median_ms'] / planned[row['case']]:.2f}", f"{max(row['predicted']['allocated_gib']):.2f}",
+             f"{max(row['measured']['allocated_gib']):.2f}", f"{row['losses'][0]:.2f}, {row['losses'][-1]:.2f}")
+            for row in record(name)["rows"]
+        ],
+    )  # fmt: skip
+
+
+def _setting(found: Record) -> str:
+    """What the rows of a record of memory options have in common."""
+    return (f"{found['model']} with sequences of {found['sequence_length']} tokens on {found['gpus']}, "
+            f"{found['sequences_a_step']} sequences a step")  # fmt: skip
+
+
+def memory_options() -> str:
+    two, four = "memory_options_8b_2xh200", "memory_options_8b_4xh200"
+    return section(
+        "Ways to fit an 8B model",
+        f"""\
+{_setting(record(two))}. The first row is the base: ZeRO-1, bf16 with fp32 master weights, chunked loss. Each other row
+changes one option. Quantisation to FP8 and updates use our Triton kernels; the last two rows use plain torch instead.
+
+Falls short: {len(record(two)["rows"][0]["losses"])} steps at a high learning rate do not show convergence. The loss rises
+before it falls. Muon and optimizer states on the host are slow with so few GPUs.""",
+        _options(two),
+        f"{_setting(record(four))}, with plain torch instead of Triton kernels:",
+        _options(four),
+        records=[f"{two}.json", f"{four}.json", "planned_times.json"],
+    )
+
+
+def large_model() -> str:
+    found = record("memory_options_70b_4xh200")
+    rows = [(row["case"], f"{max(row['predicted']['allocated_gib']):.2f}",
+             f"{max(row['measured']['allocated_gib']):.2f}") for row in found["rows"]]  # fmt: skip
+    return section(
+        "Memory of a 70B model",
+        f"""\
+{_setting(found)}.
+
+Falls short: the loss did not fall at the chosen learning rate, so the recorded times are not valid and not shown.""",
+        table("option | predicted, GiB | allocated, GiB", rows),
+        records=["memory_options_70b_4xh200.json"],
+    )
+
+
+def without_memory() -> str:
+    found = record("out_of_memory")
+    rows = [
+        (row["try"].replace("_", " "), row["device"], row["as_it_is"]["exit_code"],
+         f"`{' '.join(row['with_the_first_change']['words'][-2:])}`",
+         re.search(r"memory (.*?)(?:  |$)", row["with_the_first_change"]["last"])[1])
+        for row in found["rows"]
+    ]  # fmt: skip
+    return section(
+        "Runs without memory",
+        """\
+`penteract train` of models that a GPU has no memory for: it must end with exit code 71 after one line that names owners
+and changes; then the same run with the first of these changes, of which two steps are taken.
+
+Falls short: of five ways to run out of memory three were tried. A sequence of 262,144 tokens was refused because the text's
+validation part was shorter, and an 8B without ZeRO fits two H200s.""",
+        table("try | device | exit code | first change | memory then", rows),
+        records=["out_of_memory.json"],
+    )
+
+
+FIGURES = {"zero_memoryusage_8b": "ZeRO, 8B", "tp_memoryusage_70b": "tensor parallelism, 70B",
+           "tp_sp_memoryusage_70b": "with sequence parallelism, 70B", "cp_memoryusage_8b": "context parallelism, 8B",
+           "pp_memoryusage_8b": "pipeline parallelism, 8B"}  # fmt: skip
+
+
+def playbook_figures() -> str:
+    found = record("playbook_figures")
+    rows = list[Sequence[object]]()
+    for name, cells in found["memory"].items():
+        layouts = dict.fromkeys(cell.rpartition(": ")[0] for cell in cells)
+        for layout in layouts:
+            kinds = [cells[f"{layout}: {kind}"] for kind in ("parameters", "gradients", "optimizer", "activations")]
+            rows.append((f"{FIGURES[name]}: {layout}", *(f"{middle:.2f}" for _, _, middle, _ in kinds),
+                         f"{kinds[-1][1]:.2f}–{kinds[-1][3]:.2f}"))  # fmt: skip
+    bubbles = found["bubbles"]
+    return section(
+        "The Playbook's figures",
+        f"""\
+Memory that the Ultra-Scale Playbook draws for Llama-3 models, and ours for the same layouts with one sequence: ours over
+theirs, in the median of a figure's sequence lengths; for activations the range too. Its figures lie beside a checkout, not in
+it. Why they differ: the book draws 2 bytes of gradients a parameter where ours are summed in fp32, 4 bytes; and 8 bytes of
+optimizer states, without master weights, where ours are 10 with the master's other half. Its activations leave out the head.
+Its tensor parallelism without sequence parallelism keeps norms and residuals on every rank, which ours never does; the same in
+its figure of context parallelism. With 16 ranks of tensor parallelism, key-value heads of 70B are on two ranks each.
+
+Bubbles of pipelines of 8 ranks, as idle over busy time: {bubbles["compared"]} of its {bubbles["compared"] + bubbles["no schedule of ours"]}
+figures are equal. The others are interleaved with fewer micro-batches than ranks, which no schedule of ours runs.""",
+        table("figure: layout | parameters | gradients | optimizer | activations | activations, range", rows),
+        records=["playbook_figures.json"],
+    )

@@ -1,0 +1,61 @@
+"""Sections on what needs no GPU: the planner, rehearsals, the explorer's page."""
+
+from __future__ import annotations
+
+from sections.page_parts import record, section, table
+
+
+def planner_speed() -> str:
+    found, asked = record("planner_speed"), record("asked_2000")
+    rows = [
+        (name, f"{run['counts']['enumerated']:,}", f"{run['counts']['priced']:,}", run["counts"]["simulated"],
+         f"{run['seconds']['median']:.1f} ({run['seconds']['least']:.1f}–{run['seconds']['most']:.1f})")
+        for name, plans in found["plans"].items() for run in (plans["now"],)
+    ]  # fmt: skip
+    unlike = sum(one["unlike_fresh"] + one["unlike_fresh_then"] for one in asked["models"].values())
+    return section(
+        "Speed of the planner",
+        f"""\
+Whole searches on a CPU, {found["runs"]} runs each. The second record has estimates of {asked["layouts"]:,} layouts in random
+order by one planner, each compared with the estimate of a new planner.
+
+{"Falls short: " if unlike else ""}{unlike} of these estimates differ.""",
+        table("search | layouts | priced | simulated | seconds", rows),
+        records=["planner_speed.json", "asked_2000.json"],
+    )
+
+
+def rehearsals() -> str:
+    found, runs = record("rehearsal"), record("rehearsed_12")
+    rows = [(f"`{row['layout']}`", 1 + len(row["held_against"]), f"{row['cpu_s']:.0f}", f"{row['most_gib']:.2f}",
+             f"{row['peak'] / 2**30:.2f}", len(row["mismatches"])) for row in found["rows"]]  # fmt: skip
+    wrong = sum(bool(row["differences"]) for row in runs["rows"])
+    return section(
+        "Rehearsals",
+        f"""\
+One rank of Llama-3.1-405B on 4,096 GPUs, with the ranks that it is held against, on a CPU without a GPU: CPU seconds and
+memory of the process, and the peak that the rank would allocate.
+
+The second record has {runs["layouts"]} drawn layouts of eight ranks, rehearsed and run under gloo: every call on a wire in
+order, and every byte. {wrong} of them differ.""",
+        table("layout | ranks walked | CPU seconds | GiB of the process | GiB allocated | mismatches", rows),
+        records=["rehearsal.json", "rehearsed_12.json"],
+    )
+
+
+def explore_page() -> str:
+    found = record("explore_page")
+    flat = [
+        (f"{page}: {what}" if "median" in took else f"{page}: {what}: {part}", one)
+        for page, times in found["seconds"].items() for what, took in times.items()
+        for part, one in (took.items() if "median" not in took else [("", took)])
+    ]  # fmt: skip
+    rows = [(name, f"{took['median']:.2f}", f"{took['worst']:.2f}") for name, took in flat]
+    return section(
+        "The explorer's page",
+        f"""\
+Seconds in {found["browser"]} on {found["cores"]} cores, each {found["times"]} times. Other programs ran too: the load of the machine
+was {found["load_before"]} before. A changed layout is drawn in all figures but the slower ones (the step, and what would fit).""",
+        table("page | median | worst", rows),
+        records=["explore_page.json"],
+    )

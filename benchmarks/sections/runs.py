@@ -1,0 +1,136 @@
+"""Sections on runs: parity, faults, checkpoints, losses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from statistics import mean
+
+from sections.page_parts import CASES, LAST, RESULTS, ms, percent, record, section, table, text
+
+
+def parity() -> str:
+    nccl, sweep = record("nccl_layouts"), record("test_all")
+    rows = [(one["model"], text(one["layout"]), f"{one['gradient_error']:.1e}", f"{one['loss_error']:.1e}")
+            for one in nccl["layouts"]]  # fmt: skip
+    return section(
+        "Gradients against one process",
+        f"""\
+Layouts on four GPUs with NCCL against one process of plain torch, in float64: the largest relative error of a gradient, and
+the error of the loss.
+
+On CPUs, {sweep["passed"]} of {sweep["cases"]} layouts pass; the largest gradient error is
+{sweep["worst_gradient_error"]:.1e}.
+
+Falls short: this record of CPUs is older than ZeRO and latent attention. The test suite tests random layouts with both.""",
+        table("model | layout | gradient error | loss error", rows),
+        records=["nccl_layouts.json", "test_all.json"],
+    )
+
+
+def drawn_faults() -> str:
+    found = record("test_faults")
+    kills, damage = found["kills"], found["corruptions"]
+    rows = [(name, count) for name, count in kills["layouts"].items()]
+    wrong = "; ".join(f"{f['kind']} {f['number']}: {f['wrong'].partition(' after ')[0]}" for f in found["failures"])
+    failed = f" Found, and to be drawn again where it is mended: {wrong}." if wrong else ""
+    planned = f"{kills['planned']} kills and {damage['planned']:,} damaged checkpoints"
+    return section(
+        "Faults drawn at random",
+        f"""\
+Draws by a seed on a CPU (`make test-faults`). Runs are killed at random moments, up to three times, and resumed:
+{kills["bitwise"]} of {kills["drawn"]} end bitwise as a run that nothing disturbed. Checkpoints are damaged at random and loaded:
+of {damage["drawn"]}, {damage["silent"]} give a state that is not that of a whole step, {damage["wrong"]} are wrong in any way.{failed}
+
+{"All that is planned has been drawn." if found["complete"] else f"Falls short: {planned} are planned; this is a first part of them."}""",
+        table("layout that was killed | draws", rows),
+        records=["test_faults.json"],
+    )
+
+
+def hosts_and_long_runs() -> str:
+    hosts, pairs, soak = record("test_hosts"), record("reshard_380"), record("soak_10000")
+    late = [row for row in soak["samples"] if row["step"] >= 2000]
+    names = {"test_hosts_are_equal_to_one_host[2]": "two hosts", "test_hosts_are_equal_to_one_host[4]": "four hosts",
+             "test_a_slow_link_that_is_cut_for_three_seconds_changes_nothing": "a slow link, cut for three seconds",
+             "test_a_link_that_is_cut_for_good_ends_both_sides_and_the_run_goes_on_later": "a link cut for good, resumed",
+             "test_a_host_that_is_gone_and_comes_back": "a host that is gone and comes back"}  # fmt: skip
+    rows = [(names[name], row["outcome"], f"{row['seconds']:.0f}") for name, row in hosts["tests"].items()]
+    return section(
+        "Hosts, layouts, long runs",
+        f"""\
+On a CPU. Hosts are namespaces of one machine with torchrun between them (`make test-hosts`); each run must end bitwise as
+one on a single host. Of {pairs["pairs"]} pairs of {len(pairs["layouts"])} layouts, {pairs["equal"]} read what the other saved, and
+would save it again, byte for byte. {soak["steps"]:,} steps with {soak["saves"]} saves in the background: from step
+{late[0]["step"]:,} on {late[0]["resident_mib"]:.1f} MiB are resident, {late[-1]["resident_mib"]:.1f} at the end;
+{late[0]["descriptors"]} descriptors, {late[-1]["descriptors"]} at the end.""",
+        table("hosts | outcome | seconds", rows),
+        records=["test_hosts.json", "reshard_380.json", "soak_10000.json"],
+    )
+
+
+def background_saves() -> str:
+    found = record("background_saves")
+    rows = [(name, ms([1e3 * x for x in times])) for name, times in found["seconds"].items()]
+    return section(
+        "Saves in the background",
+        f"""\
+One rank on a CPU, {found["checkpoint_mib"]:.0f} MiB of fp32 state, both kinds of saves in turns in one run: with
+`checkpoint.asynchronous` a save keeps the rank for {percent(found["save_returns_after"])} of the time of a save that it waits for
+({percent(found["asked"])} were asked for). The step beside it takes {found["step_beside_a_save"]:.2f} times as long as one after a save at
+once: writer and training share the cores. Only the ratios count: the load of the machine was {found["load_average"]}.
+
+Falls short: not measured on a GPU.""",
+        table("what keeps the rank | milliseconds: median and range", rows),
+        records=["background_saves.json"],
+    )
+
+
+def training_runs() -> str:
+    log = (RESULTS / "nccl_training.log").read_text(encoding="utf-8")
+    codes = re.findall(r"^rc (\d+)$", log, re.MULTILINE)
+    rows = list[Sequence[object]]()
+    for run in log.split("=== ")[1:]:
+        command = run.splitlines()[0]
+        line = re.search(r"loss (\S+) over (\d+) steps · gradient at step 1 (\S+)", run)
+        if line:
+            rows.append((f"`{command}`", line[2], line[1], line[3]))
+        elif found := re.search(r'^\{.*"max_abs_loss_difference".*\}$', run, re.MULTILINE):
+            summary = json.loads(found[0])
+            rows.append((f"`{command}`", summary["compared_steps"], f"{summary['max_abs_loss_difference']:.1e}",
+                         f"{summary['max_rel_gradient_difference_step1']:.1e}"))  # fmt: skip
+    return section(
+        "Training runs on NCCL",
+        f"""\
+`penteract train` on four GPUs. Each layout is compared with the run before it: the largest difference of a loss, and of the
+gradients of step 1. The log also has a run that resumes on another layout, and a run in which one rank is killed: all other
+ranks end, and the exit code is {codes[-1]}.""",
+        table("arguments | steps | loss | gradient", rows),
+        records=["nccl_training.log"],
+    )
+
+
+def precision_recipes() -> str:
+    curves, tiny = record("recipe_curves_1b_h200"), record("precision_300")
+    last = {row["recipe"]: mean(row["losses"][-LAST:]) for row in curves["rows"]}
+    rows = [(row["recipe"], f"{last[row['recipe']]:.3f}", percent(last[row["recipe"]] / last["bf16"] - 1),
+             f"{row['allocated_gib']:.2f}") for row in curves["rows"]]  # fmt: skip
+    small = [
+        (CASES.get(name, name), f"{loss:.4f}", percent(loss / tiny["losses"]["fp32"] - 1))
+        for name, loss in tiny["losses"].items()
+    ]
+    return section(
+        "Loss by precision",
+        f"""\
+{len(curves["rows"][0]["losses"])} steps of {curves["model"]} on bytes of text, with the same initial weights: the mean of the
+last {LAST} losses ([curves](../benchmarks/results/recipe_curves_1b_h200.svg)). The second table has {tiny["steps"]} steps of a
+tiny model on a CPU: the mean of the last {tiny["last"]} losses. All must be
+within {percent(tiny["within"])} of fp32.
+
+Falls short: the runs are short. The initial weights of the 1B model were drawn in bf16, so the small first updates of the
+master weights did not change the bf16 parameters. The script now draws weights in fp32, but has not been run again.""",
+        table("recipe | loss | against bf16 | allocated, GiB", rows),
+        table("recipe, tiny model | loss | against fp32", small),
+        records=["recipe_curves_1b_h200.json", "precision_300.json"],
+    )
