@@ -22,8 +22,8 @@ SPEC = model("llama-3.2-1b")
         ("parallel.dp=2 parallel.pp=2", Communicators(2, 2)),  # dp, and all
         ("parallel.dp=4 parallel.zero=3 parallel.shard_group=2", Communicators(3, 0)),
         ("parallel.tp=2 parallel.pp=2 parallel.schedule=interleaved parallel.vpp=2", Communicators(2, 2)),
-        ("parallel.cp=2 parallel.dp=2 parallel.cp_method=ulysses", Communicators(2, 0, exchange=True)),
-        ("parallel.cp=4 parallel.cp_method=ring", Communicators(1, 0, exchange=True)),
+        ("parallel.cp=2 parallel.dp=2 parallel.cp_method=ulysses", Communicators(2, 0, mixed=True)),
+        ("parallel.cp=4 parallel.cp_method=ring", Communicators(1, 0, mixed=True)),
     ],
 )
 def test_a_rank_opens_a_communicator_for_each_group_that_its_walk_calls(settings: str, opened: Communicators) -> None:

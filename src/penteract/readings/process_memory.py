@@ -24,12 +24,12 @@ class ProcessMemory(NamedTuple):
 
 
 class Communicators(NamedTuple):
-    """What a rank opens: communicators of collectives, and channels of messages between pipeline ranks. `exchange`: of
+    """What a rank opens: communicators of collectives, and channels of messages between pipeline ranks. `mixed`: of
     the first, whether one also carries messages, as all_to_all and ring attention do."""
 
     collectives: int
     messages: int
-    exchange: bool = False
+    mixed: bool = False
 
 
 def communicators(estimator: Estimator, layout: Layout, rank: int = 0) -> Communicators:
@@ -40,8 +40,8 @@ def communicators(estimator: Estimator, layout: Layout, rank: int = 0) -> Commun
     found = traffic(estimator.steps, layout, rank).found
     groups = {frozenset(one.ranks) for one in found if one.collective not in MESSAGES}
     between = {one.what.rpartition(" ")[2] for one in found if one.collective in MESSAGES and one.axis == "pp"}
-    exchange = any(one.collective == "all_to_all" or (one.collective in MESSAGES and one.axis != "pp") for one in found)
-    return Communicators(len(groups), len(between), exchange)
+    mixed = any(one.collective == "all_to_all" or (one.collective in MESSAGES and one.axis != "pp") for one in found)
+    return Communicators(len(groups), len(between), mixed)
 
 
 def process_memory(estimator: Estimator, estimate: LayoutEstimate) -> ProcessMemory | None:
@@ -50,7 +50,7 @@ def process_memory(estimator: Estimator, estimate: LayoutEstimate) -> ProcessMem
     if estimator.cluster.curves is None or not (sizes := dict(estimator.cluster.curves.process)):
         return None
     opened = communicators(estimator, estimate.layout)
-    if opened.exchange:
+    if opened.mixed:
         return None
     workspace = sizes["workspace"] + sizes["fp8_workspace"] * (estimator.policy.fp8 is not None)
     others = sizes["context"] + sizes["communicator"] * opened.collectives + sizes["channel"] * opened.messages
