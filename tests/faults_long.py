@@ -2,6 +2,7 @@
 
     python tests/faults_long.py                    all that has not been drawn with these sources
     python tests/faults_long.py --seconds 600      no new draw after so long
+    python tests/faults_long.py --begin 84         from the turn of kill 84 on, and then those before it
     python tests/faults_long.py --fresh            forget what was drawn
 
 Run by `make test-faults`. Progress goes to build/faults.jsonl, a line a draw; it is resumed unless a source of the
@@ -57,10 +58,11 @@ def drawn(sources: str) -> dict[tuple[str, int], Row]:
     return {(line["kind"], line["number"]): line for line in lines if line.pop("sources") == sources}
 
 
-def turns() -> list[tuple[str, int]]:
-    """All draws, kills and corruptions in turns: a part of them is a part of both."""
-    out = list[tuple[str, int]]()
-    for first in range(0, KILLS, TURN):
+def turns(begin: int = 0) -> list[tuple[str, int]]:
+    """All draws, kills and corruptions in turns, that of kill `begin` first: a part of them is a part of both."""
+    out, firsts = list[tuple[str, int]](), range(0, KILLS, TURN)
+    at = begin // TURN
+    for first in (*firsts[at:], *firsts[:at]):
         upto = min(KILLS, first + TURN)
         out += [("corruption", n) for n in range(CORRUPTIONS * first // KILLS, CORRUPTIONS * upto // KILLS)]
         out += [("kill", n) for n in range(first, upto)]
@@ -79,10 +81,10 @@ def one(kills: Kills, damage: Callable[[], Damage], kind: str, number: int) -> R
     return {"kind": kind, "number": number, **found, "seconds": round(time.monotonic() - began, 3)}
 
 
-def run(sources: str, seconds: float) -> dict[tuple[str, int], Row]:
+def run(sources: str, seconds: float, begin: int) -> dict[tuple[str, int], Row]:
     """Make the draws that are left, until it has taken `seconds`; the lines of all."""
     lines, began = drawn(sources), time.monotonic()
-    left = [which for which in turns() if which not in lines]
+    left = [which for which in turns(begin) if which not in lines]
     print(f"{len(turns())} draws, {len(lines)} of them made before with sources {sources}", flush=True)
     PROGRESS.parent.mkdir(exist_ok=True)
     made = list[Damage]()
@@ -134,6 +136,7 @@ def record(lines: dict[tuple[str, int], Row], sources: str) -> Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Kills and corruptions, drawn by a seed.")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no new draw after so long")
+    parser.add_argument("--begin", type=int, default=0, metavar="KILL", help="the turn of this kill is first")
     parser.add_argument("--fresh", action="store_true", help="forget what was drawn")
     asked = parser.parse_args()
     if asked.fresh:
@@ -142,7 +145,7 @@ def main() -> int:
     torch.set_grad_enabled(False)
     logging.getLogger("penteract").setLevel(logging.ERROR)
     sources = digest()
-    lines = run(sources, asked.seconds)
+    lines = run(sources, asked.seconds, asked.begin)
     RESULT.write_text(json.dumps(record(lines, sources), indent=1) + "\n")
     failed = sum(bool(line["wrong"]) for line in lines.values())
     print(f"{len(lines)} of {len(turns())} drawn, {failed} failed")

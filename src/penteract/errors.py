@@ -6,6 +6,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+_MOST_FOUND = 400  # characters of what was found in a message: it may be a whole line of a file
+
 
 class PenteractError(Exception):
     """A problem the user can act on.
@@ -26,15 +28,15 @@ class PenteractError(Exception):
 
     def __str__(self) -> str:
         """The message as one line, `error[CODE]: what · where · found / allowed · fix: …`."""
-        parts = [self.what]
+        parts, found = [self.what], self.found
+        if len(found) > _MOST_FOUND:
+            found = f"{found[:_MOST_FOUND]}…"
         if self.where:
             parts.append(self.where)
-        if self.found or self.allowed:
+        if found or self.allowed:
             parts.append(
                 " / ".join(
-                    s
-                    for s in (f"found {self.found}" * bool(self.found), f"allowed {self.allowed}" * bool(self.allowed))
-                    if s
+                    s for s in (f"found {found}" * bool(found), f"allowed {self.allowed}" * bool(self.allowed)) if s
                 )
             )
         if self.fix:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from cli.attempts import attempt, no_ranks
 from outside import penteract
 from penteract.config.catalog.hardware import FOLDER
+from penteract.config.files.parse_toml import parse_toml
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -180,6 +182,38 @@ def test_a_sound_run_makes_one_folder(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_longest_step_is_priced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert attempt(["train", *words]).check((0, 2)).code in (0, 2)
+
+
+DEEP = "a." * 100_000
+
+
+@pytest.mark.parametrize("text", [DEEP, f"[{DEEP}", f"x = 1\n \t[[ {DEEP}", f"x = {{ b = 1, {DEEP}", '"a". ' * 50_000])
+def test_a_key_of_many_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """The parser's time grows with the square of the parts."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text(text)
+    for words in (["train", "a.toml"], ["plan", "gpt2", "--gpus", "a.toml"], ["bench", "a.toml"]):
+        assert "a key of more than 64 parts" in attempt(words, tmp_path).check((2,)).err
+    attempt(["train", f"--data.source={{{DEEP}=1}}"], tmp_path).check((2,))
+
+
+def test_keys_of_few_parts_and_long_lines_are_read() -> None:
+    """What is refused above is no longer list, float, text or key than runs have."""
+    files = ", ".join(f'"data/part.{n}.v1.jsonl"' for n in range(500))
+    text = f'a.b.c = 1\n[x."y.z"]\nfiles = [{files}]\nabout = "{"a.b, " * 500}"\nnumbers = [{"0.5, " * 500}]\n'
+    assert parse_toml(text) == tomllib.loads(text)
+
+
+def test_what_is_found_is_shown_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text(json.dumps({"x" * 5_000: 1}))
+    attempt(["train", "--data.source=a.jsonl"], tmp_path).check((2,))
+    attempt(["plan", "gpt2", "--gpus", "8xH200", "--tokens", "x" * 5_000], tmp_path).check((2,))
+
+
+def test_a_large_vocabulary_with_a_chunked_loss_is_priced_at_once(tmp_path: Path) -> None:
+    words = ["train", "--preset", "llama-3.1-8b", f"--model.vocab_size={2**24}"]
+    assert "do not fit this host's free memory" in attempt(words, tmp_path).check((2,)).err
 
 
 @pytest.mark.alone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -14,6 +13,7 @@ from typing import Any
 from penteract.config.catalog.hardware import Tables, tables
 from penteract.config.files.hardware_schema import CLUSTER, FABRIC, GPU, GPUS, LINKS, MEASURED
 from penteract.config.files.machine_file import HERE, kept_machine_file
+from penteract.config.files.parse_toml import parse_toml
 from penteract.config.files.read import origins_in, read_text
 from penteract.config.files.schema import Origin, option
 from penteract.errors import BadInput
@@ -266,10 +266,9 @@ def _cluster(device: Gpu, nodes: int, each: int, between: str) -> Cluster:
 def _measured(path: Path, between: str) -> Cluster:
     text = read_text(path)
     try:
-        tree: dict[str, Any] = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise BadInput("CLUSTER", f"not a file of measured curves: {what}", where=str(path),
+        tree = parse_toml(text)
+    except ValueError as error:
+        raise BadInput("CLUSTER", f"not a file of measured curves: {error}", where=str(path),
                        allowed=f"the tables of {REFERENCE}.toml",
                        fix="write it as that file is written") from None  # fmt: skip
     origin = origins_in(text, path.name)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import stat
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from penteract.config.files.keys import SECTIONS, find_key, keys, show_key
+from penteract.config.files.parse_toml import parse_toml
 from penteract.errors import BadInput
 
 _LARGEST_FILE = 2**20  # bytes of a run file; a real one has a few thousand
@@ -59,10 +59,11 @@ def read_toml(path: Path) -> Settings:
     """A run file as flat settings. Keys and types are checked; each origin is `file:line`."""
     text = read_text(path)
     try:
-        tree = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise BadInput("TOML", what, where=str(path), fix="correct the syntax; `penteract init` shows it") from None
+        tree = parse_toml(text)
+    except ValueError as error:
+        raise BadInput(
+            "TOML", str(error), where=str(path), fix="correct the syntax; `penteract init` shows it"
+        ) from None
     lines = _lines(text)
     found: Settings = {}
     for name, value in _flatten(tree, ""):
@@ -124,8 +125,8 @@ def _parse(name: str, text: str, origin: str) -> object:
         return text
     forms = find_key(name, origin).forms
     try:
-        value: object = tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError):
+        value: object = parse_toml(f"value = {text}")["value"] if "\n" not in text else text
+    except ValueError:
         value = text
     if not isinstance(value, str):
         return text if str in forms and not isinstance(value, list) else cast("object", value)

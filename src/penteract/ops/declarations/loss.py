@@ -157,6 +157,10 @@ class Logits(Linear):
         parts = [columns] * whole + [rest] * bool(rest)
         return tuple(p for n in parts for p in linear_products(phase, rows, width, n))
 
+    def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
+        """Those of the whole product, for each phase: a large vocabulary has a thousand parts."""
+        return 2 * prod(ins[0]) * weights[0][0]
+
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:

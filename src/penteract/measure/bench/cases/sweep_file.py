@@ -31,13 +31,13 @@ or, in place of run, set, grid and case:
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from penteract.config.files.keys import find_key
+from penteract.config.files.parse_toml import parse_toml
 from penteract.config.files.read import origins_in, read_text
 from penteract.config.files.schema import Number, Origin, Table, Text, place
 from penteract.config.files.values import show
@@ -124,10 +124,9 @@ def read_sweep(path: Path) -> SweepQuestion:
     """The question of a file; files that it names are looked for beside it. Raises BadInput with the line."""
     text = read_text(path)
     try:
-        tree: dict[str, Any] = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise BadInput("TOML", what, where=str(path), fix="correct the syntax; the guide shows a sweep") from None
+        tree = parse_toml(text)
+    except ValueError as error:
+        raise BadInput("TOML", str(error), where=str(path), fix="correct the syntax; the guide shows a sweep") from None
     found: dict[str, Any] = FILE.check(tree, "", origins_in(text, path.name))
     if "plan" in found and (both := [key for key in _OF_RUNS if key in found]):
         raise BadInput("SWEEP", "a plan's layouts, or runs of your own", where=str(path),
@@ -153,8 +152,8 @@ def read_sweep(path: Path) -> SweepQuestion:
 def is_sweep(path: Path) -> bool:
     """Whether a TOML file is a sweep, not a run file. Raises BadInput if it cannot be read."""
     try:
-        return bool({"plan", "grid", "case", "set"} & tomllib.loads(read_text(path)).keys())
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError):
+        return bool({"plan", "grid", "case", "set"} & parse_toml(read_text(path)).keys())
+    except ValueError:
         return True  # reading it says what is wrong
 
 
