@@ -211,6 +211,17 @@ def test_what_is_found_is_shown_in_part(tmp_path: Path, monkeypatch: pytest.Monk
     attempt(["plan", "gpt2", "--gpus", "8xH200", "--tokens", "x" * 5_000], tmp_path).check((2,))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["train", "--model.config"], ["explore"], ["doctor"], ["bench"], ["bench", "status"], ["profile"],
+     ["calibrate", "--out"], ["plan", "gpt2", "--gpus", "8xH200", "--out"], ["checkpoints"], ["train"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_path_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    attempt([*words, "x" * 5_000], tmp_path).check((2,))
+
+
 def test_a_large_vocabulary_with_a_chunked_loss_is_priced_at_once(tmp_path: Path) -> None:
     words = ["train", "--preset", "llama-3.1-8b", f"--model.vocab_size={2**24}"]
     assert "do not fit this host's free memory" in attempt(words, tmp_path).check((2,)).err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import traceback
@@ -40,6 +41,7 @@ _EXAMPLES = (
     "penteract plan llama-3.1-8b --gpus 8xH200",
     "penteract init run.toml",
 )
+_NO_PATH = (errno.ENAMETOOLONG, errno.EACCES)  # what pathlib raises where it is asked whether a file is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 141
     except Exception as error:
-        fix = "see the traceback above" if output.debug else "run again with --debug for the traceback, and report it"
-        return _report(Bug("BUG", f"{type(error).__name__}: {error}", fix=fix), output)
+        return _report(_unforeseen(error, output), output)
+
+
+def _unforeseen(error: Exception, output: _ErrorOutput) -> PenteractError:
+    """A path that cannot be looked at is one that was given; all else is a bug."""
+    if isinstance(error, OSError) and error.errno in _NO_PATH:
+        where = show_key(str(error.filename))
+        return BadInput("FILE", f"cannot be used: {error.strerror}", where=where, fix="check the path")
+    fix = "see the traceback above" if output.debug else "run again with --debug for the traceback, and report it"
+    return Bug("BUG", f"{type(error).__name__}: {error}", fix=fix)
 
 
 def _run(words: Sequence[str]) -> int:
