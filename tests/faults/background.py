@@ -22,11 +22,13 @@ from layouts import Case
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.engine import checkpoint
+from penteract.engine.checkpoint import packing
 from penteract.engine.checkpoint.background.shared_memory import SharedMemory
 from penteract.engine.checkpoint.background.writer import BackgroundWriter, Process
 from penteract.engine.checkpoint.background.writer_process import Service, serve
 from penteract.engine.device.device import Cpu
 from penteract.engine.rank.rank import Rank
+from penteract.engine.session.background import snapshot
 from penteract.engine.session.background.background_saves import BackgroundSaves
 from penteract.engine.session.background.snapshot import Snapshot, SnapshotPlan
 from penteract.engine.session.checkpoints import Checkpoints
@@ -158,6 +160,7 @@ class OneRank:
     folder: Path
     keep: int = 1
     epoch: int = 1
+    largest: int = packing.LARGEST_FILE
     state: TrainingState = field(default_factory=lambda: allocate(PROGRAM, CPU))
     checkpoints: Checkpoints = field(init=False)
     saves: BackgroundSaves = field(init=False)
@@ -167,7 +170,9 @@ class OneRank:
         checkpoint.take(self.folder, self.epoch)
         plan = SnapshotPlan(PROGRAM, self.state)
         memory = SharedMemory.of_size("test", plan.size)
-        writer = BackgroundWriter(memory, plan.description(), Writers())
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(snapshot, "LARGEST_FILE", self.largest)
+            writer = BackgroundWriter(memory, plan.description(), Writers())
         self.saves = BackgroundSaves(self.checkpoints, Snapshot(plan, Cpu(), memory), writer, 20.0)
 
     @property
@@ -216,8 +221,8 @@ class OneRank:
         self.saves.writer.payload.close()
 
 
-def begun(folder: Path, before: list[tuple[int, float]]) -> OneRank:
-    one = OneRank(folder)
+def begun(folder: Path, before: list[tuple[int, float]], largest: int = packing.LARGEST_FILE) -> OneRank:
+    one = OneRank(folder, largest=largest)
     for step, value in before:
         one.save_at_once(step, value)
     return one

@@ -19,11 +19,14 @@ import torch
 
 from faults.background import begun, check_next_save, dying_after, failing_at, noting, points
 from penteract.engine.checkpoint import committed, take
+from penteract.engine.checkpoint.packing import LARGEST_FILE
 from penteract.engine.session.background.save_rows import SaveRows
 from penteract.errors import BadNumerics, DiskFailure
 
-BEFORE = [([(10, 1.0)], 20), ([(5, 9.0), (10, 1.0)], 20), ([(10, 1.0)], 10)]
-NAMES = ["the next", "two, one goes", "the same step again"]
+WHOLE, IN_FILES = LARGEST_FILE, 2**16  # the small model's share is one file, or six
+BEFORE = [([(10, 1.0)], 20, WHOLE), ([(5, 9.0), (10, 1.0)], 20, WHOLE), ([(10, 1.0)], 10, WHOLE),
+          ([(5, 9.0), (10, 1.0)], 20, IN_FILES)]  # fmt: skip
+NAMES = ["the next", "two, one goes", "the same step again", "in several files"]
 
 
 @pytest.fixture(autouse=True)
@@ -40,17 +43,17 @@ def drawn(points: list[int], most: int = 9) -> list[int]:
     return [points[0], *sorted(random.Random(20261125).sample(between, min(most, len(between)))), *points[-4:]]
 
 
-@pytest.mark.parametrize(("before", "step"), BEFORE, ids=NAMES)
+@pytest.mark.parametrize(("before", "step", "largest"), BEFORE, ids=NAMES)
 def test_the_writer_is_killed_at_each_file_operation(
-    tmp_path: Path, before: list[tuple[int, float]], step: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, before: list[tuple[int, float]], step: int, largest: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen, old = set[float](), before[-1]
-    one = begun(tmp_path / "whole", before)
+    one = begun(tmp_path / "whole", before, largest)
     one.save(step, 77.0, noting(tmp_path / "log"))
     one.close()
     counts = points(tmp_path / "log")
     for count in drawn(counts):
-        one = begun(tmp_path / str(count), before)
+        one = begun(tmp_path / str(count), before, largest)
         caplog.clear()
         assert one.save(step, 77.0, dying_after(count)).killed
         is_new = one.checkpoints.last == step and one.read() == (step, 77.0)
@@ -136,17 +139,18 @@ def test_the_newest_proven_step_stays_and_nothing_goes_on_an_errors_path(tmp_pat
     one.close()
 
 
-def test_a_step_that_was_not_written_as_said_is_not_proven(tmp_path: Path) -> None:
-    one = begun(tmp_path, [])
+@pytest.mark.parametrize("file", ["rank-00000.safetensors", "rank-00000-00003.safetensors"])
+def test_a_step_that_was_not_written_as_said_is_not_proven(tmp_path: Path, file: str) -> None:
+    one = begun(tmp_path, [], IN_FILES)
     one.save(10, 1.0)
     one.save(20, 2.0)
     read = one.checkpoints.before
     assert read is not None and read.read_back is not None
     read.read_back.result()
-    file = tmp_path / "step-00000020" / "rank-00000.safetensors"
-    data = bytearray(file.read_bytes())
+    path = tmp_path / "step-00000020" / file
+    data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    path.write_bytes(data)
     one.checkpoints.commit_seen(type(read.read_back)(read.at, 0))  # the page was lost before it was read
     one.save(30, 3.0)
     assert [(c.step, c.proven) for c in committed(tmp_path)] == [(30, False), (20, False), (10, True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 
 from engine.checkpoint.shards import load_whole, same, save_all, save_whole
 from faults.crash_points import Crash, crash_after, fail_at
-from penteract.engine.checkpoint import Slice, committed, latest, prove, prune, set_aside, take
+from penteract.engine.checkpoint import Slice, committed, latest, prove, prune, set_aside, take, verify, writing
 from penteract.engine.checkpoint.folder import work_folder
 from penteract.errors import CorruptData, DiskFailure
 
 SHAPE = (4, 3)
+IN_THREE_FILES = 0  # in the place of how many ranks save
 SAVES = [
     ([(10, 1)], 20, 2, 1),
     ([(10, 1)], 20, 1, 1),
@@ -24,8 +26,10 @@ SAVES = [
     ([(10, 1)], 10, 1, 1),
     ([(5, 9), (10, 1)], 10, 2, 1),
     ([(10, 1), (20, 2)], 30, 1, 2),
+    ([(10, 1), (20, 2)], 30, 1, IN_THREE_FILES),
 ]
-NAMES = ["the next", "the next, one is kept", "two, one goes", "the same step again", "the same of two", "by two ranks"]
+NAMES = ["the next", "the next, one is kept", "two, one goes", "the same step again", "the same of two", "by two ranks",
+         "in three files"]  # fmt: skip
 
 
 def state(value: int) -> dict[str, torch.Tensor]:
@@ -33,9 +37,12 @@ def state(value: int) -> dict[str, torch.Tensor]:
 
 
 def save_by(world: int, folder: Path, step: int, value: int, keep: int) -> None:
-    """By ranks of which each owns a tensor, or by one."""
+    """By ranks of which each owns a tensor, or by one: into a file, or into three."""
     tensors = [[Slice(name, tuple(t.shape), (0,) * t.dim(), t)] for name, t in state(value).items()]
-    save_all(folder, step, tensors if world == 2 else [tensors[0] + tensors[1]], keep=keep)
+    with pytest.MonkeyPatch.context() as patched:
+        if world == IN_THREE_FILES:
+            patched.setattr(writing, "LARGEST_FILE", 128)
+        save_all(folder, step, tensors if world == 2 else [tensors[0] + tensors[1]], keep=keep)
 
 
 def start(folder: Path, before: list[tuple[int, int]]) -> None:
@@ -112,10 +119,40 @@ def test_each_file_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch
     assert happened[commit + 1 :][:2] == ["open", "fsync"]  # the folder above
 
 
+def test_files_that_are_full_before_the_last_leave_no_orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(tmp_path, [(10, 1)])
+    before, written = os.fsync, list[int]()
+
+    def fsync(fd: int) -> None:
+        written.append(fd)
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        before(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(DiskFailure):
+        save_by(IN_THREE_FILES, tmp_path, 20, 77, 0)
+    assert not list(tmp_path.rglob("work-*/step-*/*"))
+    monkeypatch.setattr(os, "fsync", before)
+    save_by(IN_THREE_FILES, tmp_path, 20, 77, 0)
+    names = sorted(file.name for file in latest(tmp_path).glob("*.safetensors"))
+    assert names == ["rank-00000-00001.safetensors", "rank-00000-00002.safetensors", "rank-00000.safetensors"]
+    for name in names:
+        file = latest(tmp_path) / name
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(CorruptData, match=name):
+            verify(file.parent)
+        file.unlink()
+        assert latest(tmp_path).name == "step-00000010"
+        file.write_bytes(whole)
+    assert same(load_whole(latest(tmp_path), state(0)), state(77))
+
+
 def test_a_stale_unfinished_save_never_mixes_in(tmp_path: Path) -> None:
     stale = work_folder(tmp_path, 0) / "step-00000007"
     stale.mkdir(parents=True)
-    (stale / "rank-00001.json").write_text('{"size": 0, "tensors": {}}')
+    (stale / "rank-00001.json").write_text('{"files": {}, "tensors": {}}')
     (stale / "rank-00001.safetensors").write_bytes(b"old")
     at = save_all(tmp_path, 7, [[Slice("w", (2,), (r,), torch.ones(1))] for r in range(2)])
     assert same(load_whole(at, {"w": torch.zeros(2)}), {"w": torch.ones(2)})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from engine.checkpoint.shards import cut, load_whole, noise, part, same, save_all, save_whole, tilings
-from penteract.engine.checkpoint import Slice, latest, load, verify
+from penteract.engine.checkpoint import Slice, latest, load, verify, writing
 from penteract.errors import BadInput, Bug
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.float8_e4m3fn])
@@ -22,15 +22,20 @@ SHAPES = st.lists(st.integers(0, 9), min_size=0, max_size=3)
 
 
 @settings(max_examples=30)
-@given(data=st.data(), kinds=st.lists(st.tuples(SHAPES, DTYPES), min_size=1, max_size=3), world=st.integers(1, 4))
-def test_any_cut_reads_any_other(data: st.DataObject, kinds: list[tuple[list[int], torch.dtype]], world: int) -> None:
+@given(data=st.data(), kinds=st.lists(st.tuples(SHAPES, DTYPES), min_size=1, max_size=3), world=st.integers(1, 4),
+       largest=st.sampled_from([writing.LARGEST_FILE, 1000, 300]))  # fmt: skip
+def test_any_cut_reads_any_other(
+    data: st.DataObject, kinds: list[tuple[list[int], torch.dtype]], world: int, largest: int
+) -> None:
     tensors = {f"layers.{i}.w": noise(shape, dtype, i) for i, (shape, dtype) in enumerate(kinds)}
     wrote, reads = ({n: data.draw(tilings(t.shape, world)) for n, t in tensors.items()} for _ in range(2))
     extra: dict[str, Any] = {"step": 7, "seed": 1, "layout": {"tp": 2}, "note": "é", "rate": 0.1}
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(writing, "LARGEST_FILE", largest)
         at = save_all(Path(name), 7, [cut(tensors, wrote, r) for r in range(world)], extra)
         assert at == latest(Path(name))
         assert at.name == "step-00000007"
+        assert all(file.stat().st_size <= largest for file in at.glob("*.safetensors"))
         verify(at)
         for rank in range(world):
             empty = {n: torch.zeros_like(t) for n, t in tensors.items()}

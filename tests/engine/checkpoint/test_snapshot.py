@@ -24,10 +24,12 @@ from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine.checkpoint import rank_file
 from penteract.engine.checkpoint.background.shared_memory import SharedMemory
 from penteract.engine.checkpoint.background.writer_process import Service
+from penteract.engine.checkpoint.packing import LARGEST_FILE
 from penteract.engine.checkpoint.writing import entry
 from penteract.engine.device.copies import Copied, CopyOut
 from penteract.engine.device.device import Cpu, Cuda
 from penteract.engine.executor.cuda_graph import CapturedStep
+from penteract.engine.session.background import snapshot as snapshots
 from penteract.engine.session.background.snapshot import Snapshot, SnapshotPlan
 from penteract.engine.session.saved import KINDS, state_slices
 from penteract.engine.state.state import TrainingState, allocate
@@ -107,18 +109,21 @@ def spoil(state: TrainingState, snapshot: Snapshot) -> None:
 class Saved:
     """The files of one state: written at once, and from its snapshot after the next update."""
 
-    at_once: bytes
-    later: bytes
+    at_once: dict[str, bytes]
+    later: dict[str, bytes]
     tables: list[str] = field(default_factory=list[str])
 
 
-def saved(p: Program, seed: int, device: Cpu, update: Callable[[TrainingState, Snapshot], None] = spoil) -> Saved:
+def saved(
+    p: Program, seed: int, device: Cpu, update: Callable[[TrainingState, Snapshot], None] = spoil,
+    largest: int = LARGEST_FILE,
+) -> Saved:  # fmt: skip
     state, rank = filled(p, seed), p.rank
     with tempfile.TemporaryDirectory() as folder:
         one, other = Path(folder) / "one", Path(folder) / "other"
         one.mkdir()
         other.mkdir()
-        table = rank_file.write(one, [entry(s, finite=True) for s in state_slices(p, state)], rank)
+        table = rank_file.write(one, [entry(s, finite=True) for s in state_slices(p, state)], rank, 1, largest)
         plan = SnapshotPlan(p, state)
         memory, payload = SharedMemory.of_size("test", max(1, plan.size)), SharedMemory.of_size("test")
         snapshot = Snapshot(plan, device, memory)
@@ -127,36 +132,48 @@ def saved(p: Program, seed: int, device: Cpu, update: Callable[[TrainingState, S
         snapshot.settle()
         assert snapshot.arrived()
         service = Service(memory, payload)
-        description = plan.description(threads=3)  # the other has one
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(snapshots, "LARGEST_FILE", largest)
+            description = plan.description(threads=3)  # the other has one
         payload.put(description)
         assert service.answer({"do": "describe", "length": len(description)}) == {"length": 0}
         answer = service.answer({"do": "write", "fresh": str(other)})
         assert "error" not in answer, answer
         texts = [table.text(), payload.get(answer["length"]).decode()]
-        files = [at / rank_file.file_of(rank) for at in (one, other)]
-        found = Saved(*[file.read_bytes() if file.exists() else b"" for file in files], texts)
+        found = Saved(*[{file.name: file.read_bytes() for file in at.iterdir()} for at in (one, other)], texts)
+        assert all(len(data) <= largest for data in found.later.values())
         memory.close()
         payload.close()
         return found
 
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None)
-@given(cases(), st.integers(0, 7), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS), st.integers(0, 99))
+@given(cases(), st.integers(0, 7), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS), st.integers(0, 99),
+       st.sampled_from([LARGEST_FILE, 2**14, 2**11, 700]))  # fmt: skip
 def test_every_byte_is_that_of_a_save_at_once(
-    case: Case, of: int, precision: Policy, optimizer_kinds: OptimizerKinds, seed: int
+    case: Case, of: int, precision: Policy, optimizer_kinds: OptimizerKinds, seed: int, largest: int
 ) -> None:
     if optimizer_kinds is not PLAIN:
         case = replace(case, layout=replace(case.layout, offload_optimizer=False))
     p = replace(case, precision=precision, optimizer_kinds=optimizer_kinds).compile(of % case.layout.world)
-    found = saved(p, seed, LateDevice())
+    found = saved(p, seed, LateDevice(), largest=largest)
     assert found.later == found.at_once
     assert found.tables[0] == found.tables[1]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS, ids=range(len(PRECISIONS)))
+def test_and_of_state_that_is_cut_to_fit_into_files(precision: Policy) -> None:
+    """The rectangles of a small model are larger than these files."""
+    p = Case(ModelSpec(**SIZES), Layout(dp=2, zero=1), precision=precision).compile(1)
+    found = saved(p, 3, LateDevice(), largest=700)
+    assert found.later == found.at_once
+    assert len(found.later) > 20
 
 
 def test_and_the_history_of_delayed_scales() -> None:
     p = Case(SMALL, Layout(), precision="fp8_delayed").compile(0)
     found = saved(p, 5, LateDevice())
-    assert b"/largest" in found.later
+    assert b"/largest" in found.later["rank-00000.safetensors"]
     assert found.later == found.at_once
 
 

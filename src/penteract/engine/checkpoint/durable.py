@@ -55,9 +55,9 @@ class Part(NamedTuple):
 
 
 def write_parts(path: Path, parts: Sequence[Part], size: int, *, threads: int = 1) -> int:
-    """Write a new file of `size` bytes, which are taken first, from parts that do not meet, and sync it; returns its
-    size. Each of the `threads` writes whole parts: hashing and writing let the others run."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    """Write a file of `size` bytes, which are taken first, from parts that do not meet, and sync it; returns its size.
+    It is new or `reserve`d. Each of the `threads` writes whole parts: hashing and writing let the others run."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     failed = threading.Event()
 
     def write(part: Part) -> None:
@@ -85,6 +85,16 @@ def write_parts(path: Path, parts: Sequence[Part], size: int, *, threads: int = 
                 for done in [pool.submit(noting, part) for part in parts]:
                     done.result()
         os.fsync(fd)
+    finally:
+        os.close(fd)
+    return size
+
+
+def reserve(path: Path, size: int) -> int:
+    """Make a new file of `size` bytes, which are taken; returns its size."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    try:
+        _reserve(fd, size)
     finally:
         os.close(fd)
     return size

@@ -6,7 +6,6 @@ The file is not trusted: every field is checked before it is used.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import Any
 
 from penteract.config.files.regular import read_regular
 from penteract.engine.checkpoint.boxes import WIDTHS, Box, Dims, digest, first_overlap, inside, show, volume
+from penteract.engine.checkpoint.packing import rank_of
 from penteract.errors import BadInput, Bug, CorruptData
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 _LARGEST = 2**30  # bytes of a manifest
-_FILE = re.compile(r"rank-[0-9]{5,}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ def read(folder: Path) -> Manifest:
                 found=f"format {content['format']}", allowed=f"format {FORMAT}", fix="upgrade penteract",
             )  # fmt: skip
         tensors = parse_tensors(content["tensors"])
-        files = {_file(name): _count(size) for name, size in content["files"].items()}
+        files = parse_files(content["files"])
         if strange := {p.file for e in tensors.values() for p in e.parts} - set(files):
             raise ValueError(f"{min(strange)} is not among its files")
         return Manifest(_count(content["step"]), dict(content["extra"]), files, tensors)
@@ -143,6 +142,11 @@ def parse_tensors(table: Mapping[str, Any]) -> dict[str, ManifestEntry]:
     return out
 
 
+def parse_files(sizes: Mapping[str, Any]) -> dict[str, int]:
+    """Names of files with their sizes. Raises ValueError, TypeError or AttributeError when they are not valid."""
+    return {_file(name): _count(size) for name, size in sizes.items()}
+
+
 def _part(row: Mapping[str, Any]) -> StoredBox:
     return StoredBox(
         _file(row["file"]), str(row["key"]), (_dims(row["offset"]), _dims(row["size"])), str(row["digest"])
@@ -160,10 +164,9 @@ def _count(value: Any) -> int:
 
 
 def _file(name: Any) -> str:
-    """A file name of our own form. Raises ValueError for others, which might lead out of the folder."""
-    if not isinstance(name, str) or not _FILE.fullmatch(name):
-        raise ValueError("not the name of one of its files")
-    return name
+    """A file name of our own form. Raises ValueError for others."""
+    rank_of(str(name))
+    return str(name)
 
 
 def _canonical(content: Mapping[str, Any]) -> bytes:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from penteract.engine.checkpoint import manifest
 from penteract.engine.checkpoint.boxes import Box, digest, first_overlap, inside, meet, volume
 from penteract.engine.checkpoint.manifest import Manifest, ManifestEntry, StoredBox
+from penteract.engine.checkpoint.packing import rank_of
 from penteract.engine.checkpoint.slices import DTYPES, NAMES, Slice, raw, view
 from penteract.errors import BadInput, Bug, CorruptData
 
@@ -54,15 +55,21 @@ def verify(at: Path) -> None:
         if problem := manifest.untiled(entry):
             raise _damaged(at, f"{name}: {problem}")
     for file in stored.files:
-        verify_file(at, file, stored)
+        _verify_file(at, file, stored)
 
 
-def verify_file(at: Path, file: str, stored: Manifest | None = None, *, stop: Callable[[], bool] = bool) -> None:
-    """Read and verify the tensors of one file, until `stop` says so. `stored`: the manifest of the checkpoint `at`, if
-    it is read already. Raises CorruptData."""
-    stored = stored or manifest.read(at)
-    if file not in stored.files:  # a rank that owns nothing
-        return
+def verify_rank(at: Path, rank: int, *, prepare: Callable[[Path], None], stop: Callable[[], bool]) -> None:
+    """Read and verify the tensors of one rank's files, until `stop` says so; `prepare(path)` is called before each.
+    Raises CorruptData."""
+    stored = manifest.read(at)
+    for file in stored.files:
+        if rank_of(file) == rank and not stop():
+            prepare(at / file)
+            _verify_file(at, file, stored, stop)
+
+
+def _verify_file(at: Path, file: str, stored: Manifest, stop: Callable[[], bool] = bool) -> None:
+    """Read and verify the tensors of one file, until `stop` says so. Raises CorruptData."""
     with opened(at / file, "its header") as handle:
         for entry in stored.tensors.values():
             for part in entry.parts:

@@ -16,7 +16,8 @@ from penteract.engine.checkpoint import durable as disk
 from penteract.engine.checkpoint import rank_file
 from penteract.engine.checkpoint.boxes import inside
 from penteract.engine.checkpoint.folder import clear, commit, step_folder, unfinished
-from penteract.engine.checkpoint.rank_file import FileEntry, RankTable
+from penteract.engine.checkpoint.packing import LARGEST_FILE, FileEntry
+from penteract.engine.checkpoint.rank_file import RankTable
 from penteract.engine.checkpoint.slices import NAMES, Slice, raw
 from penteract.errors import Bug, DiskFailure
 
@@ -55,7 +56,7 @@ def save(  # noqa: PLR0913 -- the last six describe the run and the calling rank
 
 
 def save_alone(folder: Path, step: int, shares: Iterable[Iterable[Slice]], extra: dict[str, Any]) -> Path:
-    """Commit a checkpoint of `step` from one process. Each of `shares` becomes the file of one rank, one after another.
+    """Commit a checkpoint of `step` from one process. Each of `shares` becomes the files of a rank, one after another.
 
     Each share is released before the next is taken, so that a model larger than memory can be written.
     """
@@ -76,9 +77,9 @@ def _share_of(rank: int) -> str:
 
 
 def _write_share(fresh: Path, slices: Iterable[Slice], rank: int, *, finite: bool = False, threads: int = 1) -> None:
-    """Write this rank's file, if it owns any slices, and its part of the manifest."""
+    """Write this rank's files, if it owns any slices, and its part of the manifest."""
     entries = [entry(s, finite=finite) for s in slices]
-    text = rank_file.write(fresh, entries, rank, threads).text()
+    text = rank_file.write(fresh, entries, rank, threads, LARGEST_FILE).text()
     path = fresh / _share_of(rank)
     rank_file.attempt(lambda: disk.write(path, [text.encode()]), path)
 
@@ -89,8 +90,8 @@ def entry(s: Slice, *, finite: bool) -> FileEntry:
         raise Bug("CHECKPOINT", "a slice lies outside its tensor, or its dtype cannot be stored", where=s.name,
                   found=f"{s.tensor.dtype} {s.offset} {tuple(s.tensor.shape)} of {s.shape}")  # fmt: skip
 
-    def content() -> Iterator[memoryview]:
-        for part in _host_parts(s.tensor):
+    def content(begin: int, end: int) -> Iterator[memoryview]:
+        for part in _host_parts(s.tensor, begin, end):
             if finite and not _is_finite(part):
                 raise rank_file.not_finite(s.name)
             yield raw(part)
@@ -98,12 +99,10 @@ def entry(s: Slice, *, finite: bool) -> FileEntry:
     return FileEntry(s.name, tuple(s.shape), s.box, NAMES[s.tensor.dtype], s.owner, content)
 
 
-def _host_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensor on the host, part by part, so that several threads that copy one from a GPU need little memory."""
-    if not x.is_contiguous():
-        yield x.cpu()
-    else:
-        yield from (part.cpu() for part in x.view(-1).split(_PART))
+def _host_parts(x: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
+    """These elements on the host, part by part, so that several threads that copy one from a GPU need little memory."""
+    flat = x.view(-1) if x.is_contiguous() else x.cpu().reshape(-1)
+    yield from (part.cpu() for part in flat[begin:end].split(_PART))
 
 
 def _is_finite(values: torch.Tensor) -> bool:

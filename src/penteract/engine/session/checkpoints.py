@@ -61,7 +61,7 @@ class Checkpoints:
         held = len(checkpoint.committed(self.folder))
         # Before old ones go, there are those that are kept, a proven one, and the new one.
         copies = min(saves, max(1, self.keep + 2 - held)) if self.keep else saves
-        room, files = checkpoint.room(self.folder), copies * (self.rank.world + 3)
+        room, files = checkpoint.room(self.folder), copies * (checkpoint.most_files(size, self.rank.world) + 3)
         if copies * size > room.bytes:
             raise DiskFailure("DISK", f"no room for the checkpoints to come: {copies} of {show_bytes(size)}",
                               where=str(self.folder), found=f"{show_bytes(room.bytes)} free",
@@ -175,11 +175,11 @@ class Before(NamedTuple):
 
 
 class ReadBack:
-    """Reads a rank's file of a checkpoint from the disk, and compares its digests, while training goes on."""
+    """Reads a rank's files of a checkpoint from the disk, and compares their digests, while training goes on."""
 
     def __init__(self, at: Path, rank: int) -> None:
         """Begin to read."""
-        self.at, self._file = at, checkpoint.file_of(rank)
+        self.at, self._rank = at, rank
         self._error: PenteractError | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read, name="read-back", daemon=True)
@@ -202,8 +202,7 @@ class ReadBack:
 
     def _read(self) -> None:
         try:
-            _drop_from_cache(self.at / self._file)
-            checkpoint.verify_file(self.at, self._file, stop=self._stopped.is_set)
+            checkpoint.verify_rank(self.at, self._rank, prepare=_drop_from_cache, stop=self._stopped.is_set)
         except PenteractError as e:
             self._error = e
         except OSError as e:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from penteract.config.mesh import Mesh
 from penteract.config.run import RunSpec
-from penteract.engine.checkpoint.rank_file import PlannedFile, planned
+from penteract.engine.checkpoint.packing import LARGEST_FILE, packed
 from penteract.engine.checkpoint.writing import entry
 from penteract.engine.comm.groups import Channel
 from penteract.engine.data import Sample
@@ -40,8 +40,15 @@ from penteract.step.walk import walk_forward
 
 BREAKS = (AssertionError, LookupError, Bug)  # what the engine's own checks raise
 META = torch.device("meta")
-NO_FILE = PlannedFile("", 0, 0)
 Tamper = Callable[[Trainer], None]
+
+
+class SavedFile(NamedTuple):
+    """A file of the rank's checkpoint: its bytes with the header, and the rectangles in it."""
+
+    name: str
+    bytes: int
+    rectangles: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,7 @@ class RankRehearsal:
     kernels: dict[KernelCall, int] = field(default_factory=dict[KernelCall, int])
     workspaces: dict[KernelCall, int] = field(default_factory=dict[KernelCall, int])
     allocations: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
-    checkpoint: PlannedFile = NO_FILE
+    checkpoint: tuple[SavedFile, ...] = ()
     faults: tuple[Fault, ...] = ()
     stopped: bool = False
 
@@ -145,7 +152,7 @@ class _Rehearsing:
                     trainer, RankRehearsal(self.rank, self._at(trainer.program), resident, 0, stopped=True)
                 )
             held = state_slices(trainer.program, trainer.state)
-            file = planned([entry(s, finite=False) for s in held], self.rank)
+            files = packed([entry(s, finite=False) for s in held], self.rank, LARGEST_FILE)
         found = list[OwnerCount]()
         if self.steps > 1 and not self.findings.faults:  # a program with a fault may have no price
             load = None if self.given is None else Recorded(trainer.run.received)
@@ -153,7 +160,7 @@ class _Rehearsing:
             check_price(found, self.findings)
         made = RankRehearsal(
             self.rank, self._at(trainer.program), resident, peak, tuple(found), timeline,
-            first=first, steady=steady, checkpoint=file,
+            first=first, steady=steady, checkpoint=tuple(SavedFile(f.name, f.bytes, len(f.entries)) for f in files),
         )  # fmt: skip
         return self._made(trainer, made)
 

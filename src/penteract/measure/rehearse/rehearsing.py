@@ -129,7 +129,6 @@ def _mismatches(faults: Iterable[Fault]) -> tuple[RehearsalMismatch, ...]:
 
 def _public(one: RankRehearsal, lay: Layout, kind: str, usable: int | None) -> RehearsedRank:
     mesh = Mesh(lay)
-    file = one.checkpoint
     return RehearsedRank(
         rank=one.rank, kind=kind, at=one.at, resident=one.resident, peak=one.peak,
         fits=None if usable is None else one.peak <= usable,
@@ -151,7 +150,7 @@ def _public(one: RankRehearsal, lay: Layout, kind: str, usable: int | None) -> R
         allocations=tuple(
             Allocations(owner=owner, bytes=size, count=n) for (owner, size), n in sorted(one.allocations.items())
         ),
-        checkpoint=CheckpointFile(name=file.name, bytes=file.bytes, rectangles=file.rectangles),
+        checkpoint=tuple(CheckpointFile(**file._asdict()) for file in one.checkpoint),
     )  # fmt: skip
 
 

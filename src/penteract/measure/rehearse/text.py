@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from penteract.measure.schemas.rehearsal import OwnerBytes, Rehearsal, RehearsedRank, WireCalls
+from penteract.measure.schemas.rehearsal import CheckpointFile, OwnerBytes, Rehearsal, RehearsedRank, WireCalls
 from penteract.units import show_bytes, show_count, show_whole
 
 _KERNELS = 3  # workspaces that are shown
@@ -51,11 +51,7 @@ def _in_full(one: RehearsedRank, made: Rehearsal) -> Iterator[str]:
     yield from _table(
         [(f"  {k.op}", k.phase, k.kernel, show_bytes(k.workspace), " ".join(k.reads)[:60]) for k in largest]
     )
-    file = one.checkpoint
-    size = (
-        f"{file.name}, {show_bytes(file.bytes)} in {show_whole(file.rectangles)} rectangles" if file.name else "no file"
-    )
-    yield f"  checkpoint  {size}"
+    yield f"  checkpoint  {_checkpoint(one.checkpoint)}"
 
 
 def _groups(one: RehearsedRank) -> str:
@@ -80,6 +76,14 @@ def _wires(wires: Sequence[WireCalls]) -> Iterator[tuple[str, ...]]:
         yield f"  {_OF_A_KIND.get(kind, kind)}", over, show_whole(calls), show_bytes(size)
 
 
+def _checkpoint(files: Sequence[CheckpointFile]) -> str:
+    if not files:
+        return "no file"
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    size, rectangles = sum(file.bytes for file in files), sum(file.rectangles for file in files)
+    return f"{files[0].name}{more}, {show_bytes(size)} in {show_whole(rectangles)} rectangles"
+
+
 _HEAD = ("rank", "kind", "start", "peak", "plan", "wires", "kernels", "checkpoint")
 
 
@@ -87,7 +91,7 @@ def _row(one: RehearsedRank) -> tuple[str, ...]:
     calls, kernels = sum(w.calls for w in one.wires), sum(k.calls for k in one.kernels)
     return (
         str(one.rank), one.kind, show_bytes(one.resident), show_bytes(one.peak), show_bytes(one.predicted),
-        show_whole(calls), show_whole(kernels), show_bytes(one.checkpoint.bytes),
+        show_whole(calls), show_whole(kernels), show_bytes(sum(file.bytes for file in one.checkpoint)),
     )  # fmt: skip
 
 

@@ -94,7 +94,7 @@ class ProcessGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointFile:
-    """The file that the rank writes, with its header; "" and 0 where it owns nothing."""
+    """A file that the rank writes; `bytes` with its header."""
 
     name: str
     bytes: int
@@ -118,7 +118,7 @@ class RehearsedRank:
     groups: tuple[ProcessGroup, ...]
     kernels: tuple[KernelCalls, ...]
     allocations: tuple[Allocations, ...]
-    checkpoint: CheckpointFile
+    checkpoint: tuple[CheckpointFile, ...]
 
     @property
     def predicted(self) -> int:

@@ -44,13 +44,14 @@ class KeptState:
         return [self.form, self.at, self.count, self.other, self.skip, self.signed]
 
 
-def numbers(memory: Any, kept: KeptState, dtype: str, name: str, levels: Levels) -> Iterator[memoryview]:
-    """The bytes of these elements as `dtype` ("F32"). Raises BadNumerics, which names `name`, where one is not
-    finite."""
+def numbers(
+    memory: Any, kept: KeptState, dtype: str, name: str, levels: Levels, begin: int, end: int
+) -> Iterator[memoryview]:
+    """The bytes of elements [begin, end) of these as `dtype` ("F32"). Raises BadNumerics, which names `name`, where one
+    is not finite."""
     wide = _WHOLE[dtype]
-    for begin in range(0, kept.count, PART):
-        n = min(PART, kept.count - begin)
-        values = _part(memory, kept, begin, n, wide, levels)
+    for at in range(begin, end, PART):
+        values = _part(memory, kept, at, min(PART, end - at), wide, levels)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise not_finite(name)
         yield memoryview(values.view(np.uint8))

@@ -1,6 +1,6 @@
 """The process that writes a rank's checkpoints while the rank trains. It has no torch, and ends with its rank.
 
-It serves one request at a time: `describe` what lies where in the snapshot, `write` the rank's file, and on rank 0
+It serves one request at a time: `describe` what lies where in the snapshot, `write` the rank's files, and on rank 0
 `commit` and `tidy`. Requests and answers are lines of JSON on a socket; what is long lies in memory beside it.
 """
 
@@ -23,7 +23,8 @@ from penteract.engine.checkpoint import durable as disk
 from penteract.engine.checkpoint import folder, rank_file
 from penteract.engine.checkpoint.background.kept_forms import KeptState, Levels, numbers
 from penteract.engine.checkpoint.background.shared_memory import SharedMemory, as_buffer
-from penteract.engine.checkpoint.rank_file import FileEntry, RankTable
+from penteract.engine.checkpoint.packing import LARGEST_FILE, FileEntry
+from penteract.engine.checkpoint.rank_file import RankTable
 from penteract.errors import Bug, DiskFailure, PenteractError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # they are for the rank
@@ -37,6 +38,7 @@ class Service:
     def __init__(self, snapshot: SharedMemory, payload: SharedMemory) -> None:
         self.snapshot, self.payload = snapshot, payload
         self.rank, self.threads, self.entries = 0, 1, list[FileEntry]()
+        self.largest = LARGEST_FILE
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request. `length`: bytes of its payload, or of the answer's."""
@@ -55,7 +57,7 @@ class Service:
     def _describe(self, request: Mapping[str, Any], given: bytes) -> str:
         content = json.loads(given)
         levels: Levels = {signed == "true": values for signed, values in content["levels"].items()}
-        self.rank, self.threads = int(content["rank"]), int(content["threads"])
+        self.rank, self.threads, self.largest = (int(content[name]) for name in ("rank", "threads", "largest"))
         memory = as_buffer(self.snapshot)
 
         def entry(row: list[Any]) -> FileEntry:
@@ -63,7 +65,7 @@ class Service:
             state = None if kept is None else KeptState(*kept)
             return FileEntry(
                 name, tuple(shape), (tuple(offset), tuple(size)), dtype, state is not None,
-                lambda: () if state is None else numbers(memory, state, dtype, name, levels),
+                lambda begin, end: () if state is None else numbers(memory, state, dtype, name, levels, begin, end),
             )  # fmt: skip
 
         self.entries = [entry(row) for row in content["entries"]]
@@ -72,7 +74,7 @@ class Service:
     def _write(self, request: Mapping[str, Any], given: bytes) -> str:
         fresh = Path(request["fresh"])
         with disk.failing(fresh, "write a checkpoint"):
-            return rank_file.write(fresh, self.entries, self.rank, self.threads).text()
+            return rank_file.write(fresh, self.entries, self.rank, self.threads, self.largest).text()
 
     def _commit(self, request: Mapping[str, Any], given: bytes) -> str:
         content, at, step, epoch = json.loads(given), Path(request["folder"]), request["step"], request["epoch"]
@@ -95,15 +97,15 @@ class Service:
 
 
 def _await_files(fresh: Path, tables: list[RankTable]) -> None:
-    """Wait until each rank's file is seen with its size. Raises DiskFailure."""
+    """Wait until each rank's files are seen with their sizes. Raises DiskFailure."""
     until = time.monotonic() + _LOOK_S
-    for rank, table in enumerate(tables):
-        path = fresh / rank_file.file_of(rank)
+    for rank, (name, size) in ((rank, file) for rank, table in enumerate(tables) for file in table.files.items()):
+        path = fresh / name
         # Where the folder is gone, another process has taken the run over: what comes next fails.
-        while table.size and fresh.is_dir() and (found := _size(path)) != table.size:
+        while fresh.is_dir() and (found := _size(path)) != size:
             if time.monotonic() > until:
-                raise DiskFailure("DISK", f"rank 0 does not see the file of rank {rank}", where=str(path),
-                                  found=f"{found} bytes", allowed=f"{table.size} bytes",
+                raise DiskFailure("DISK", f"rank 0 does not see a file of rank {rank}", where=str(path),
+                                  found=f"{found} bytes", allowed=f"{size} bytes",
                                   fix="choose an --output.folder that all hosts share")  # fmt: skip
             time.sleep(0.2)
 

@@ -18,6 +18,7 @@ import torch
 from penteract.config.precision.policy import MOMENT_BLOCK
 from penteract.engine.checkpoint.background.kept_forms import KeptState
 from penteract.engine.checkpoint.background.shared_memory import SharedMemory, as_buffer
+from penteract.engine.checkpoint.packing import LARGEST_FILE
 from penteract.engine.checkpoint.slices import NAMES, Slice
 from penteract.engine.device.copies import CopyOut
 from penteract.engine.device.device import Device
@@ -136,7 +137,8 @@ class SnapshotPlan:
             str(signed).lower(): codebook(torch.device("cpu"), signed=signed).levels.tolist()
             for signed in (True, False)
         }  # fmt: skip
-        return json.dumps({"rank": self.p.rank, "threads": threads, "levels": levels, "entries": self.entries}).encode()
+        about = {"rank": self.p.rank, "threads": threads, "largest": LARGEST_FILE}
+        return json.dumps({**about, "levels": levels, "entries": self.entries}).encode()
 
 
 @dataclass(slots=True)
