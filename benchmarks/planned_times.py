@@ -4,7 +4,8 @@
     python benchmarks/planned_times.py playbook_sweep_h100.csv --before planned.json > benchmarks/results/planned_times.json
 
 Each group is a record of ours or measurements of others. A row is one layout. The `error` of a row is planned over measured
-time, less 1; that of a group is the median of the absolute errors. With `--before`, rows also have the times planned by
+time, less 1; that of a group is the median of the absolute errors. All of these steps were measured one by one, each outcome
+read before the next step, so they are planned so (`at_once`). With `--before`, rows also have the times planned by
 another commit. The planned memory of our own rows is compared with the record, to the byte. It takes half a minute and needs
 no GPU.
 """
@@ -57,7 +58,7 @@ def options(name: str) -> Iterator[Row]:
         dp = world // fields.get("tp", 1)
         steps = {"gradient_accumulation_steps": record["sequences_a_step"] // dp}
         estimator = Estimator(model(record["model"]), cluster(record["gpus"]), record["sequence_length"],
-                        precision=precision.policy, optimizer_kinds=optimizer.optimizer_kinds)  # fmt: skip
+                        precision=precision.policy, optimizer_kinds=optimizer.optimizer_kinds, at_once=True)  # fmt: skip
         kernels = ("triton", "reference") if "elementwise" not in fields else (fields.pop("elementwise"),)
         found = list[tuple[float, bool]]()
         for kernel in kernels:  # older rows ran without Triton kernels, which their memory shows
@@ -82,7 +83,10 @@ def planned() -> Iterator[Row]:
             same = max(map(gib, best.estimate.by_pp_rank)) == max(row["predicted"]["allocated_gib"])
             if same:
                 break
-        yield row["layout"], 1e3 * best.time.seconds, row["measured"]["step_ms"], same
+        estimator = Estimator(model(record["model"]), cluster(record["gpus"]), record["sequence_length"], precision=WHOLE,
+                              at_once=True)  # fmt: skip
+        seconds = estimator.time(estimator.estimate(best.layout)).seconds
+        yield row["layout"], 1e3 * seconds, row["measured"]["step_ms"], same
 
 
 def profiled() -> Iterator[Row]:
@@ -95,7 +99,7 @@ def profiled() -> Iterator[Row]:
 def _times(row: Mapping[str, Any]) -> tuple[float, float]:
     """Milliseconds planned and measured of a profiled row."""
     spec = replace(model(row["model"]), layers=row["layers"])
-    estimator = Estimator(spec, cluster(row["gpus"]), row["sequence_length"], precision=WHOLE)
+    estimator = Estimator(spec, cluster(row["gpus"]), row["sequence_length"], precision=WHOLE, at_once=True)
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in row["layout"].items()}
     return 1e3 * estimator.time(estimator.estimate(Layout(**fields))).seconds, row["step_ms"]
 
@@ -108,7 +112,7 @@ def one_gpu() -> Iterator[Row]:
         for case, row in record[name].items():
             if case not in ("flash", "cudnn, whole sequences"):
                 continue
-            estimator = Estimator(spec, cluster("1xH200"), row["sequence_length"], precision=WHOLE)
+            estimator = Estimator(spec, cluster("1xH200"), row["sequence_length"], precision=WHOLE, at_once=True)
             seconds = estimator.time(estimator.estimate(Layout(attention=row["attention"]))).seconds
             yield f"{name}, {spec.layers} layers, {row['attention']}", 1e3 * seconds, row["median_ms"], None
 
@@ -117,7 +121,8 @@ def peers() -> Iterator[Row]:
     """Megatron-LM on one node, whose pointwise kernels are fused."""
     for name, spec, length, layout, measured, _ in ROWS:
         lay = replace(layout, zero=1, attention="cudnn")
-        estimator = Estimator(spec, with_other_host(cluster("8xH200")), sequence_length=length, precision=WHOLE)
+        estimator = Estimator(spec, with_other_host(cluster("8xH200")), sequence_length=length, precision=WHOLE,
+                              at_once=True)  # fmt: skip
         tokens = lay.global_batch_size * length / lay.world
         with fused():
             seconds = estimator.time(estimator.estimate(lay)).seconds
@@ -134,7 +139,8 @@ def sweep(path: Path) -> Iterator[Row]:
             key = row["model_params_B"], int(row["nodes"])
             if key not in estimators:
                 nodes = with_other_host(cluster(f"{key[1]}x8xH100", fabric="efa"))
-                estimators[key] = Estimator(MODELS[key[0]], nodes, sequence_length=LENGTH, precision=WHOLE)
+                estimators[key] = Estimator(MODELS[key[0]], nodes, sequence_length=LENGTH, precision=WHOLE,
+                                            at_once=True)  # fmt: skip
             lay = layout_of(row)
             tokens = lay.global_batch_size * LENGTH / lay.world
             with fused():

@@ -30,24 +30,24 @@ LAUNCHES = [0.0, 1e-6, 20e-6, 84e-6]
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     cases(), st.integers(0, 12), st.integers(1, 24), st.sampled_from(LAUNCHES),
-    st.sampled_from(["8xH100", "2x4xH100"]),
+    st.sampled_from(["8xH100", "2x4xH100"]), st.booleans(),
 )  # fmt: skip
 def test_jumped_is_unrolled_and_one_more_step_takes_as_long(
-    case: Case, deeper: int, longer: int, launch: float, where: str
+    case: Case, deeper: int, longer: int, launch: float, where: str, at_once: bool
 ) -> None:
     assume(not case.schedule)
     lay = replace(case.layout, gradient_accumulation_steps=case.layout.gradient_accumulation_steps * longer)
     model = replace(case.model, layers=case.model.layers + deeper)
     composer, node = Composer(model, case.sequence_length, RECIPES["bf16"]), cluster(where)
     rates = replace(Rates.of(node, "bf16"), launch=launch, launches={})
-    unrolled = StepClock(composer, node, rates, skip_repeats=False).build(lay, 0)
+    unrolled = StepClock(composer, node, rates, at_once, skip_repeats=False).build(lay, 0)
     while not unrolled.steady:
         unrolled.step()
     played, took = len(unrolled.ends), unrolled.last
     told, slowest = [_parts(unrolled, r) for r in range(lay.pp)], unrolled.slowest
     unrolled.step()
     assert unrolled.last == took
-    jumped = StepClock(composer, node, rates).ranks(lay)
+    jumped = StepClock(composer, node, rates, at_once).ranks(lay)
     assert (len(jumped.ends), jumped.last) == (played, took)
     assert [_parts(jumped, r) for r in range(lay.pp)] == told
     assert jumped.slowest == slowest

@@ -53,13 +53,18 @@ class StepTime:
 
 @dataclass(slots=True)
 class Estimator:
-    """Estimates layouts of one model on one cluster. Results that layouts share are computed once."""
+    """Estimates layouts of one model on one cluster. Results that layouts share are computed once.
+
+    at_once  the host reads the outcome of each step before it launches the next one. `penteract train` reads it a step
+             later on GPUs; scripts that call `Trainer.step` do not
+    """
 
     model: ModelSpec
     cluster: Cluster
     sequence_length: int
     precision: str | Policy = "bf16"
     optimizer_kinds: OptimizerKinds = PLAIN
+    at_once: bool = False
     composer: Composer = field(init=False)
     memory: MemoryReading = field(init=False)
     rates: Rates = field(init=False)
@@ -74,7 +79,7 @@ class Estimator:
         self.composer = Composer(self.model, self.sequence_length, self.precision, self.optimizer_kinds)
         self.memory = MemoryReading(self.composer)
         self.rates = Rates.of(self.cluster, self.precision.products, fp8=self.precision.fp8 is not None)
-        self.steps = StepClock(self.composer, self.cluster, self.rates)
+        self.steps = StepClock(self.composer, self.cluster, self.rates, self.at_once)
         self.bounds = Bounds(self.steps)
 
     @property

@@ -55,18 +55,20 @@ class Replanner:
     """Plans rows again. Estimators are kept: rows of a record share most of their work. `cluster_of`: by its name."""
 
     cluster_of: ClusterOf = cluster
-    estimators: dict[tuple[ModelSpec, str, int, Policy, OptimizerKinds], Estimator] = field(
-        default_factory=dict[tuple[ModelSpec, str, int, Policy, OptimizerKinds], Estimator]
+    estimators: dict[tuple[ModelSpec, str, int, Policy, OptimizerKinds, bool], Estimator] = field(
+        default_factory=dict[tuple[ModelSpec, str, int, Policy, OptimizerKinds, bool], Estimator]
     )
 
     def estimator(
-        self, spec: ModelSpec, gpus: str, length: int, policy: Policy, kinds: OptimizerKinds | None = None
-    ) -> Estimator:
-        """The estimator of a model on a cluster."""
+        self, spec: ModelSpec, gpus: str, length: int, policy: Policy, kinds: OptimizerKinds | None = None, *,
+        at_once: bool = True,
+    ) -> Estimator:  # fmt: skip
+        """The estimator of a model on a cluster. `at_once`: the steps were called one by one, each outcome read before
+        the next, which training does not do."""
         kinds = kinds or Optimizer().optimizer_kinds
-        key = spec, gpus, length, policy, kinds
+        key = spec, gpus, length, policy, kinds, at_once
         if key not in self.estimators:
-            self.estimators[key] = Estimator(spec, self.cluster_of(gpus), length, policy, kinds)
+            self.estimators[key] = Estimator(spec, self.cluster_of(gpus), length, policy, kinds, at_once)
         return self.estimators[key]
 
     def match(self, estimator: Estimator, layouts: list[Layout], allocated_gib: float) -> tuple[Amounts, bool]:
@@ -197,7 +199,7 @@ def _beside(planner: Replanner, group: str, record: Record) -> Iterator[Accuracy
         precision = Precision(dtype=recipe, gradient=ran["gradient"])  # pyright: ignore[reportArgumentType] - of a record
         layout = _layout(ran["layout"])
         gpu = next(name for name in ("H200", "H100") if name in ran["device"])
-        estimator = planner.estimator(spec, f"{layout.world}x{gpu}", length, precision.policy)
+        estimator = planner.estimator(spec, f"{layout.world}x{gpu}", length, precision.policy, at_once=False)
         predicted = Amounts.of(estimator, layout)
         yield AccuracyRow(
             group=group, name=row["case"], predicted=predicted, same_program=_same(predicted, ran["planned_gib"]),
@@ -210,7 +212,7 @@ def _swept(planner: Replanner, group: str, record: Record) -> Iterator[AccuracyR
     for row in record["rows"]:
         run = resolve(None, record["preset"], row["settings"], planner.cluster_of(record["gpus"]).gpus).run
         kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
-        estimator = planner.estimator(run.model, record["gpus"], run.sequence_length, policy, kinds)
+        estimator = planner.estimator(run.model, record["gpus"], run.sequence_length, policy, kinds, at_once=False)
         predicted = Amounts.of(estimator, run.layout)
         if (process := process_memory(estimator, estimator.estimate(run.layout))) is not None:
             predicted = replace(predicted, reserved=process.reserved / GIB, device=process.device / GIB)

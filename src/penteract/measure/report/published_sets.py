@@ -51,7 +51,7 @@ def _playbook(path: Path) -> Iterator[float]:
             key = row["model_params_B"], int(row["nodes"])
             if key not in estimators:
                 nodes = with_other_host(cluster(f"{key[1]}x8xH100", fabric="efa"))
-                estimators[key] = Estimator(PLAYBOOK_MODELS[key[0]], nodes, PLAYBOOK_LENGTH, whole)
+                estimators[key] = Estimator(PLAYBOOK_MODELS[key[0]], nodes, PLAYBOOK_LENGTH, whole, at_once=True)
             lay = playbook_layout(row)
             seconds = estimators[key].time(estimators[key].estimate(lay)).seconds
             measured = lay.global_batch_size * PLAYBOOK_LENGTH / lay.world / float(row["tokens_per_s_per_gpu"])

@@ -25,7 +25,6 @@ def alone(program: ClockProgram, derived: Derived, turns: Sequence[int], skipped
     m.host = -LONG  # the host has launched all of this long before
     for segment, unit, needs in derived.update:
         clock.advance(m, segment, unit, needs)
-    m.host = max(m.host, m.now)  # the host reads the losses
     clock.take(m, derived.opening)
     clock.wait_until(m, arrives, names.WAIT_STAGE)
     at, left, seen = 0, skipped, dict[object, tuple[int, RankClock]]()

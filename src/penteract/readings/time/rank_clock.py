@@ -44,8 +44,9 @@ Trace = tuple[int, Answer | None, int]  # when it began, its result; or the host
 
 @dataclass(slots=True)
 class RankClock:
-    """One rank's clocks: `now` of the device, and the host's. `now`, `host` and `pending` are absolute.
+    """One rank's clocks: `now` of the device, and the host's. `now`, `host`, `ended` and `pending` are absolute.
 
+    ended    when the device ended the last step
     unit     the unit from which keys in `state` are counted
     pending  when parameters gathered after the last update arrive, by bucket
     held     how often the host delayed the device; `synced`: whether it waits for the device within a step
@@ -56,6 +57,7 @@ class RankClock:
     state: StreamState
     now: int = 0
     host: int = 0
+    ended: int = 0
     unit: int = 0
     pending: dict[int, int] = field(default_factory=dict[int, int])
     held: int = 0
@@ -215,6 +217,7 @@ class Clock:
                 continue
             if self._seen_from(m.state, first + turn * step - m.unit) is before and (
                 m.host - m.now == host - at
+                or m.host - m.now < -LONG // 2  # far ahead
                 or (m.held == held and m.host - m.now < host - at and not _looks(trail, begun))
             ):
                 self._jump(m, trail, begun, (m.now - at, m.host - host, times - turn))

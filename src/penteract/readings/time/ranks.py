@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from penteract.errors import Bug
 from penteract.parallel.data import NONE
+from penteract.readings.time.clock import LONG
 from penteract.readings.time.clock_program import ClockProgram
 from penteract.readings.time.derive import Derived
 from penteract.readings.time.numbered_schedule import NumberedMessage, NumberedSchedule, Position, Post
@@ -27,6 +28,7 @@ class Mark(NamedTuple):
 
     at      the first rank's clock
     states  all that decides what follows, except for hosts
+    begun   how long ago each device ended the last step
     behind  how far each host is behind its device; `held`: how often it has delayed the device
     spent   the number of records of each rank clock
     left    periods that are still to be skipped
@@ -34,6 +36,7 @@ class Mark(NamedTuple):
 
     at: int
     states: tuple[Any, ...]
+    begun: tuple[int, ...]
     behind: tuple[int, ...]
     held: tuple[int, ...]
     spent: tuple[int, ...]
@@ -44,7 +47,7 @@ class Carried(NamedTuple):
     """What one rank carries over to the next step, in picoseconds from its own end.
 
     early      how long before the step's end it ends
-    host       when its host has launched all
+    host       when its host begins to launch the next step; 0 where hosts are ahead
     streams    the state of its streams, by number, and `unit` unless that does not matter
     in_flight  (bucket, when its collective is done), by bucket
     """
@@ -60,11 +63,17 @@ class Carried(NamedTuple):
 class Ranks:
     """Steps of one layout.
 
+    In training on a GPU, the host reads the outcome of a step when it has launched the next one
+    (`engine/session/session.py`). So it is at most one step ahead. A host that launches a step in less time than its
+    device needs for it never delays the device.
+
     programs, derived  of each pipeline rank
     wires            picoseconds of each message
     launch           picoseconds that the host needs to post a message, or to wait for one
     skipped          periods of the schedule that `schedule` leaves out
     skip_repeats     whether repeated states are skipped; otherwise all is simulated
+    at_once          whether the host reads the outcome of each step before it launches the next one
+    hosts_ahead      no host delays its device: each step is simulated as if all had been launched long before
     log              receives each message
     """
 
@@ -75,8 +84,10 @@ class Ranks:
     launch: int
     skipped: int = 0
     skip_repeats: bool = True
+    at_once: bool = False
     log: Callable[[NumberedMessage, int, int], None] | None = None
     rank_clocks: list[RankClock] = field(init=False)
+    hosts_ahead: bool = field(init=False)
     ends: list[int] = field(default_factory=list[int])  # of steps
     met: list[int] = field(default_factory=list[int])  # when all ranks have reached the gradient norm of a step
     marks: list[list[Mark]] = field(default_factory=list[list[Mark]])  # of each step
@@ -91,12 +102,12 @@ class Ranks:
     _awake: list[int] = field(init=False)
     _unmet: dict[int, None] = field(init=False)  # messages that one end has posted
     slowest: int = 0  # the rank that ended the last step
-    held_at_end: tuple[int, ...] = ()  # of the last step
     carried: list[tuple[Carried, ...]] = field(default_factory=list[tuple[Carried, ...]])  # by each step to the next
     spent_at_end: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])  # of each step
 
     def __post_init__(self) -> None:
         """Give each rank an idle clock."""
+        self.hosts_ahead = not self.at_once
         self.rank_clocks = [program.clock.rank_clock() for program in self.programs]
 
     def step(self) -> None:
@@ -108,6 +119,7 @@ class Ranks:
         self.marks.append([])
         for m, program, derived in zip(self.rank_clocks, self.programs, self.derived, strict=True):
             m.doing = NONE
+            m.host = m.now - LONG if self.hosts_ahead else m.host
             program.clock.take(m, derived.opening)
         if self.skip_repeats and self._play_periods():
             self._note_end(self.carried[-1])
@@ -127,14 +139,27 @@ class Ranks:
                 program.clock.wait_until(m, together, names.WAIT_RANKS)
             for segment, unit, needs in derived.update:
                 program.clock.advance(m, segment, unit, needs)
-            m.host = max(m.host, m.now)  # the host reads the losses
+        if self.hosts_ahead and not self.ends:
+            self._look_at_hosts()
+        for m in self.rank_clocks:  # the host reads the outcome of this step, or of the one before
+            m.host, m.ended = max(m.host, m.now if self.at_once else m.ended), m.now
         self.slowest = max(range(n), key=lambda r: self.rank_clocks[r].now)
         self.ends.append(end := self.rank_clocks[self.slowest].now)
         self._note_end(tuple([
-            Carried(end - m.now, m.host - m.now, m.state.number, m.state.fixed or m.unit,
+            Carried(end - m.now, 0 if self.hosts_ahead else m.host - m.now, m.state.number, m.state.fixed or m.unit,
                     tuple(sorted((b, t - m.now) for b, t in m.pending.items())))
             for m in self.rank_clocks
         ]))  # fmt: skip
+
+    def _look_at_hosts(self) -> None:
+        """After the first step, see whether hosts may delay later ones: where a host needs longer to launch a step than
+        the device for it, or waits for the device within it. No later step takes less than the first one on the rank
+        that ended first: later ones begin with the update, and with communication in flight."""
+        took = [m.host + LONG for m in self.rank_clocks]  # longer than any step, if the host has waited
+        self.hosts_ahead = max(took) <= min(m.now for m in self.rank_clocks)
+        if not self.hosts_ahead:
+            for m, launched in zip(self.rank_clocks, took, strict=True):
+                m.host = launched if m.host < 0 else m.host  # it began with its device
 
     @property
     def steady(self) -> bool:
@@ -148,7 +173,6 @@ class Ranks:
 
     def _note_end(self, carried: tuple[Carried, ...]) -> None:
         self.carried.append(carried)
-        self.held_at_end = tuple([m.held for m in self.rank_clocks])
         self.spent_at_end.append(tuple([len(m.spent) for m in self.rank_clocks]))
 
     # ---- periods ---------------------------------------------------------------------------------------------
@@ -201,8 +225,8 @@ class Ranks:
         free = [max(0, t - at) for t in self._free]
         states = (*own, tuple(sorted(under_way, key=str)), tuple(free))
         return Mark(
-            at, states, tuple([m.host - m.now for m in ms]), tuple([m.held for m in ms]),
-            tuple([len(m.spent) for m in ms]), left,
+            at, states, tuple([m.now - m.ended for m in ms]), tuple([m.host - m.now for m in ms]),
+            tuple([m.held for m in ms]), tuple([len(m.spent) for m in ms]), left,
         )  # fmt: skip
 
     def _jump(self, before: Mark, now: Mark, times: int) -> None:
@@ -220,12 +244,12 @@ class Ranks:
     def _goes_on_as_before(self, k: int) -> bool:
         """Whether a mark equals that of the step before. Then so does the rest of the step, and it is copied."""
         mark, old = self.marks[-1][k], self.marks[-2][k]
-        quiet = [a == b and not m.synced for a, b, m in zip(old.held, self.held_at_end, self.rank_clocks, strict=True)]
         if (
             mark.states != old.states
             or mark.left != old.left
             or any(m.pending for m in self.rank_clocks)
-            or not _as_late(mark, old, quiet)
+            # A host that is less late now begins the next step earlier: that is another step.
+            or not (self.hosts_ahead or (mark.begun, mark.behind) == (old.begun, old.behind))
         ):
             return False
         self.ends.append(mark.at + self.ends[-1] - old.at)
@@ -314,5 +338,7 @@ class Ranks:
 
 
 def _as_late(now: Mark, then: Mark, quiet: Sequence[bool]) -> bool:
-    """Whether each host is as far behind as before; or less far, if it has delayed nothing."""
-    return all(h == b or (h < b and q) for h, b, q in zip(now.behind, then.behind, quiet, strict=True))
+    """Whether each host is as far behind as before; or less far, if it has delayed nothing; or far ahead."""
+    return all(
+        h == b or (h < b and q) or h < -LONG // 2 for h, b, q in zip(now.behind, then.behind, quiet, strict=True)
+    )

@@ -70,6 +70,7 @@ class StepClock:
     composer: Composer
     cluster: Cluster
     rates: Rates
+    at_once: bool = False  # whether the host reads a step's outcome before it launches the next, as `Trainer.step` does
     skip_repeats: bool = True  # whether repeated states are skipped; otherwise all is simulated
     log: Log | None = None  # receives every simulated op; needs a clock that skips and caches nothing
     costs: Memo[Cost] = field(default_factory=Memo[Cost])
@@ -155,7 +156,14 @@ class StepClock:
         programs = self.programs(layout)
         derived = [self._derived(layout, num_micro_batches, program, r) for r, program in enumerate(programs)]
         return Ranks(
-            line, programs, derived, self._wires(layout, line), ps(self.rates.launch), skipped, self.skip_repeats
+            line,
+            programs,
+            derived,
+            self._wires(layout, line),
+            ps(self.rates.launch),
+            skipped,
+            self.skip_repeats,
+            self.at_once,
         )
 
     def _derived(self, layout: Layout, num_micro_batches: int, program: ClockProgram, r: int) -> Derived:

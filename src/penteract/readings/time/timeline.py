@@ -81,7 +81,8 @@ class Timeline:
 class _Writer:
     """Turns ops of rank clocks and messages into events, once `emit` is set.
 
-    zero   when the first pipeline rank begins
+    zero   when the first pipeline rank begins; `begins`: when each does
+    took   how long the step is
     wires  collectives outside of the actions: they may be in flight when the next step begins
     """
 
@@ -90,6 +91,8 @@ class _Writer:
     ranks: Ranks | None = None
     emit: Emit | None = None
     zero: int = 0
+    begins: Sequence[int] = ()
+    took: int = 0
     wires: list[Event] = field(default_factory=list[Event])
     numbers: dict[int, int] = field(default_factory=dict[int, int])  # the rank of each clock, by its identity
     streams: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
@@ -112,6 +115,8 @@ class _Writer:
         action = str(self.ranks.schedule.computes[r][m.doing]) if m.doing != NONE else ""
         unit = self.units[r][m.unit] if action and m.unit < len(self.units[r]) else ""
         where = _STREAMS[stream] if stream in _STREAMS else self.streams[r][stream]
+        if stream == HOST and start < self.begins[r]:  # a step ahead: meanwhile it launches the same of the next step
+            start, end = start + self.took, end + self.took
         event = Event(r, where, name, start - self.zero, end - self.zero, action, unit)
         if stream >= FIRST and not action:
             self.wires.append(event)
@@ -130,19 +135,24 @@ class _Writer:
 
 
 def emit_events(steps: StepClock, layout: Layout, emit: Emit) -> StepSpan:
-    """Emit one step of a layout, mid-run, event by event. The events of one stream come in their order."""
+    """Emit one step of a layout, mid-run, event by event. The events of one stream come in their order, but for the
+    host's: what it launched before the step began stands where it launches the same of the next step."""
     writer = _Writer(layout, steps.composer.model.layers)
     alone = replace(steps, skip_repeats=False, log=writer.op, clocks={}, memos=Memos(), derived={})
-    ranks, before = alone.build(layout, 0), len(steps.ranks(layout).ends) - 1
+    ranks, steady = alone.build(layout, 0), steps.ranks(layout)
+    before, took = len(steady.ends) - 1, steady.last
     writer.attach(ranks)
     _remember(alone, yes=True)
     for _ in range(before):
         ranks.step()
     _remember(alone, yes=False)  # the last step is logged, op by op
     begins = [m.now for m in ranks.rank_clocks]
-    writer.zero, writer.emit = min(begins), emit
+    writer.zero, writer.emit, writer.begins, writer.took = min(begins), emit, begins, took
+    if ranks.hosts_ahead:  # each began to launch this step when the device began the one before
+        ranks.hosts_ahead = False
+        for m in ranks.rank_clocks:
+            m.host = m.now - took
     ranks.step()
-    took = ranks.last
     for e in writer.wires:  # the step before has left the same collectives in flight
         begin = begins[e.pp_rank] - writer.zero
         if e.end - took > begin:
