@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +18,7 @@ from penteract.config.files.machine_file import machine_file
 from penteract.config.hardware import cluster
 from penteract.errors import BadInput
 from penteract.measure.calibrate import attention_workloads, checking, hot_clock, measuring
-from penteract.measure.calibrate.hardware_file import catalogued, hardware_file
+from penteract.measure.calibrate.hardware_file import _node, catalogued, hardware_file, host_memory_gib
 from penteract.measure.calibrate.hot_clock import HotClock
 from penteract.measure.calibrate.measured_rows import MeasuredRows
 from penteract.measure.calibrate.workloads import Workload, workloads
@@ -169,3 +170,17 @@ def test_the_machines_own_file(measured: Path, tmp_path: Path, monkeypatch: pyte
     for size in ("0xhere", "64xhere"):
         with pytest.raises(BadInput, match="no fabric joins so many devices"):
             cluster(size)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "a card of no catalogue"])
+def test_a_gpus_file_tells_what_its_host_has(tmp_path: Path, name: str) -> None:
+    """A CPU's does not: its memory is its host's."""
+    about = SimpleNamespace(name=name, multi_processor_count=1, total_memory=2**30)
+    rows = MeasuredRows(tmp_path / "a.rows.jsonl", {})
+    with (
+        patch("torch.cuda.get_device_name", lambda _: name),
+        patch("torch.cuda.get_device_properties", lambda _: about),
+    ):
+        node = tomllib.loads("\n".join(_node(rows, torch.device("cuda"))))["node"]
+    assert node["host_memory_gib"] == pytest.approx(host_memory_gib(), abs=0.01)
+    assert "host_memory_gib" not in "".join(_node(rows, torch.device("cpu")))

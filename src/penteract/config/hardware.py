@@ -150,6 +150,12 @@ class Cluster:
     inside: Fabric | None = None
     between: Fabric | None = None
     curves: Curves | None = field(default=None, repr=False)
+    host_memory_gib: float = 0.0  # of each node's host; 0: unknown, so it limits nothing
+
+    @property
+    def host_share(self) -> int:
+        """Bytes of a host's memory for each of its devices; 0 if it is not known."""
+        return int(self.host_memory_gib * 2**30) // min(self.gpus, self.gpus_per_node)
 
     def usable(self, headroom: float = HEADROOM) -> int:
         """Bytes of a device that tensors may take; 0 if its memory is not known."""
@@ -282,6 +288,7 @@ def _measured(path: Path, between: str) -> Cluster:
     return Cluster(
         name=node.get("name", path.stem), gpus=gpus, gpus_per_node=each, memory_gib=measured.gpu.memory_gib,
         gpu=measured.gpu, inside=inside, between=fabric(between or node.get("between", usual or "infiniband-ndr")),
+        host_memory_gib=node.get("host_memory_gib", 0.0),
         curves=measured,
     )  # fmt: skip
 

@@ -121,6 +121,8 @@ class Plan:
         name, nearest = self.ask.cluster.name, self.misses(1)
         if self.counts.fit:
             return None
+        if (offloads := self.search.frontier.found.offloads) is not None:
+            return self.off_hosts(offloads)
         if not nearest:
             return BadInput("FIT", "no layout is possible: each breaks a rule", where=name,
                             found=next(iter(self.counts.refused), ""), fix="another --batch, --seq or number of GPUs, "
@@ -129,6 +131,17 @@ class Plan:
         fix = f"--gpus {self.larger[0].name}" if self.larger else f"{other}more GPUs, or a shorter --seq"
         return BadInput("FIT", "no layout fits", where=name, found=f"{show_bytes(nearest[0].allocated)} a GPU",
                         allowed=show_bytes(self.ask.usable), fix=fix)  # fmt: skip
+
+    def off_hosts(self, estimate: LayoutEstimate) -> BadInput | None:
+        """The error if what a layout offloads does not fit its hosts, else None."""
+        cluster = self.ask.cluster
+        if not 0 < cluster.host_share < estimate.host:
+            return None
+        ranks = min(estimate.layout.world, cluster.gpus_per_node)
+        return BadInput("FIT", "what is offloaded does not fit a host", where=cluster.name,
+                        found=f"{show_bytes(estimate.host * ranks)} of {ranks} GPUs",
+                        allowed=f"{cluster.host_memory_gib:.2f} GiB (node.host_memory_gib)",
+                        fix="offload less, or more hosts")  # fmt: skip
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -155,8 +168,8 @@ class Plan:
         return bool(self.search.frontier.branches)
 
     def fits(self, estimate: LayoutEstimate) -> bool:
-        """Whether a layout's tensors stay within the memory that they may take."""
-        return not self.ask.usable or estimate.allocated <= self.ask.usable
+        """Whether a layout's tensors stay within the memory that they may take, of GPUs and of hosts."""
+        return (not self.ask.usable or estimate.allocated <= self.ask.usable) and self.off_hosts(estimate) is None
 
     def rate(self, timed: Timed) -> float:
         """Tokens a second and GPU."""
@@ -185,7 +198,7 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1, watch:
     if number > enumerated:
         raise _no_such(number, enumerated)
     estimators, between = dict[Policy, Estimator](), Between()
-    frontier = Frontier(Priced(ask.usable), ask.global_batch_size)
+    frontier = Frontier(Priced(ask.usable, ask.cluster.host_share), ask.global_batch_size)
     search = Search(estimators, frontier)
     search.pulse = Pulse(watch, lambda seconds: search.progress(seconds, enumerated + between.tried, most))
     try:
@@ -238,9 +251,12 @@ def plan_one(ask: Ask, settings: Mapping[str, Values], make: Make) -> Plan:
             prices.check_sizes(layout)
         search.add(prices.estimate(layout))
     every, found = search.estimates, search.frontier.found
+    found.host = ask.cluster.host_share
     for q in every:
         if ask.usable and q.allocated > ask.usable:
             found.miss(q.allocated, q.layout, q.precision)
+            found.refused[TOO_LARGE] += 1
+        elif not found.on_hosts(q):
             found.refused[TOO_LARGE] += 1
     counts = SearchCounts(len(every), dict(found.refused), len(every), len(every) - found.refused.total(), len(every))
     return Plan(ask, counts, tuple(search.best(len(every))), search)

@@ -58,11 +58,12 @@ FABRIC = Table(
 
 CLUSTER: Mapping[str, Number] = {
     "gpus": GPUS, "gpus_per_node": GPUS, "memory_gib": Number(float, 2**-10, 2**20, or_zero=True),
+    "host_memory_gib": Number(float, 2**-10, 2**20, or_zero=True),
 }  # fmt: skip
 
 _NODE = Table(
     {"gpu": Either(Table({**GPU.required, "name": _TEXT}, GPU.optional)), "gpus": GPUS, "gpus_per_node": GPUS},
-    {"name": _TEXT, "inside": _TEXT, "between": _TEXT},
+    {"name": _TEXT, "inside": _TEXT, "between": _TEXT, "host_memory_gib": _GIB},
 )
 
 

@@ -33,6 +33,7 @@ from penteract.explore.search_schema import SearchProgress
 from penteract.model.count import parameters
 from penteract.planner.plan import case_of, estimator, plan_one
 from penteract.planner.report.as_json import as_dict
+from penteract.planner.report.host_room import HostRoom
 from penteract.planner.report.memory_by_line import fullest_pp_rank, memory_by_line
 from penteract.planner.report.models_table import catalogue_rows
 from penteract.planner.report.runfile import run_file
@@ -136,7 +137,8 @@ def _answers(request: dict[str, Any], opening: Question, tell: Tell | None) -> I
         yield ranks_answer(asked, plan, timed, request.get("rank") or 0, str(request.get("parameter") or ""))
     else:
         name = "run.toml"
-        yield _run_file(name, run_file(asked.ask, timed.layout, name))
+        background = HostRoom.of(plan, timed).saves_in_background
+        yield _run_file(name, run_file(asked.ask, timed.layout, name, background=background))
 
 
 def _about_measurements(

@@ -55,9 +55,11 @@ def products(rows: MeasuredRows, dtype: str) -> list[tuple[int, int, int, int, f
 def _node(rows: MeasuredRows, device: torch.device) -> Iterator[str]:
     yield "\n[node]\ngpus = 1\ngpus_per_node = 1"
     if device.type == "cuda" and (name := catalogued(torch.cuda.get_device_name(device))):
-        yield f"gpu = {json.dumps(name)}"
+        yield f"host_memory_gib = {host_memory_gib():.2f}\ngpu = {json.dumps(name)}"
         return
     yield f"inside = {json.dumps(INSIDE)}"
+    if device.type == "cuda":  # what has no memory of its own shares its host's
+        yield f"host_memory_gib = {host_memory_gib():.2f}"
     yield "\n# Not in the catalogue: its peaks are the best that was measured.\n[node.gpu]"
     name, count, memory = "cpu", torch.get_num_threads(), host_memory_gib()
     if device.type == "cuda":

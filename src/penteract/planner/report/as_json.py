@@ -11,6 +11,7 @@ from penteract.config.precision.policy import Policy
 from penteract.model.count import parameters
 from penteract.planner.ask import Ask, as_settings
 from penteract.planner.plan import Plan
+from penteract.planner.report.host_room import HostRoom, crowded
 from penteract.planner.search.best import Timed
 from penteract.units import gib
 
@@ -78,7 +79,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "enumerated": counts.enumerated, "refused": dict(counts.refused), "fit": counts.fit,
             "priced": counts.priced, "simulated": counts.simulated, "recompute_between": asdict(counts.between),
         },
-        "notes": list(plan.notes),
+        "notes": [note for note in (*plan.notes, crowded(plan)) if note],
         "not_tried": list(plan.not_tried),
         "layouts": [entry(plan, timed) for timed in plan.layouts],
         "nearest_misses": [_miss(plan, estimate) for estimate in plan.misses()] if not counts.fit else [],
@@ -101,7 +102,17 @@ def entry(plan: Plan, timed: Timed) -> dict[str, Any]:
         "mfu_causal": used.mfu_causal,
         "hfu": used.hfu,
         "limited_by": timed.time.limited_by,
+        **_host(plan, timed),
     }
+
+
+def _host(plan: Plan, timed: Timed) -> dict[str, Any]:
+    """Of each host, where its memory is known."""
+    host = HostRoom.of(plan, timed)
+    if not host.has:
+        return {}
+    sizes = {"offloaded_gib": host.offloaded, "background_save_gib": host.copied, "memory_gib": host.has}
+    return {"host": {name: gib(n) for name, n in sizes.items()} | {"saves_in_background": host.saves_in_background}}
 
 
 def _layout(layout: Layout, precision: Policy) -> dict[str, Any]:

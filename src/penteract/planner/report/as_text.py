@@ -11,9 +11,9 @@ from penteract.model.count import parameters
 from penteract.planner.ask import EDITS, as_settings
 from penteract.planner.plan import NOT_REACHED, Plan
 from penteract.planner.report.as_json import MEMORY, TrainingCost, utilisation
+from penteract.planner.report.host_room import HostRoom, crowded
 from penteract.planner.search.best import Timed
 from penteract.planner.search.rows import NEEDLESS, TOO_LARGE
-from penteract.readings.host_copies import snapshot_bytes
 from penteract.readings.ideal import PART_NAMES
 from penteract.readings.process_memory import process_memory
 from penteract.units import show_bytes, show_count, show_seconds, show_step, show_whole
@@ -46,7 +46,7 @@ def counted(plan: Plan, seconds: float) -> str:
     """How many layouts were searched, and with which result; and the notes of the plan."""
     counts, ask = plan.counts, plan.ask
     what = "layout" if counts.enumerated == 1 else "layouts"
-    lines = [f"Note: {note}" for note in plan.notes]
+    lines = [f"Note: {note}" for note in (*plan.notes, crowded(plan)) if note]
     lines += [f"{show_whole(counts.enumerated)} {what} in {_searched(seconds)}: {show_whole(counts.priced)} priced, "
             f"{show_whole(counts.fit)} fit, {show_whole(counts.simulated)} simulated"]  # fmt: skip
     refused = [f"  {show_whole(n):>9}  {why}" for why, n in list(counts.refused.items())[:_REASONS]]
@@ -131,7 +131,7 @@ def details(plan: Plan, timed: Timed) -> str:
             f"Memory of {plan.ask.text(timed.layout)}{precision}: {show_bytes(timed.estimate.allocated)}",
             _bars(kinds, show_bytes) + ranks,
             *_edited(timed),
-            _copied(plan, timed),
+            HostRoom.of(plan, timed).text(),
             *_of_process(plan, timed),
             f"Step: {show_step(timed.time.seconds)}; limited by {timed.time.limited_by}",
             _bars({PART_NAMES[part]: seconds for part, seconds in parts}, show_step) + rates,
@@ -156,16 +156,11 @@ def _of_process(plan: Plan, timed: Timed) -> list[str]:
     ]  # fmt: skip
 
 
-def _copied(plan: Plan, timed: Timed) -> str:
-    """What a run's saves in the background take on each host."""
-    planner = plan.search.estimators[timed.estimate.precision].composer.bucket_planner
-    each, ranks = snapshot_bytes(planner, timed.layout), min(timed.layout.world, plan.ask.cluster.gpus_per_node)
-    return f"Saves in the background: {show_bytes(each * ranks)} of each host's memory, if a run has them"
-
-
 def nothing_fits(plan: Plan) -> str:
     """That nothing fits, which layouts miss by least, and how many GPUs would be enough."""
     ask = plan.ask
+    if (offloads := plan.search.frontier.found.offloads) is not None and (refusal := plan.off_hosts(offloads)):
+        return f"Nothing fits: {ask.text(offloads.layout)} offloads {refusal.found}; a host has {refusal.allowed}."
     if not plan.missed:
         return "No layout is possible: every one breaks a rule (above)."
     lines = ["Nothing fits. The nearest:"]

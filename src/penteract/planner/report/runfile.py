@@ -12,15 +12,15 @@ from penteract.config.resolve.presets import preset
 from penteract.config.resolve.resolved_run import Resolved
 from penteract.config.resolve.write_run_file import to_toml
 from penteract.config.rules.kernel_limits import takes_documents
-from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
+from penteract.config.run import Checkpoint, Data, LearningRate, Optimizer, Precision, RunSpec
 from penteract.errors import BadInput
 from penteract.planner.ask import Ask
 
 
-def run_file(ask: Ask, layout: Layout, name: str = "run.toml") -> str:
+def run_file(ask: Ask, layout: Layout, name: str = "run.toml", *, background: bool = True) -> str:
     """The run file called `name`: the model in full, the layout and batch of the plan, and learning rates if a preset
-    has them."""
-    return to_toml(as_run(ask, layout), name, planned=True)
+    has them. `background`: whether hosts have room for saves in the background."""
+    return to_toml(as_run(ask, layout, background=background), name, planned=True)
 
 
 def left_open(path: object, ask: Ask, layout: Layout) -> str:
@@ -33,7 +33,7 @@ def left_open(path: object, ask: Ask, layout: Layout) -> str:
     )
 
 
-def as_run(ask: Ask, layout: Layout) -> Resolved:
+def as_run(ask: Ask, layout: Layout, *, background: bool = True) -> Resolved:
     """The run, with the plan as the origin of what it decided."""
     suits = _suiting(ask)
     run = RunSpec(
@@ -44,11 +44,13 @@ def as_run(ask: Ask, layout: Layout) -> Resolved:
         data=Data(pack_documents=takes_documents(layout.attention)),
         optimizer=replace(Optimizer(kind=ask.optimizer), **_of(suits, "optimizer")),
         schedule=replace(LearningRate(), **_of(suits, "learning_rate")),
+        checkpoint=Checkpoint(asynchronous=background),
     )
     plan = f"plan for {ask.cluster.name}"
     decided = [key for key in keys() if key.startswith(("parallel.", "batch.", "memory.", "kernels.", "precision."))]
     model = {key: ask.model.name for key in keys() if key.startswith("model.")}
     decided += ["data.pack_documents"] * (not takes_documents(layout.attention)) + ["optimizer.kind"]
+    decided += ["checkpoint.asynchronous"] * (not background)
     return Resolved(run=run, origins={**model, **dict.fromkeys(decided, plan), **dict.fromkeys(suits, ask.model.name)})
 
 

@@ -28,6 +28,8 @@ def check_file(path: Path, where: str = "--trace") -> None:
 
 def check_pp_rank(found: Plan, timed: Timed, pp_rank: int | None) -> None:
     """Refuse a layout that does not fit, or a pipeline rank that it does not have."""
+    if (refusal := found.off_hosts(timed.estimate)) is not None:
+        raise refusal
     if not found.fits(timed.estimate):
         raise BadInput("MEMORY", "no trace of what does not fit", where="--trace",
                        found=f"{gib(timed.estimate.allocated):.1f} GiB a GPU",

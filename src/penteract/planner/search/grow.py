@@ -53,7 +53,7 @@ def _frugal(ask: Ask, make: Make) -> LayoutEstimate | None:
         if cut in hopeless or (ask.precision.fp8 and unfit(prices, lay)):
             continue
         estimate = prices.estimate(lay)
-        if estimate.allocated <= ask.usable:
+        if estimate.allocated <= ask.usable and not (0 < ask.cluster.host_share < estimate.host):
             return estimate
         if sum(estimate.memory.get(kind, 0) for kind in _STATE) > ask.usable:
             hopeless.add(cut)
@@ -65,7 +65,8 @@ def _times(of: Cluster, times: int) -> Cluster:
     gpus = of.gpus * times
     if of.gpu is not None:
         try:
-            return replace(cluster(f"{gpus}x{of.gpu.name}"), memory_gib=of.memory_gib)
+            made = cluster(f"{gpus}x{of.gpu.name}")
+            return replace(made, memory_gib=of.memory_gib, host_memory_gib=of.host_memory_gib)
         except BadInput:  # not a device of the catalogue, or no whole nodes of it
             pass
     return replace(of, gpus=gpus, name=f"{times} × {of.name}")

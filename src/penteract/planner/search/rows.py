@@ -98,21 +98,24 @@ class Miss(NamedTuple):
 class Priced:
     """The results of pricing legal layouts.
 
-    `usable`   bytes that a layout may take; 0 if not known
+    `usable`   bytes that a layout may take; 0 if not known. `host`: that a rank may take of its host
     `fits`     the estimates of layouts that fit
     `slower`   layouts with more recomputation than one that fits: no faster; estimated only to find leaner layouts
     `higher`   layouts with a higher ZeRO stage than one that fits: estimated only if their bound is among the best
     `refused`  how many were left out or do not fit, by reason
     `nearest`  of layouts that do not fit, that which needs least of each mesh and technique
+    `offloads` of layouts that do not fit their hosts, that which offloads least
     `count`    how many were estimated; the others needed only a bound
     """
 
     usable: Bytes = 0
+    host: Bytes = 0
     fits: list[LayoutEstimate] = field(default_factory=list[LayoutEstimate])
     slower: list[Slower] = field(default_factory=list[Slower])
     higher: list[Higher] = field(default_factory=list[Higher])
     refused: Counter[str] = field(default_factory=Counter[str])
     nearest: dict[Hashable, Miss] = field(default_factory=dict[Hashable, Miss])
+    offloads: LayoutEstimate | None = None
     count: int = 0
 
     @property
@@ -140,10 +143,18 @@ class Priced:
         """The same for a layout whose lower bound fits."""
         self.count += 1
         estimate = prices.estimate(layout)
-        if not self.usable or estimate.allocated <= self.usable:
-            return estimate
-        self.miss(estimate.allocated, layout, prices.policy)
-        return None
+        if self.usable and estimate.allocated > self.usable:
+            self.miss(estimate.allocated, layout, prices.policy)
+            return None
+        return estimate if self.on_hosts(estimate) else None
+
+    def on_hosts(self, estimate: LayoutEstimate) -> bool:
+        """Whether what a layout offloads fits its hosts. If not, record it."""
+        if not self.host or estimate.host <= self.host:
+            return True
+        if self.offloads is None or estimate.host < self.offloads.host:
+            self.offloads = estimate
+        return False
 
 
 _Split = tuple[tuple[MemoryOptions, ...], tuple[MemoryOptions, ...], tuple[MemoryOptions, ...]]

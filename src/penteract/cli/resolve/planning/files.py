@@ -13,6 +13,7 @@ from penteract.errors import BadInput, DiskFailure
 from penteract.planner.ask import Ask
 from penteract.planner.options import check_option
 from penteract.planner.plan import Plan
+from penteract.planner.report.host_room import HostRoom
 from penteract.planner.report.runfile import left_open, run_file
 from penteract.planner.report.trace import check_file, check_pp_rank
 from penteract.planner.report.trace import trace as write_trace
@@ -83,12 +84,16 @@ def _ask_for(found: Plan, chosen: Timed) -> Ask:
 
 
 def _write(path: Path, found: Plan, chosen: Timed) -> None:
+    if (refusal := found.off_hosts(chosen.estimate)) is not None:
+        raise refusal
     if not found.counts.fit:
         raise BadInput("MEMORY", "no run file for a layout that does not fit", where="--out",
                        found=f"{gib(chosen.estimate.allocated):.1f} GiB a GPU",
                        allowed=f"{gib(found.ask.usable):.1f} GiB", fix="another layout, or more GPUs")  # fmt: skip
     try:
-        path.write_text(run_file(_ask_for(found, chosen), chosen.layout, path.name), encoding="utf-8")
+        background = HostRoom.of(found, chosen).saves_in_background
+        text = run_file(_ask_for(found, chosen), chosen.layout, path.name, background=background)
+        path.write_text(text, encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         raise BadInput(
             "FILE", "cannot be written", where="--out", found=path, fix="name a file in a folder that exists"
