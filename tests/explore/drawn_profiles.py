@@ -29,34 +29,40 @@ def written(folder: Path, profile: Json | str) -> Path:
 
 
 def drawn(seed: int, ranks: int = 64, spans: int = 3000, ops: int = 300) -> Json:
-    """A profile of many ranks over two stages, with many ops and long timelines."""
+    """A profile of many ranks over two pipeline ranks, with many ops and long timelines."""
     random, found = Random(seed), made()
     parts = list(LABELS)
     names = [{"name": f"forward op{i} (model/file_{i % 7}.py:{i})", "part": parts[i % len(parts)]} for i in range(ops)]
     row = found["ops"][0]
     found["ops"] = [
-        {**row, "stage": stage, "rank": stage * ranks // 2, "stream": "compute", "name": one["name"],
+        {**row, "pp_rank": pp_rank, "rank": pp_rank * ranks // 2, "stream": "compute", "name": one["name"],
          "part": one["part"], "matched": random.choice(["both", "both", "both", "predicted", "measured"]),
          "calls": random.randint(1, 64), "predicted": random.randint(0, 10**9), "measured": random.randint(1, 10**9),
          "kernels": [{"name": "kernel_" + "x" * 200 + f"_{k}", "calls": 8, "picoseconds": random.randint(1, 10**8)}
                      for k in range(8)]}
-        for stage in (0, 1) for one in names
+        for pp_rank in (0, 1) for one in names
     ]  # fmt: skip
 
-    def lane(stage: int, rank: int | None) -> Json:
+    def lane(pp_rank: int, rank: int | None) -> Json:
         compute = [n for _ in range(spans) for n in (random.randrange(ops), random.randint(1, 10**9))]
         starts = sorted(random.randrange(spans * 10**8) for _ in range(spans // 10))
         streams = [{"kind": kind, "spans": [n for s in starts for n in (random.randrange(ops), s, 10**7)]}
                    for kind in ("message", "gather", "collective")]  # fmt: skip
-        return {"stage": stage, "rank": rank, "picoseconds": sum(compute[1::2]), "compute": compute, "streams": streams}
+        return {
+            "pp_rank": pp_rank,
+            "rank": rank,
+            "picoseconds": sum(compute[1::2]),
+            "compute": compute,
+            "streams": streams,
+        }
 
     found["timeline"] = {"names": names, "predicted": [lane(0, None), lane(1, None)],
                          "measured": [lane(2 * rank // ranks, rank) for rank in range(ranks)]}  # fmt: skip
     rank_row, memory = found["ranks"][0], found["memory"][0]
     found["ranks"] = [
-        {**rank_row, "rank": rank, "stage": 2 * rank // ranks, "work": rank_row["work"] + random.randint(0, 10**9)}
+        {**rank_row, "rank": rank, "pp_rank": 2 * rank // ranks, "work": rank_row["work"] + random.randint(0, 10**9)}
         for rank in range(ranks)
     ]
-    found["memory"] = [{**copy.deepcopy(memory), "rank": rank, "stage": 2 * rank // ranks} for rank in range(ranks)]
+    found["memory"] = [{**copy.deepcopy(memory), "rank": rank, "pp_rank": 2 * rank // ranks} for rank in range(ranks)]
     found["run"]["world"] = ranks
     return found

@@ -23,13 +23,13 @@ class Opened:
     said: list[str] = field(default_factory=list[str])
 
     def go(
-        self, question: dict[str, Any] | None = None, stage: int | None = None, view: str = "memory", **more: Any
+        self, question: dict[str, Any] | None = None, pp_rank: int | None = None, view: str = "memory", **more: Any
     ) -> None:
         """Open the page on a question, and wait until it is priced. A page that is open follows the link.
 
         more  other parts of the state
         """
-        fragment = link(question, stage, view, **more) if question else ""
+        fragment = link(question, pp_rank, view, **more) if question else ""
         answers = self.page.query_selector("main[data-answers]")
         if not fragment or not answers:
             self.page.goto("about:blank")

@@ -90,11 +90,11 @@ def served(*words: str) -> Generator[Served]:
         process.wait(10)
 
 
-def link(question: dict[str, Any], stage: int | None = None, view: str = "memory", **more: Any) -> str:
+def link(question: dict[str, Any], pp_rank: int | None = None, view: str = "memory", **more: Any) -> str:
     """A state as the fragment of an address, as the page writes it. `more`: its parts that may be missing."""
     packed = zlib.compressobj(wbits=-15)
     data = (
-        packed.compress(json.dumps({"question": question, "stage": stage, "view": view, **more}).encode())
+        packed.compress(json.dumps({"question": question, "pp_rank": pp_rank, "view": view, **more}).encode())
         + packed.flush()
     )
     return "#q=" + base64.urlsafe_b64encode(data).decode().rstrip("=")

@@ -143,27 +143,27 @@ def check_sums(row: Json) -> None:
         assert owner["amount"]["bytes"] == layout["memory"][f"{owner['name']}_gib"] * 2**30
     assert sum(owner["amount"]["bytes"] for owner in figures["owners"]) == figures["total"]["bytes"]
     assert figures["total"]["bytes"] == layout["memory"]["allocated_gib"] * 2**30
-    by_pp_rank = [rank["amount"]["bytes"] for rank in figures["ranks"] for _ in rank["stages"]]
+    by_pp_rank = [rank["amount"]["bytes"] for rank in figures["ranks"] for _ in rank["pp_ranks"]]
     assert by_pp_rank == [gib * 2**30 for gib in layout["memory"]["by_pp_rank_gib"]]
-    assert sum(len(rank["stages"]) for rank in figures["ranks"]) == layout["layout"]["pp"]
+    assert sum(len(rank["pp_ranks"]) for rank in figures["ranks"]) == layout["layout"]["pp"]
     for rank in figures["ranks"]:
         assert sum(amount["bytes"] for amount in rank["owners"]) == rank["amount"]["bytes"]
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
-def test_any_rank_can_be_looked_into(stage: int) -> None:
+@pytest.mark.parametrize("pp_rank", [0, 1, 3])
+def test_any_rank_can_be_looked_into(pp_rank: int) -> None:
     asked = question(layout="dp=1,tp=2,pp=4,mbs=1,zero=0", global_batch_size=32)
-    row = ask("memory", asked, stage=stage)[0]
+    row = ask("memory", asked, pp_rank=pp_rank)[0]
     figures = row["figures"]
-    assert figures["stage"] == stage and [r["stages"] for r in figures["ranks"] if r["shown"]] == [[stage]]
+    assert figures["pp_rank"] == pp_rank and [r["pp_ranks"] for r in figures["ranks"] if r["shown"]] == [[pp_rank]]
     for owner in figures["owners"]:
         assert sum(block["amount"]["bytes"] for block in owner["blocks"]) == owner["amount"]["bytes"]
-    assert figures["total"]["bytes"] == figures["ranks"][stage]["amount"]["bytes"]
+    assert figures["total"]["bytes"] == figures["ranks"][pp_rank]["amount"]["bytes"]
     assert row["plan"] == ask("memory", asked)[0]["plan"]  # the plan is about the fullest
 
 
 def test_a_rank_that_is_not_there_is_the_fullest() -> None:
-    assert ask("memory", stage=7)[0]["figures"]["stage"] == 0
+    assert ask("memory", pp_rank=7)[0]["figures"]["pp_rank"] == 0
 
 
 def test_the_run_file_is_the_plans(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
@@ -319,7 +319,7 @@ def mutated(draw: st.DrawFn, tree: Any) -> Any:
 def requests(draw: st.DrawFn) -> Any:
     kind = draw(st.sampled_from(["memory", "memory", "run_file", "opening", "x"]))
     base = question("tiny", "dp=2,mbs=1,zero=1", sequence_length=256, global_batch_size=16)
-    request = {"version": VERSION, "kind": kind, "question": mutated(draw, base), "stage": draw(st.none() | ATOMS)}
+    request = {"version": VERSION, "kind": kind, "question": mutated(draw, base), "pp_rank": draw(st.none() | ATOMS)}
     return mutated(draw, request) if draw(st.integers(0, 5)) == 0 else request
 
 

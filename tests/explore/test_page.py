@@ -79,8 +79,8 @@ def test_the_screen_says_what_the_command_line_says(
     assert facts["Step"] == show_step(layout["time"]["step_s"])
     assert facts["Tokens/s/GPU"] == show_whole(layout["tokens_per_s_per_gpu"])
     assert facts["MFU"] == f"{layout['mfu']:.1%}"
-    stages = [shown(gib) for gib in memory["by_pp_rank_gib"]]
-    assert [text for i, text in enumerate(stages) if not i or text != stages[i - 1]] == [
+    pp_ranks = [shown(gib) for gib in memory["by_pp_rank_gib"]]
+    assert [text for i, text in enumerate(pp_ranks) if not i or text != pp_ranks[i - 1]] == [
         text for i, text in enumerate(shared.texts("#ranks text.much"))
         if not i or text != shared.texts("#ranks text.much")[i - 1]
     ]  # fmt: skip
@@ -114,7 +114,7 @@ def test_another_rank_can_be_looked_into(shared: Opened) -> None:
     other.click()
     shared.until("document.querySelector('#memory h2').textContent.includes(arg)", label)
     shared.until("location.hash.length > 10")
-    assert shared.state()["stage"] == int(label.split()[-1])
+    assert shared.state()["pp_rank"] == int(label.split()[-1])
 
 
 # ---- controls --------------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_a_link_opens_the_same_state(browser: Any, here: Served) -> None:
     with opened(browser, here) as page:
         page.go(asked, 2)
         page.page.wait_for_timeout(100)
-        assert page.state() == {"question": asked, "stage": 2, "view": "memory"}
+        assert page.state() == {"question": asked, "pp_rank": 2, "view": "memory"}
         assert page.page.input_value("#c-layout-pp") == "4" and "pipeline rank 2" in page.text("#memory h2")
         page.page.evaluate(
             "(hash) => (location.hash = hash)", link(question("tiny", "dp=1,mbs=1", sequence_length=256))

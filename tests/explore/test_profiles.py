@@ -91,7 +91,7 @@ def test_lanes_are_the_timeline_and_no_time_is_lost(folder: Path) -> None:
         assert (planned["end"], measured["end"]) == tuple(
             lane["picoseconds"] for lane in (timeline["predicted"][0], timeline["measured"][rank])
         )
-        assert (planned["gpus"], measured["gpus"], figures["rank"]) == ("stage 0", f"rank {rank}", rank)
+        assert (planned["gpus"], measured["gpus"], figures["rank"]) == ("pipeline rank 0", f"rank {rank}", rank)
         for lane in (planned, measured):
             blocks = lane["blocks"]
             assert blocks[0]["start"] == 0 and blocks[-1]["end"] == lane["end"]
@@ -119,7 +119,7 @@ def test_a_profile_of_before_is_shown_without_lanes(folder: Path) -> None:
     assert found["name"] == f"run/{HOSTILE}" and "no timeline" in found["lanes"]["missing"]
     assert found["lanes"]["lanes"] == [] and not found["memory"]["planned"] and len(found["ranks"]) == 4
     other = ask(folder, name=f"run/{HOSTILE}", rank=3)["figures"]
-    assert (other["stage"] == 1 and other["ops"] and other["ops"] != found["ops"]) or found["stage"] == 1
+    assert (other["pp_rank"] == 1 and other["ops"] and other["ops"] != found["ops"]) or found["pp_rank"] == 1
 
 
 def test_two_profiles_are_compared_by_what_changed_most(folder: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_large_profile_is_answered_in_time() -> None:
     found = ask(None, [opened("large.json", text)], rank=63)
     assert time.process_time() - began < 8
     figures = found["figures"]
-    assert figures["rank"] == 63 and figures["stage"] == 1 and len(figures["ops"]) == 300
+    assert figures["rank"] == 63 and figures["pp_rank"] == 1 and len(figures["ops"]) == 300
     assert len(figures["lanes"]["lanes"][1]["blocks"]) <= 6000 and len(json.dumps(found)) < 4 * 2**20
 
 

@@ -91,7 +91,7 @@ def test_groups_and_totals_of_drawn_questions(seed: int) -> None:
             assert (link == "inside") == (len({r // row["per_node"] for r in ranks_of(one["ranks"])}) == 1)
 
 
-# The parameter, and which part of it a rank of a stage that has it holds.
+# The parameter, and which part of it a rank that has it holds.
 HELD = [
     (PIPE, "layers.0.attention.q.weight", lambda at: at["tp"]),
     (PIPE, "layers.0.norm1.weight", lambda at: 0),

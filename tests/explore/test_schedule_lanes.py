@@ -167,7 +167,7 @@ def test_of_many_forwards_in_a_row_some_are_shown() -> None:
 
 
 def test_the_rank_that_is_looked_into_is_marked() -> None:
-    assert [lane["shown"] for lane in ask("schedule", SPLIT, stage=2)[0]["lanes"]] == [False, False, True, False]
+    assert [lane["shown"] for lane in ask("schedule", SPLIT, pp_rank=2)[0]["lanes"]] == [False, False, True, False]
 
 
 def test_marks_of_the_axis_are_told_apart() -> None:

@@ -23,12 +23,12 @@ MANY = question("llama-3.1-405b", "dp=1,tp=8,pp=64,mbs=1,zero=0,schedule=1f1b", 
 CANVAS = "#lanes canvas"
 
 
-def show(page: Opened, asked: Json = SPLIT, stage: int | None = None) -> Json:
+def show(page: Opened, asked: Json = SPLIT, pp_rank: int | None = None) -> Json:
     """Open the view on a question. -> the answer that it shows, asked for again."""
     page.page.mouse.move(1, 1)
-    page.go(asked, stage, "schedules")
+    page.go(asked, pp_rank, "schedules")
     page.rested()
-    [row] = page.served.ask("schedule", question=asked, stage=stage)
+    [row] = page.served.ask("schedule", question=asked, pp_rank=pp_rank)
     return row
 
 
@@ -91,7 +91,7 @@ def test_the_table_and_the_files_have_the_data(shared: Opened) -> None:
     assert [line[-1] for line in cells] == [lane["activations"]["text"] for lane in row["lanes"]]
     shared.page.click("#lanes .tools >> text=Table")
     lines = list(csv.reader(io.StringIO(saved(shared, "CSV"))))
-    expected = [[str(lane["stage"]), b["name"], str(b["start"]), str(b["end"]), b["text"]]
+    expected = [[str(lane["pp_rank"]), b["name"], str(b["start"]), str(b["end"]), b["text"]]
                 for lane in row["lanes"] for b in lane["blocks"]]  # fmt: skip
     assert [[one[0], one[1], *one[3:]] for one in lines[1:] if [one[0], one[1], *one[3:]] in expected] == expected
     drawing = saved(shared, "SVG")
@@ -130,7 +130,7 @@ def test_a_click_looks_into_a_rank(shared: Opened) -> None:
     shared.page.mouse.up()
     shared.until("document.querySelector('#step .quiet').textContent.includes('pipeline rank 1 ')")
     shared.page.wait_for_timeout(100)
-    assert shared.state()["stage"] == 1 and shared.state()["view"] == "schedules"
+    assert shared.state()["pp_rank"] == 1 and shared.state()["view"] == "schedules"
 
 
 def test_the_keyboard_moves_through_passes_zooms_and_looks(shared: Opened) -> None:
@@ -169,7 +169,7 @@ def test_zoom_by_buttons_and_wheel_and_a_drag(shared: Opened) -> None:
     point(shared, 0, 4, 0.02)
     shared.page.wait_for_timeout(50)
     assert shared.text("#tip") == row["lanes"][0]["blocks"][0]["text"]
-    assert shared.state()["stage"] is None  # a drag is no click
+    assert shared.state()["pp_rank"] is None  # a drag is no click
     shared.page.keyboard.down("Control")
     shared.page.mouse.wheel(0, 2000)
     shared.page.keyboard.up("Control")
@@ -204,7 +204,7 @@ def test_it_plays_and_is_scrubbed(shared: Opened) -> None:
     for lane, text in zip(row["lanes"], said, strict=True):
         running = [b["text"] for b in lane["blocks"] if b["start"] <= moment < b["end"]]
         assert (running or ["another step"])[0] in text
-    [curve] = shared.served.ask("step", question=SPLIT, stage=None)
+    [curve] = shared.served.ask("step", question=SPLIT, pp_rank=None)
     share = moment / (row["lanes"][0]["end"] - row["lanes"][0]["begin"])
     near = min(curve["points"], key=lambda p: abs(p["at"] - share))
     assert shared.text("#step .reading b") == near["total"]["text"] and near["what"] in shared.text("#step .reading")
@@ -247,7 +247,7 @@ def test_a_view_is_a_link_and_a_button(browser: Any, here: Served) -> None:
         page.page.click(".views >> text=Schedules")
         page.page.wait_for_selector(CANVAS)
         page.page.wait_for_timeout(100)
-        assert page.state() == {"question": SHORT, "stage": None, "view": "schedules"}
+        assert page.state() == {"question": SHORT, "pp_rank": None, "view": "schedules"}
         page.page.reload()
         page.page.wait_for_selector(CANVAS)
         page.page.click(".views >> text=Memory")

@@ -176,7 +176,7 @@ def test_a_layout_of_the_command_opens_the_page() -> None:
 
 
 def test_a_link_is_the_state() -> None:
-    assert unlink(link(TINY, 3)) == {"question": TINY, "stage": 3, "view": "memory"}
+    assert unlink(link(TINY, 3)) == {"question": TINY, "pp_rank": 3, "view": "memory"}
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

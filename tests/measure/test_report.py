@@ -130,7 +130,7 @@ def test_a_sweep_is_planned_again(
     (made,) = json.loads((tmp_path / "page.json").read_text())["rows"]
     run = resolve(None, "tiny", ["parallel.pp=2", "batch.sequence_length=32"], world=2).run
     composer = Composer(run.model, 32, run.precision.policy, run.optimizer.optimizer_kinds)
-    expected = max(composer.rank(run.layout, stage).allocated for stage in (0, 1)) / 2**30
+    expected = max(composer.rank(run.layout, pp_rank).allocated for pp_rank in (0, 1)) / 2**30
     assert made["predicted"] == {"allocated": pytest.approx(expected, rel=1e-5)}
     assert made["measured"] == {"allocated": 0.0625, "step": 500.0}
     page = (tmp_path / "page.md").read_text()

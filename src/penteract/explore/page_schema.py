@@ -35,7 +35,7 @@ Kind = Literal["opening", "memory", "step", "fits", "schedule", "schedules", "se
 class PageRequest(TypedDict, total=False):
     """One question of the page.
 
-    stage      the pipeline rank to look into; null: the fullest
+    pp_rank    the pipeline rank to look into; null: the fullest
     search     of the Layouts view: which layouts are searched, and what else is asked of them
     rank       of the Ranks view: the rank that is looked at; null: the first
     parameter  of the Ranks view: the parameter whose parts are shown; empty: the first of a layer
@@ -48,7 +48,7 @@ class PageRequest(TypedDict, total=False):
     version: int
     kind: Kind
     question: Question
-    stage: int | None
+    pp_rank: int | None
     search: SearchOptions
     rank: int | None
     parameter: str
@@ -180,11 +180,11 @@ class SourceLines(TypedDict):
 
 
 class RankGroup(TypedDict):
-    """Pipeline ranks with the same memory. `stages`: their coordinates; `owners`: amounts in the order of `Owner`s."""
+    """Pipeline ranks with the same memory. `pp_ranks`: which; `owners`: amounts in the order of `Owner`s."""
 
     label: str
     gpus: str
-    stages: list[int]
+    pp_ranks: list[int]
     amount: Amount
     owners: list[Amount]
     fits: bool
@@ -204,7 +204,7 @@ class Figures(TypedDict):
     verdict: str
     total: Amount
     facts: list[Fact]
-    stage: int
+    pp_rank: int
     rank_label: str
     owners: list[Owner]
     card: DeviceMemory
@@ -261,7 +261,7 @@ class StepAnswer(TypedDict):
 
     version: int
     kind: Literal["step"]
-    stage: int
+    pp_rank: int
     rank_label: str
     held: list[HeldAmount]
     points: list[StepPoint]

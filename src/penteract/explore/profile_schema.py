@@ -69,7 +69,7 @@ class OpKernel(TypedDict):
 
 
 class ProfiledOp(TypedDict):
-    """A part of the step under one name: all its calls on one stage.
+    """A part of the step under one name: all its calls on one pipeline rank.
 
     number   its place in the file; a link names it so
     kind     the place of its kind among those of the lanes
@@ -78,7 +78,7 @@ class ProfiledOp(TypedDict):
     change   measured less predicted
     share    of the measured step
     reached  what it achieved over its ceiling, and which one that is; empty: not known
-    skew     the fastest and the slowest rank of the stage; empty: they are equal
+    skew     the fastest and the slowest rank of the pipeline rank; empty: they are equal
     """
 
     number: int
@@ -105,10 +105,10 @@ class ProfileBlock(LaneBlock):
 
 
 class ProfileLane(TypedDict):
-    """The step of a stage as predicted, or of a rank as measured; fields as of a `RankLane`. `short`: its label where
-    there is little room; `other_streams`: in the order of their starts."""
+    """The step of a pipeline rank as predicted, or of a rank as measured; fields as of a `RankLane`. `short`: its label
+    where there is little room; `other_streams`: in the order of their starts."""
 
-    stage: int
+    pp_rank: int
     label: str
     short: str
     gpus: str
@@ -154,7 +154,7 @@ class ProfiledRank(TypedDict):
     """
 
     rank: int
-    stage: int
+    pp_rank: int
     step: ProfiledTime
     work: ProfiledTime
     waits: ProfiledTime
@@ -239,7 +239,7 @@ class ProfileFigures(TypedDict):
     number   the measured step; `verdict`: what it is beside the prediction, in a sentence
     most     of the waterfall's axis, in picoseconds
     kinds    of time, in the order of their places
-    stage    whose ops are shown, with the slowest rank of it
+    pp_rank  whose ops are shown, with the slowest rank of it
     ranks_about, unmatched  in sentences
     """
 
@@ -254,7 +254,7 @@ class ProfileFigures(TypedDict):
     most: int
     advice: list[ProfileAdvice]
     rank: int
-    stage: int
+    pp_rank: int
     ops: list[ProfiledOp]
     ops_about: str
     unmatched: str

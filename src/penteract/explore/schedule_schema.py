@@ -66,7 +66,7 @@ class RankLane(TypedDict):
     activations  all bytes that the rank allocates for them, and for the temporary results of a pass
     """
 
-    stage: int
+    pp_rank: int
     label: str
     gpus: str
     begin: int

@@ -60,7 +60,7 @@ def export_site(
 
 
 def _rows(kind: str, opening: Question, sweeps: SweepFolders | None, profiles: ProfileFolders | None) -> list[Any]:
-    request = {"version": VERSION, "kind": kind, "question": opening, "stage": None}
+    request = {"version": VERSION, "kind": kind, "question": opening, "pp_rank": None}
     rows = list(answer(request, opening, sweeps=sweeps, profiles=profiles))
     if rows and rows[0]["kind"] == "error":
         raise BadInput("EXPORT", "the opening layout cannot be shown", where="--layout", found=rows[0]["text"])

@@ -86,7 +86,7 @@ def _checked(request: object) -> dict[str, Any]:
     if tree.get("version") != VERSION:
         raise BadInput("VERSION", "another version of the page", found=str(tree.get("version"))[:20], allowed=VERSION,
                        fix="reload the page")  # fmt: skip
-    for name, what in (("stage", "no pipeline rank"), ("rank", "no rank")):
+    for name, what in (("pp_rank", "no pipeline rank"), ("rank", "no rank")):
         at = tree.get(name)
         if at is not None and (not isinstance(at, int) or isinstance(at, bool)):
             raise BadInput("QUESTION", what, where=name, found=str(at)[:20], allowed="a number")
@@ -108,7 +108,7 @@ def _answers(request: dict[str, Any], opening: Question, tell: Tell | None) -> I
                        allowed=", ".join(get_args(Kind)))  # fmt: skip
     asked = read_question(request.get("question"))
     if kind == "memory":
-        yield _memory(asked, request.get("stage"))
+        yield _memory(asked, request.get("pp_rank"))
         return
     if kind in ("search", "what_if", "compare"):
         yield from _layouts(kind, asked, request, tell)
@@ -118,7 +118,7 @@ def _answers(request: dict[str, Any], opening: Question, tell: Tell | None) -> I
     if kind == "step":
         from penteract.explore.answers.step_curve import step_curve  # imported here: the first picture does without
 
-        yield step_curve(plan, timed, _stage(request.get("stage"), timed))
+        yield step_curve(plan, timed, _pp_rank(request.get("pp_rank"), timed))
     elif kind == "fits":
         from penteract.explore.answers.would_fit import would_fit
 
@@ -126,7 +126,7 @@ def _answers(request: dict[str, Any], opening: Question, tell: Tell | None) -> I
     elif kind == "schedule":
         from penteract.explore.answers.schedules.schedule_lanes import schedule_lanes
 
-        yield schedule_lanes(asked.page, plan, timed, _stage(request.get("stage"), timed))
+        yield schedule_lanes(asked.page, plan, timed, _pp_rank(request.get("pp_rank"), timed))
     elif kind == "schedules":
         from penteract.explore.answers.schedules.other_schedules import other_schedules
 
@@ -196,7 +196,7 @@ def _presets() -> Iterator[dict[str, Any]]:
         yield {"name": name, "parameters": parameters(preset.model).total, "source": "for learning"}
 
 
-def _memory(asked: Asked, stage: int | None) -> MemoryAnswer:
+def _memory(asked: Asked, pp_rank: int | None) -> MemoryAnswer:
     case, settle = case_of(asked.ask, asked.settings)
     settings = Settings(asked, case).all()
     plan, broken, mended = None, list[BrokenRule](), None
@@ -213,16 +213,16 @@ def _memory(asked: Asked, stage: int | None) -> MemoryAnswer:
     }  # fmt: skip
     if plan:
         timed = plan.best
-        at, most = _stage(stage, timed), fullest_pp_rank(timed)
+        at, most = _pp_rank(pp_rank, timed), fullest_pp_rank(timed)
         rows = memory_by_line(plan, timed, most)
         found["plan"] = as_dict(plan) | {"terms": rows.as_dict()}  # as `--why 1 --json` prints it
         found["figures"] = figures(plan, timed, at, rows if at == most else memory_by_line(plan, timed, at))
     return found
 
 
-def _stage(stage: int | None, timed: Timed) -> int:
+def _pp_rank(pp_rank: int | None, timed: Timed) -> int:
     """The pipeline rank asked for, if the layout has it; else the fullest."""
-    return stage if stage is not None and 0 <= stage < timed.layout.pp else fullest_pp_rank(timed)
+    return pp_rank if pp_rank is not None and 0 <= pp_rank < timed.layout.pp else fullest_pp_rank(timed)
 
 
 def _broken(asked: Asked, error: BadInput) -> list[BrokenRule]:

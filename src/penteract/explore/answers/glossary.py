@@ -7,7 +7,7 @@ TERMS: Mapping[str, str] = {
     "tp": "Tensor parallelism, with sequence parallelism: every matrix is split over the group's ranks, which exchange "
     "activations in each layer. It wants the fast links of a node.",
     "pp": "Pipeline parallelism: the layers are split into stages. Micro-batches flow through them; at the ends of a "
-    "step, stages wait (the bubble).",
+    "step, pipeline ranks wait (the bubble).",
     "cp": "Context parallelism: each sequence is split over ranks, which share keys and values in attention.",
     "ep": "Expert parallelism: the experts of a layer are split over ranks of dp·cp, and tokens travel to them.",
     "micro-batch": "The sequences that a rank takes through forward and backward at a time. A step has several; their "
@@ -29,8 +29,8 @@ TERMS: Mapping[str, str] = {
     "step, with measured rates.",
     "lanes": "A step of each pipeline rank, mid-run, as the simulated clock has it: every pass of a micro-batch, every "
     "wait, and what runs beside compute. Passes of data, tensor and context ranks are alike.",
-    "Bubble": "The part of a step in which a rank has nothing to compute, as other stages are not done: of the rank "
-    "that ends last, and of the whole step. The lanes may show fewer micro-batches, and then have more of it.",
+    "Bubble": "The part of a step in which a rank has nothing to compute, as others of the pipeline are not done: of "
+    "the rank that ends last, and of the whole step. The lanes may show fewer micro-batches, and then have more of it.",
     "Exposed communication": "Waits for collectives and copies that no compute hides, of the whole step.",
     "Most in flight": "Micro-batches whose forward is done and whose backward is not: their activations are kept. With "
     "several chunks a rank, each chunk counts.",
@@ -72,7 +72,7 @@ TERMS: Mapping[str, str] = {
     "kernels": "What ran in an op: on a GPU kernels as CUPTI calls them, on a CPU operators of torch. The longest "
     "eight.",
     "skew": "Each rank's mean profiled step. Work is its own kernels and the gaps between them; the rest it waits, "
-    "for collectives or other stages. One rank that works longer makes all others wait.",
+    "for collectives or other pipeline ranks. One rank that works longer makes all others wait.",
     "owners": "Measured with a storage for each register, so that each owner is seen; nothing measured is taken from "
     "the plan. The plan has registers in one block, which needs more than the sum of what lives at one moment.",
     "alive at the peak": "The activations that are alive at the fullest moment of the step, by the op that made them.",

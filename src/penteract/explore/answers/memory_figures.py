@@ -43,7 +43,7 @@ def figures(plan: Plan, timed: Timed, at: int, rows: Why) -> Figures:
         "verdict": _verdict(plan, timed),
         "total": amount(total),
         "facts": _facts(plan, timed, rows),
-        "stage": at,
+        "pp_rank": at,
         "rank_label": rank_label(timed, at),
         "owners": owners(prices[at], shown, total),
         "card": card_of(ask, drawn=drawn),
@@ -55,8 +55,8 @@ def figures(plan: Plan, timed: Timed, at: int, rows: Why) -> Figures:
     }
 
 
-def _price(plan: Plan, timed: Timed, stage: int) -> RankPrice:
-    return plan.search.estimators[timed.estimate.precision].composer.rank(timed.layout, stage)
+def _price(plan: Plan, timed: Timed, pp_rank: int) -> RankPrice:
+    return plan.search.estimators[timed.estimate.precision].composer.rank(timed.layout, pp_rank)
 
 
 def by_owner(price: RankPrice) -> dict[str, Bytes]:
@@ -132,12 +132,12 @@ def _facts(plan: Plan, timed: Timed, rows: Why) -> list[Fact]:
     return facts
 
 
-def rank_label(timed: Timed, stage: int) -> str:
+def rank_label(timed: Timed, pp_rank: int) -> str:
     """What the ranks at a pipeline coordinate are called."""
     lay, fullest = timed.layout, fullest_pp_rank(timed)
     if lay.pp == 1:
         return "every rank" if lay.world > 1 else "the rank"
-    return f"pipeline rank {stage}" + " (the fullest)" * (stage == fullest)
+    return f"pipeline rank {pp_rank}" + " (the fullest)" * (pp_rank == fullest)
 
 
 def _ranks(plan: Plan, timed: Timed, prices: Sequence[RankPrice], shown: int) -> list[RankGroup]:
@@ -145,15 +145,15 @@ def _ranks(plan: Plan, timed: Timed, prices: Sequence[RankPrice], shown: int) ->
     lay, usable, found = timed.layout, plan.ask.usable, list[RankGroup]()
     sizes = [by_owner(price) for price in prices]
     for _, group in groupby(range(lay.pp), key=lambda s: tuple(sizes[s].values())):
-        stages = list(group)
-        first, total = stages[0], sum(sizes[stages[0]].values())
-        span = f"{first}" if len(stages) == 1 else f"{first}–{stages[-1]}"
-        gpus = lay.world // lay.pp * len(stages)
+        pp_ranks = list(group)
+        first, total = pp_ranks[0], sum(sizes[pp_ranks[0]].values())
+        span = f"{first}" if len(pp_ranks) == 1 else f"{first}–{pp_ranks[-1]}"
+        gpus = lay.world // lay.pp * len(pp_ranks)
         found.append({
-            "label": "all ranks" if len(stages) == lay.pp else f"pipeline rank{'s' * (len(stages) > 1)} {span}",
-            "gpus": f"{show_whole(gpus)} GPU{'s' * (gpus > 1)}", "stages": stages, "amount": amount(total),
+            "label": "all ranks" if len(pp_ranks) == lay.pp else f"pipeline rank{'s' * (len(pp_ranks) > 1)} {span}",
+            "gpus": f"{show_whole(gpus)} GPU{'s' * (gpus > 1)}", "pp_ranks": pp_ranks, "amount": amount(total),
             "owners": [amount(sizes[first][name]) for name in MEMORY],
-            "fits": not usable or total <= usable, "shown": shown in stages,
+            "fits": not usable or total <= usable, "shown": shown in pp_ranks,
         })  # fmt: skip
     return found
 

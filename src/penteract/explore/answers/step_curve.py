@@ -22,17 +22,17 @@ _TIME_BINS = 360  # of the step; in each, the moments with the most and the leas
 
 @dataclass(slots=True)
 class _Moments:
-    """The bytes in use while calls run, and after them, of one stage.
+    """The bytes in use while calls run, and after them, of one pipeline rank.
 
     found  (picoseconds, bytes of activations, bytes of workspace, the call), in the order of the clock
     """
 
-    stage: int
+    pp_rank: int
     counter: MemoryCounter
     found: list[tuple[int, Bytes, Bytes, str]] = field(default_factory=list[tuple[int, Bytes, Bytes, str]])
 
     def event(self, e: Event) -> None:
-        if e.pp_rank != self.stage or e.stream != "compute" or (around := self.counter.around(e)) is None:
+        if e.pp_rank != self.pp_rank or e.stream != "compute" or (around := self.counter.around(e)) is None:
             return
         during, after = around
         what = " · ".join(text for text in (e.name, e.unit, e.action) if text)
@@ -54,7 +54,7 @@ def step_curve(plan: Plan, timed: Timed, at: int) -> StepAnswer:
     axis, near = bytes_axis(total, int(plan.ask.cluster.memory_gib * GIB))
     seconds = span.picoseconds * _PICO
     return {
-        "version": VERSION, "kind": "step", "stage": at, "rank_label": rank_label(timed, at),
+        "version": VERSION, "kind": "step", "pp_rank": at, "rank_label": rank_label(timed, at),
         "held": stays, "points": points,
         "peak": max(range(len(points)), key=lambda i: points[i]["total"]["bytes"], default=0),
         "allocated": amount(total), "card": card_of(plan.ask, drawn=near), "across": seconds_axis(seconds),

@@ -74,13 +74,13 @@ def _run(file: str, run: RunSpec) -> ProfiledRunFile:
 def _rank(r: MeasuredRank) -> RankRow:
     step, work = sum(r.parts.values()), own_work(r.parts) + r.parts.get("launch", 0)
     parts = {name: size for name, size in r.parts.items() if size}
-    return {"rank": r.recording.rank, "stage": r.recording.stage, "step": step, "work": work, "waits": step - work,
+    return {"rank": r.recording.rank, "pp_rank": r.recording.pp_rank, "step": step, "work": work, "waits": step - work,
             "parts": parts}  # fmt: skip
 
 
 def _memory(predicted: Prediction, recording: Recording) -> MeasuredMemory:
     assert recording.memory is not None, "every rank counts its memory"
-    price = predicted.prices.composer.rank(predicted.run.layout, recording.stage)
+    price = predicted.prices.composer.rank(predicted.run.layout, recording.pp_rank)
     planned = {**price.resident, "activations": price.arena + price.routed, "workspace": price.workspace}
     return {**recording.memory, "predicted": price.allocated,
             "planned": {owner: size for owner, size in planned.items() if size}}  # fmt: skip

@@ -66,25 +66,25 @@ def measured_by_name(recording: Recording) -> dict[str, _Measured]:
     return found
 
 
-def slowest_of_pp_rank(ranks: Sequence[MeasuredRank], stage: int) -> MeasuredRank:
-    """The rank of a stage with the most work of its own: others wait for it."""
-    return max((r for r in ranks if r.recording.stage == stage), key=lambda r: (r.work, -r.recording.rank))
+def slowest_of_pp_rank(ranks: Sequence[MeasuredRank], pp_rank: int) -> MeasuredRank:
+    """Of a pipeline rank's GPUs, the rank with the most work of its own: others wait for it."""
+    return max((r for r in ranks if r.recording.pp_rank == pp_rank), key=lambda r: (r.work, -r.recording.rank))
 
 
 def op_rows(predicted: Prediction, ranks: Sequence[MeasuredRank], step: int, ceilings: Ceilings) -> list[OpRow]:
-    """The rows of all stages. `step`: picoseconds of the measured step."""
-    stages = sorted({r.recording.stage for r in ranks})
-    return [row for stage in stages for row in _of_stage(predicted, ranks, stage, step, ceilings)]
+    """The rows of all pipeline ranks. `step`: picoseconds of the measured step."""
+    pp_ranks = sorted({r.recording.pp_rank for r in ranks})
+    return [row for pp_rank in pp_ranks for row in _of_pp_rank(predicted, ranks, pp_rank, step, ceilings)]
 
 
-def _of_stage(
-    predicted: Prediction, ranks: Sequence[MeasuredRank], stage: int, step: int, ceilings: Ceilings
+def _of_pp_rank(
+    predicted: Prediction, ranks: Sequence[MeasuredRank], pp_rank: int, step: int, ceilings: Ceilings
 ) -> Iterator[OpRow]:
     by_rank = {r.recording.rank: (measured_by_name(r.recording), len(r.recording.steps)) for r in ranks
-               if r.recording.stage == stage}  # fmt: skip
-    chosen = slowest_of_pp_rank(ranks, stage).recording.rank
+               if r.recording.pp_rank == pp_rank}  # fmt: skip
+    chosen = slowest_of_pp_rank(ranks, pp_rank).recording.rank
     found, count = by_rank[chosen]
-    planned = {name: op for (at, name), op in predicted.ops.items() if at == stage}
+    planned = {name: op for (at, name), op in predicted.ops.items() if at == pp_rank}
     ops = _as_measured(planned, found)
     for name in [*found, *(name for name in ops if name not in found)]:
         op, here = ops.get(name), found.get(name)
@@ -93,10 +93,10 @@ def _of_stage(
         if not measured and not expected:
             continue
         slowest = max(took, key=lambda r: took[r])
-        flops, moved = (work.get((stage, name), 0) for work in (predicted.flops, predicted.moved))
+        flops, moved = (work.get((pp_rank, name), 0) for work in (predicted.flops, predicted.moved))
         held, reached = _ceiling(flops, moved, measured, ceilings)
         yield {
-            "stage": stage, "rank": chosen, "stream": op.stream if op else "compute", "name": name,
+            "pp_rank": pp_rank, "rank": chosen, "stream": op.stream if op else "compute", "name": name,
             "part": part_of(name, predicted.parts), "matched": _matched(name, {*predicted.parts, *planned}, measured),
             "calls": round(here.calls / count) if here else op.calls if op else 0, "predicted": expected,
             "measured": measured, "share": measured / step if step else 0.0, "flops": flops, "bytes": moved,
@@ -144,10 +144,10 @@ def _kernels(here: _Measured | None, count: int) -> list[KernelRow]:
     ]
 
 
-def unmatched(rows: Sequence[OpRow], stage: int, measured: int, predicted: int) -> Unmatched:
-    """What only one side has, on one stage. A wait of a rank for what it has sent, or for other ranks, is predicted as
-    idle time of compute: a run calls nothing there."""
-    own = [row for row in rows if row["stage"] == stage]
+def unmatched(rows: Sequence[OpRow], pp_rank: int, measured: int, predicted: int) -> Unmatched:
+    """What only one side has, on one pipeline rank. A wait of a rank for what it has sent, or for other ranks, is
+    predicted as idle time of compute: a run calls nothing there."""
+    own = [row for row in rows if row["pp_rank"] == pp_rank]
     seen = sum(row["measured"] for row in own if row["matched"] == "measured")
     missing = sum(row["predicted"] for row in own if row["matched"] == "predicted")
     return {

@@ -13,7 +13,7 @@ from penteract.readings.time.step import StepClock
 from penteract.readings.time.timeline import Event, emit_events
 from penteract.readings.time.trace import kind
 
-Work = dict[tuple[int, str], int]  # (stage, name) -> FLOPs or bytes in a step
+Work = dict[tuple[int, str], int]  # (pp_rank, name) -> FLOPs or bytes in a step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ def with_rates(steps: StepClock, rates: type[Rates]) -> StepClock:
 
 
 def planned_work(steps: StepClock, layout: Layout, rates: type[Rates]) -> Work:
-    """FLOPs (`FlopsOnly`) or bytes (`BytesOnly`) of what a step computes, by stage and name."""
+    """FLOPs (`FlopsOnly`) or bytes (`BytesOnly`) of what a step computes, by pipeline rank and name."""
     found = Counter[tuple[int, str]]()
 
     def add(e: Event) -> None:

@@ -1,4 +1,4 @@
-"""What is predicted of a run's step: its timeline by stage and name, with the work and the part of each."""
+"""What is predicted of a run's step: its timeline by pipeline rank and name, with the work and the part of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARTS_OF_EVENTS: Mapping[str, str] = {
 
 @dataclass(slots=True)
 class PredictedOp:
-    """What is predicted under one name on one stage: picoseconds of a step, in `calls` calls."""
+    """What is predicted under one name on one pipeline rank: picoseconds of a step, in `calls` calls."""
 
     stream: str
     calls: int = 0
@@ -39,7 +39,7 @@ class PredictedOp:
 class Prediction:
     """A predicted step.
 
-    ops     (stage, name) -> what is predicted, in the order of the step
+    ops     (pp_rank, name) -> what is predicted, in the order of the step
     parts   name -> the part of the waterfall to which it belongs; also of names whose events take no time
     slowest the pipeline coordinate that ends last: its rank has the parts of `totals`
     rows    the waterfall from ideal to predicted
@@ -130,6 +130,6 @@ def part_of(name: str, parts: Mapping[str, str]) -> str:
     return "update" if name.startswith("all_reduce ") else "unmatched"
 
 
-def stage_of(run: RunSpec, rank: int) -> int:
+def pp_rank_of(run: RunSpec, rank: int) -> int:
     """The pipeline coordinate of a rank."""
     return Mesh(run.layout).coordinates(rank)["pp"]

@@ -23,7 +23,7 @@ class Recording:
     """
 
     rank: int
-    stage: int
+    pp_rank: int
     on_device: bool
     made: dict[str, str]
     bare: list[int]

@@ -1,4 +1,4 @@
-"""The timeline of a profile: one step as it was planned, of each stage, and as it ran, of each rank."""
+"""The timeline of a profile: one step as it was planned, of each pipeline rank, and as it ran, of each rank."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Number = Callable[[str, str], int]  # (name, part) -> its place among the names
 
 
 def step_timeline(predicted: Prediction, recordings: Sequence[Recording]) -> StepTimeline:
-    """The predicted step of each stage, and of each rank the profiled step of median length."""
-    names, stages = dict[tuple[str, str], int](), predicted.run.layout.pp
+    """The predicted step of each pipeline rank, and of each rank the profiled step of median length."""
+    names, pp_ranks = dict[tuple[str, str], int](), predicted.run.layout.pp
     number: Number = lambda name, part: names.setdefault((name, part), len(names))  # noqa: E731 (it fills the table)
-    parts = min(_PARTS, _MOST // (stages + len(recordings)))
-    planned = [_planned(predicted, stage, number, parts) for stage in range(stages)]
+    parts = min(_PARTS, _MOST // (pp_ranks + len(recordings)))
+    planned = [_planned(predicted, pp_rank, number, parts) for pp_rank in range(pp_ranks)]
     measured = [_measured(predicted, recording, number, parts) for recording in recordings]
     return {"names": [{"name": name, "part": part} for name, part in names], "predicted": planned,
             "measured": measured}  # fmt: skip
 
 
-def _planned(predicted: Prediction, stage: int, number: Number, parts: int) -> TimelineLane:
-    begin, whole = predicted.span.begins[stage], predicted.span.picoseconds
+def _planned(predicted: Prediction, pp_rank: int, number: Number, parts: int) -> TimelineLane:
+    begin, whole = predicted.span.begins[pp_rank], predicted.span.picoseconds
     least, others = -(-whole // parts), list[tuple[OtherStream, int, int, int]]()
     computed = list[tuple[int, int, int]]()
-    for e in sorted((e for e in predicted.events if e.pp_rank == stage), key=lambda e: (e.start, e.end)):
+    for e in sorted((e for e in predicted.events if e.pp_rank == pp_rank), key=lambda e: (e.start, e.end)):
         start, end = max(0, e.start - begin), min(whole, e.end - begin)
         if start >= end:
             continue
@@ -44,7 +44,13 @@ def _planned(predicted: Prediction, stage: int, number: Number, parts: int) -> T
         elif kind := other_stream(e):
             others.append((kind, place, start, end))
     compute = joined(_without_gaps(computed, whole, number("", GAPS)), least)
-    return {"stage": stage, "rank": None, "picoseconds": whole, "compute": compute, "streams": _streams(others, least)}
+    return {
+        "pp_rank": pp_rank,
+        "rank": None,
+        "picoseconds": whole,
+        "compute": compute,
+        "streams": _streams(others, least),
+    }
 
 
 def _without_gaps(computed: Iterable[tuple[int, int, int]], whole: int, nothing: int) -> Iterator[tuple[int, int]]:
@@ -69,7 +75,7 @@ def _measured(predicted: Prediction, recording: Recording, number: Number, parts
         for span in step.spans
         if (kind := _kind(span)) and (end := min(step.nanoseconds, span.end)) > (start := max(0, span.begin))
     ]
-    return {"stage": recording.stage, "rank": recording.rank, "picoseconds": whole, "compute": compute,
+    return {"pp_rank": recording.pp_rank, "rank": recording.rank, "picoseconds": whole, "compute": compute,
             "streams": _streams(others, least)}  # fmt: skip
 
 

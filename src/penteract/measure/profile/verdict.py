@@ -24,11 +24,11 @@ _LABELS: Mapping[str, tuple[str, str]] = {
     "context": ("Exposed: context", "Waits for context parallelism beyond their prediction."),
     "expert": ("Exposed: expert", "Waits for expert parallelism beyond their prediction."),
     "data": ("Exposed: data", "Waits for data parallelism beyond their prediction."),
-    "pipeline": ("Bubble", "Waits for other stages beyond their prediction."),
+    "pipeline": ("Bubble", "Waits for other pipeline ranks beyond their prediction."),
     "update": ("Optimizer", "The update, and the agreement of ranks before it, beyond their prediction."),
     "host": ("Host copies", "Copies to and from the host that nothing hides, beyond their prediction."),
     "unmatched": ("Unmatched", "Kernels that no part of the program launched, or of parts without a prediction."),
-    "slowest_rank": ("Slowest rank", "What the slowest rank of its stage works more than the median one."),
+    "slowest_rank": ("Slowest rank", "What the slowest GPU of a pipeline rank works more than the median one."),
     "profiler": ("Profiled steps", "What bare steps took otherwise than those under the profiler, beyond host gaps."),
 }  # fmt: skip
 
@@ -41,9 +41,9 @@ class StepVerdict(NamedTuple):
 
 
 def verdict(predicted: Prediction, ranks: Sequence[MeasuredRank], times: StepTimes) -> StepVerdict:
-    """The waterfall of the stage that is predicted to end last, on the slowest of its ranks."""
+    """The waterfall of the pipeline rank that is predicted to end last, on the slowest of its ranks."""
     chosen = slowest_of_pp_rank(ranks, predicted.slowest)
-    peers = [r for r in ranks if r.recording.stage == predicted.slowest]
+    peers = [r for r in ranks if r.recording.pp_rank == predicted.slowest]
     changes = _beyond(predicted, chosen, peers, times["measured"])
     rows, whole = list[WaterfallRow](), times["measured"]
 

@@ -1,7 +1,7 @@
 """Does every collective and message of a rank have its partner on the other ranks?
 
-Two ranks of a group must start the same collectives in it, in one order. What one stage sends, the next must receive,
-in the same bytes. And ranks that wait for each other must get on: events are played with all ranks at once.
+Two ranks of a group must start the same collectives in it, in one order. What one pipeline rank sends, the next must
+receive, in the same bytes. And ranks that wait for each other must get on: events are played with all ranks at once.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _AXES = ("tp", "cp", "ep", "dp")
 
 def peers(layout: Layout, rank: int) -> dict[int, str]:
     """The ranks to which `rank` is held, and over which axis: the next one of each of its groups, and the neighbours of
-    its stage."""
+    its pipeline rank."""
     mesh, found = Mesh(layout), dict[int, str]()
     for axis in _AXES:
         group = mesh.group(axis, rank)
@@ -28,33 +28,33 @@ def peers(layout: Layout, rank: int) -> dict[int, str]:
 
 
 def corners(model: ModelSpec, layout: Layout) -> dict[int, str]:
-    """A rank of every kind, with what it stands for: each kind of stage, at the first and at the last place of every
-    other axis."""
+    """A rank of every kind, with what it stands for: each kind of pipeline rank, at the first and at the last place of
+    every other axis."""
     mesh, found = Mesh(layout), dict[int, str]()
-    for stage, name in _stages(model, layout):
-        first = stage * layout.rows * layout.tp
+    for pp_rank, name in _pp_ranks(model, layout):
+        first = pp_rank * layout.rows * layout.tp
         last = first + layout.rows * layout.tp - 1
-        found[first] = f"{name}, first of its stage" if last > first else name
-        found.setdefault(last, f"{name}, last of its stage")
+        found[first] = f"{name}, first of its ranks" if last > first else name
+        found.setdefault(last, f"{name}, last of its ranks")
         for axis in _AXES:  # one step along each axis alone: its shards and tokens are others
             group = mesh.group(axis, first)
-            if stage == 0 and len(group) > 1:
+            if pp_rank == 0 and len(group) > 1:
                 found.setdefault(group[-1], f"{name}, last of {axis}")
     return found
 
 
-def _stages(model: ModelSpec, layout: Layout) -> Iterator[tuple[int, str]]:
+def _pp_ranks(model: ModelSpec, layout: Layout) -> Iterator[tuple[int, str]]:
     """Pipeline coordinates whose stages differ: the first, the last, and of those between one of each number of
     layers."""
     if layout.pp == 1:
-        yield 0, "the only stage"
+        yield 0, "the only pipeline rank"
         return
-    yield 0, "first stage"
+    yield 0, "first pipeline rank"
     cut, seen = stage_layers(model.layers, layout), set[tuple[tuple[bool, ...], ...]]()
-    for stage in range(1, layout.pp - 1):
-        own = [cut[s] for s in layout.placement.stages[stage]]
+    for pp_rank in range(1, layout.pp - 1):
+        own = [cut[s] for s in layout.placement.stages[pp_rank]]
         kind = tuple(tuple(model.has_experts(i) for i in c) for c in own)
         if kind not in seen:
             seen.add(kind)
-            yield stage, f"stage {stage} of {layout.pp} ({sum(map(len, own))} layers)"
-    yield layout.pp - 1, "last stage"
+            yield pp_rank, f"pipeline rank {pp_rank} of {layout.pp} ({sum(map(len, own))} layers)"
+    yield layout.pp - 1, "last pipeline rank"

@@ -33,8 +33,8 @@ def sweep_rows(folder: Path, cluster_of: ClusterOf = cluster) -> Iterator[Accura
             predicted = Amounts.of(estimator, found.layout)
         else:
             composer = Composer(found.model, found.sequence_length, policy, kinds)
-            stages = [composer.rank(found.layout, stage).allocated for stage in range(found.layout.pp)]
-            predicted = Amounts(allocated=max(stages) / GIB)
+            pp_ranks = [composer.rank(found.layout, pp_rank).allocated for pp_rank in range(found.layout.pp)]
+            predicted = Amounts(allocated=max(pp_ranks) / GIB)
         yield AccuracyRow(
             group=f"sweep {folder.resolve().name}", name=row.case.name, predicted=predicted,
             measured=_measured(row.result.measured),

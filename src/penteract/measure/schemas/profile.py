@@ -22,7 +22,7 @@ class ProfileFile(TypedDict):
     step        how long a step takes
     waterfall   the verdict: from the ideal step to the predicted one to the measured one
     advice      what gains most, and what that costs; the largest first, empty where nothing was found
-    ops         the parts of a step in its order, stage by stage, and in a stage stream by stream
+    ops         the parts of a step in its order, rank by rank of the pipeline, and on each stream by stream
     ranks       of each rank: its own work and its waits
     memory      of each rank: who holds how much at the peak of a step
     timeline    one step, planned and measured; profiles of before have none
@@ -126,21 +126,21 @@ class Advice(TypedDict):
 
 
 class OpRow(TypedDict):
-    """A part of the step under one name: all its calls in a step on one stage.
+    """A part of the step under one name: all its calls in a step on one pipeline rank.
 
-    stage      its pipeline coordinate; `rank`: whose measurement this is (of the stage's ranks, the slowest)
-    stream     as in the predicted timeline: "compute", "tp (2 ranks)", "activations to stage 1"
+    pp_rank    its pipeline coordinate; `rank`: whose measurement this is (of the pipeline rank's ranks, the slowest)
+    stream     as in the predicted timeline: "compute", "tp (2 ranks)", "activations to pp rank 1"
     part       to which part of the waterfall it belongs
     matched    "both"; "predicted": nothing was measured under this name; "measured": nothing was predicted
     calls      in a step; `predicted`, `measured`: picoseconds in a step, the latter a mean of the profiled steps
     flops, bytes  in a step: of its products; that it reads and writes. 0: not known
     ceiling    by which of the two it is held; "none": neither
     reached    what it achieved over that ceiling; 0: not known
-    least, most  picoseconds on the fastest and on the slowest rank of the stage; `slowest`: that rank
+    least, most  picoseconds on the fastest and on the slowest rank of the pipeline rank; `slowest`: that rank
     kernels    what ran in it
     """
 
-    stage: int
+    pp_rank: int
     rank: int
     stream: str
     name: str
@@ -182,7 +182,7 @@ class RankRow(TypedDict):
     `parts`: the same by part of the waterfall, which add up to `step`."""
 
     rank: int
-    stage: int
+    pp_rank: int
     step: int
     work: int
     waits: int
@@ -204,7 +204,7 @@ class MeasuredMemory(TypedDict):
     """
 
     rank: int
-    stage: int
+    pp_rank: int
     basis: Literal["storages", "allocator"]
     peak: int
     at: str
@@ -229,7 +229,7 @@ OtherStream = Literal["message", "gather", "collective", "copy"]
 
 
 class StepTimeline(TypedDict):
-    """A step in time: as it was planned, of each stage, and as it ran, of each rank.
+    """A step in time: as it was planned, of each pipeline rank, and as it ran, of each rank.
 
     names      what lanes refer to by its place here
     measured   of the profiled step of median length
@@ -250,13 +250,13 @@ class TimelineName(TypedDict):
 class TimelineLane(TypedDict):
     """The step of one rank; what is much too short to be seen is joined to its neighbours.
 
-    rank         null: predicted, of all ranks of the stage
+    rank         null: predicted, of all ranks of the pipeline rank
     picoseconds  of the step
     compute      name, picoseconds, name, picoseconds …: what the rank does or waits for; they add up to the step
     streams      what runs beside that
     """
 
-    stage: int
+    pp_rank: int
     rank: int | None
     picoseconds: int
     compute: list[int]

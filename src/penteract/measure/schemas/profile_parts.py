@@ -16,9 +16,9 @@ LABELS: Mapping[str, str] = {
 
 
 class OpChange(TypedDict):
-    """An op of two profiles: picoseconds of the step in each, on the slowest rank of its stage."""
+    """An op of two profiles: picoseconds of the step in each, on the slowest rank of its pipeline rank."""
 
-    stage: int
+    pp_rank: int
     name: str
     before: int
     after: int
@@ -28,8 +28,8 @@ def changes(before: ProfileFile, after: ProfileFile) -> list[OpChange]:
     """All ops of both, those that changed most first."""
     one, other = _by_name(before), _by_name(after)
     rows: list[OpChange] = [
-        {"stage": stage, "name": name, "before": one[stage, name], "after": other[stage, name]}
-        for stage, name in dict.fromkeys([*one, *other])
+        {"pp_rank": pp_rank, "name": name, "before": one[pp_rank, name], "after": other[pp_rank, name]}
+        for pp_rank, name in dict.fromkeys([*one, *other])
     ]
     return sorted(rows, key=lambda row: -abs(row["after"] - row["before"]))
 
@@ -47,4 +47,4 @@ def may_be_noise(before: ProfileFile, after: ProfileFile) -> bool:
 
 
 def _by_name(profile: ProfileFile) -> Counter[tuple[int, str]]:
-    return Counter({(row["stage"], row["name"]): row["measured"] for row in profile["ops"]})
+    return Counter({(row["pp_rank"], row["name"]): row["measured"] for row in profile["ops"]})

@@ -51,8 +51,8 @@ def _priced(wanted: Wanted, layout: Mapping[str, object]) -> Plan:
 
 def _side(wanted: Wanted, plan: Plan) -> LayoutSide:
     timed, used = plan.best, utilisation(plan, plan.best).mfu
-    waterfall, stage, name = _waterfall(plan), fullest_pp_rank(timed), plan.ask.text(timed.layout)
-    sizes = by_owner(plan.search.estimators[timed.estimate.precision].composer.rank(timed.layout, stage))
+    waterfall, pp_rank, name = _waterfall(plan), fullest_pp_rank(timed), plan.ask.text(timed.layout)
+    sizes = by_owner(plan.search.estimators[timed.estimate.precision].composer.rank(timed.layout, pp_rank))
     usable, fits = plan.ask.usable, plan.fits(timed.estimate)
     return {
         "name": name, "layout": settings_of(name), "amount": amount(timed.estimate.allocated),

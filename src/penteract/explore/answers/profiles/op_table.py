@@ -1,4 +1,4 @@
-"""The ops of a stage in the order of a step, each with its kernels."""
+"""The ops of a pipeline rank in the order of a step, each with its kernels."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _NOTES = {"both": "", "predicted": "not measured", "measured": "not predicted"}
 _CEILINGS = {"product": "products", "copy": "copies", "none": ""}
 
 
-def op_table(profile: ProfileFile, stage: int) -> list[ProfiledOp]:
-    """The rows of a stage."""
-    return [_op(i, row) for i, row in enumerate(profile["ops"]) if row["stage"] == stage]
+def op_table(profile: ProfileFile, pp_rank: int) -> list[ProfiledOp]:
+    """The rows of a pipeline rank."""
+    return [_op(i, row) for i, row in enumerate(profile["ops"]) if row["pp_rank"] == pp_rank]
 
 
-def ops_about(profile: ProfileFile, stage: int) -> str:
+def ops_about(profile: ProfileFile, pp_rank: int) -> str:
     """Whose ops they are, and what "reached" compares with."""
-    own, ceilings = [row for row in profile["ops"] if row["stage"] == stage], profile["basis"]["ceilings"]
-    whose = f"Stage {stage}, measured on rank {own[0]['rank']}, whose kernels take longest there. " if own else ""
+    own, ceilings = [row for row in profile["ops"] if row["pp_rank"] == pp_rank], profile["basis"]["ceilings"]
+    whose = f"Pipeline rank {pp_rank}, measured on rank {own[0]['rank']}, the slowest of its GPUs. " if own else ""
     product, copy = show_flops(round(ceilings["product"])), ceilings["copy"] / 1e9
     dtype = safe(ceilings["dtype"])
     return f"{whose}Ceilings, measured right after the step: products of {dtype} {product}/s, copies {copy:.3g} GB/s."

@@ -19,7 +19,7 @@ _CLOSE = 0.05  # of the predicted step: a prediction that is as near is good
 
 
 def profile_figures(profile: ProfileFile, name: str, wanted: int | None) -> ProfileFigures:
-    """The figures of a profile. `wanted`: a rank; None: the slowest of the stage that ends last."""
+    """The figures of a profile. `wanted`: a rank; None: the slowest of the pipeline rank that ends last."""
     ranks, step = profile["ranks"], profile["step"]
     rank = next((row for row in ranks if row["rank"] == wanted), None) or _first(profile)
     measured = step["measured"]
@@ -27,8 +27,9 @@ def profile_figures(profile: ProfileFile, name: str, wanted: int | None) -> Prof
         "name": name, "headline": _headline(profile), "number": time_text(measured), "verdict": _verdict(profile),
         "good": abs(measured - step["predicted"]) <= _CLOSE * step["predicted"], "facts": list(_facts(profile)),
         "notes": list(_notes(profile["waterfall"])), "waterfall": _waterfall(profile["waterfall"], measured),
-        "most": _most(profile["waterfall"]), "advice": _advice(profile), "rank": rank["rank"], "stage": rank["stage"],
-        "ops": op_table(profile, rank["stage"]), "ops_about": ops_about(profile, rank["stage"]),
+        "most": _most(profile["waterfall"]), "advice": _advice(profile),
+        "rank": rank["rank"], "pp_rank": rank["pp_rank"],
+        "ops": op_table(profile, rank["pp_rank"]), "ops_about": ops_about(profile, rank["pp_rank"]),
         "unmatched": unmatched_text(profile), "lanes": profile_lanes(profile, rank["rank"]),
         "ranks": rank_skew(ranks, rank["rank"]), "ranks_about": skew_text(ranks),
         "memory": profile_memory(profile, rank["rank"]),

@@ -1,4 +1,4 @@
-"""The step in time: what was predicted of a rank's stage, and below it what the rank measured."""
+"""The step in time: what was predicted of its pipeline rank, and below it what the rank measured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = (
     TimeKind("update", "Optimizer", "The update of parameters, and what ranks agree on before it."),
     TimeKind("unmatched", "Unmatched", "What no part of the program launched, or of a part without a prediction."),
     TimeKind("exposed", "Exposed communication", "Compute waits for a collective, or for a copy, that nothing hides."),
-    TimeKind("idle", "Bubble", "The rank waits for another stage."),
+    TimeKind("idle", "Bubble", "The rank waits for another pipeline rank."),
     TimeKind("launch", "Host gaps", "Nothing runs: the host has not launched the next kernel yet."),
     *(kind for kind in OF_SCHEDULES if kind.other_stream),
 )
@@ -49,8 +49,8 @@ def profile_lanes(profile: ProfileFile, rank: int) -> ProfileLanes:
     measured = next((lane for lane in timeline["measured"] if lane["rank"] == rank), None)
     if measured is None:
         return _none(f"This profile has no timeline of rank {rank}.")
-    planned = [lane for lane in timeline["predicted"] if lane["stage"] == measured["stage"]]
-    ops = {row["name"]: i for i, row in enumerate(profile["ops"]) if row["stage"] == measured["stage"]}
+    planned = [lane for lane in timeline["predicted"] if lane["pp_rank"] == measured["pp_rank"]]
+    ops = {row["name"]: i for i, row in enumerate(profile["ops"]) if row["pp_rank"] == measured["pp_rank"]}
     lanes = [_lane(lane, timeline["names"], ops) for lane in (*planned[:1], measured)]
     end = max(lane["end"] for lane in lanes)
     return {
@@ -84,9 +84,9 @@ def _lane(lane: TimelineLane, names: Sequence[TimelineName], ops: Mapping[str, i
             _span(kind, names[place]["name"], start, start + length)
             for place, start, length in zip(spans[::3], spans[1::3], spans[2::3], strict=True)
         )
-    label, where = ("Predicted", f"stage {lane['stage']}") if rank is None else ("Measured", f"rank {rank}")
+    label, where = ("Predicted", f"pipeline rank {lane['pp_rank']}") if rank is None else ("Measured", f"rank {rank}")
     return {
-        "stage": lane["stage"], "label": label, "short": label[0], "gpus": where, "begin": 0, "end": whole,
+        "pp_rank": lane["pp_rank"], "label": label, "short": label[0], "gpus": where, "begin": 0, "end": whole,
         "blocks": [_block(stretch, names[stretch.place], ops) for stretch in stretches],
         "other_streams": sorted(streams, key=lambda span: span["start"]),
         "times": [_time(sums[number], whole) for number in range(len(KINDS))], "flight": [], "most": 0,

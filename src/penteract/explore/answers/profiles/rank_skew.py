@@ -13,13 +13,13 @@ from penteract.measure.schemas.profile_parts import LABELS
 
 
 def rank_skew(ranks: Sequence[RankRow], shown: int) -> list[ProfiledRank]:
-    """Each rank's step; its work is compared with the median of its stage."""
+    """Each rank's step; its work is compared with the median of its pipeline rank's GPUs."""
     most = max(row["work"] for row in ranks)
     found = list[ProfiledRank]()
     for row in ranks:
-        typical = median_low(other["work"] for other in ranks if other["stage"] == row["stage"])
+        typical = median_low(other["work"] for other in ranks if other["pp_rank"] == row["pp_rank"])
         found.append({
-            "rank": row["rank"], "stage": row["stage"], "step": timed(row["step"]), "work": timed(row["work"]),
+            "rank": row["rank"], "pp_rank": row["pp_rank"], "step": timed(row["step"]), "work": timed(row["work"]),
             "waits": timed(row["waits"]), "more": time_text(row["work"] - typical, "+"), "parts": _parts(row),
             "slowest": row["work"] == most, "shown": row["rank"] == shown,
         })  # fmt: skip
@@ -33,7 +33,7 @@ def skew_text(ranks: Sequence[RankRow]) -> str:
     least, most = (how(ranks, key=lambda row: row["work"]) for how in (min, max))
     works, other = time_text(most["work"]), time_text(least["work"])
     return (f"Rank {most['rank']} works longest, {works} of its step; rank {least['rank']} works {other}. What is not "
-            "work is waiting: for collectives, or for another stage.")  # fmt: skip
+            "work is waiting: for collectives, or for another pipeline rank.")  # fmt: skip
 
 
 def _parts(row: RankRow) -> list[SkewPart]:

@@ -17,7 +17,7 @@ def two_profiles(a: ProfileFile, b: ProfileFile, names: tuple[str, str]) -> Prof
     """B against A."""
     was, now = a["step"]["measured"], b["step"]["measured"]
     ops = [row for row in changes(a, b) if row["before"] != row["after"]]
-    several = len({row["stage"] for row in ops}) > 1
+    several = len({row["pp_rank"] for row in ops}) > 1
     parts = sorted(part_changes(a, b).items(), key=lambda item: -abs(item[1][1] - item[1][0]))
     rest = len(ops) - _MOST
     return {
@@ -26,7 +26,7 @@ def two_profiles(a: ProfileFile, b: ProfileFile, names: tuple[str, str]) -> Prof
             _change(safe(name), LABELS.get(name, safe(name)), before, after, was) for name, (before, after) in parts
         ],
         "ops": [
-            _change(safe(row["name"]), safe(row["name"]) + f", stage {row['stage']}" * several, row["before"],
+            _change(safe(row["name"]), safe(row["name"]) + f", pipeline rank {row['pp_rank']}" * several, row["before"],
                     row["after"], was)
             for row in ops[:_MOST]
         ],

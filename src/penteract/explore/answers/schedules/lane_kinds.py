@@ -29,7 +29,7 @@ KINDS = (
          "Gradients are added up and measured, and the optimizer updates its part of the parameters."),
     TimeKind("exposed", "Exposed communication",
          "Compute waits for a collective of its own step, or for a copy: communication that nothing hides."),
-    TimeKind("idle", "Bubble", "The rank has nothing to compute: it waits for another stage, or for the other ranks."),
+    TimeKind("idle", "Bubble", "Nothing to compute: the rank waits for others of the pipeline, or of its groups."),
     TimeKind("launch", "Launches", "Compute waits for the host, which launches calls one after another."),
     TimeKind("message", "Sends and receives", "Activations go to the next stage, and gradients back.",
          other_stream=True),

@@ -28,8 +28,8 @@ from penteract.schedule.registry import schedule_of
 from penteract.units import show_step, show_whole
 
 _PARTS, _MOST = 3000, 32_000  # of the time axis, and of all lanes: what is shorter is joined to its neighbours
-_MISSING = ("There is one pipeline rank, so there is one lane, and nothing waits for another stage. With pp of 2 or "
-            "more there is a lane for each pipeline rank.")  # fmt: skip
+_MISSING = ("There is one pipeline rank, so there is one lane, and it waits for no other. With pp of 2 or more "
+            "there is a lane for each pipeline rank.")  # fmt: skip
 _MANY = 64  # micro-batches that are shown of a step whose forwards all come first
 _EXPOSED = ("tensor", "context", "expert", "data", "host")  # parts of a step in which compute waits for bytes
 
@@ -45,9 +45,9 @@ def schedule_lanes(page: Question, plan: Plan, timed: Timed, at: int) -> Schedul
         ranks[e.pp_rank].event(e)
 
     span = emit_events(prices.steps, short, emit)
-    lanes = [_lane(plan, timed, short, span, stage, parts) for stage, parts in enumerate(ranks)]
+    lanes = [_lane(plan, timed, short, span, pp_rank, parts) for pp_rank, parts in enumerate(ranks)]
     for lane in lanes:
-        lane["shown"] = lane["stage"] == at
+        lane["shown"] = lane["pp_rank"] == at
     end, most = max(lane["end"] for lane in lanes), max(lane["most"] for lane in lanes)
     return {
         "version": VERSION, "kind": "schedule", "question": page, "schedule": lay.schedule, "bubble": bubble(timed),
@@ -120,20 +120,20 @@ def _facts(timed: Timed) -> list[Fact]:
     return facts + [Fact(**one) for one in chunks]
 
 
-def _lane(plan: Plan, timed: Timed, short: Layout, span: StepSpan, stage: int, parts: LaneParts) -> RankLane:
-    begin = span.begins[stage]
+def _lane(plan: Plan, timed: Timed, short: Layout, span: StepSpan, pp_rank: int, parts: LaneParts) -> RankLane:
+    begin = span.begins[pp_rank]
     end, least = begin + span.picoseconds, -(-span.picoseconds // min(_PARTS, _MOST // short.pp))
-    lists = compute_lists(short.schedule, short.pp, short.vpp, short.gradient_accumulation_steps)[stage]
+    lists = compute_lists(short.schedule, short.pp, short.vpp, short.gradient_accumulation_steps)[pp_rank]
     whole = list(parts.whole(begin))
     found = blocks(whole, least, lists)
     others, sums = spans(parts, begin, end, least)
     for interval in whole:
         sums[interval.kind] += interval.end - interval.start
     flight = in_flight(found, lists)
-    price = plan.search.estimators[timed.estimate.precision].composer.rank(timed.layout, stage)
+    price = plan.search.estimators[timed.estimate.precision].composer.rank(timed.layout, pp_rank)
     gpus = timed.layout.world // timed.layout.pp
     return {
-        "stage": stage, "label": rank_label(timed, stage), "gpus": f"{show_whole(gpus)} GPU{'s' * (gpus > 1)}",
+        "pp_rank": pp_rank, "label": rank_label(timed, pp_rank), "gpus": f"{show_whole(gpus)} GPU{'s' * (gpus > 1)}",
         "begin": begin, "end": end, "blocks": found, "other_streams": others,
         "times": [lane_time(sums[number], span.picoseconds) for number in range(len(KINDS))],
         "flight": flight, "most": max(flight[1::2], default=0), "activations": amount(by_owner(price)["activations"]),

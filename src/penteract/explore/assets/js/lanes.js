@@ -33,8 +33,8 @@ export function Lanes({ answer, terms, copies, stale, look, stood, linked, keep 
   const file = () => ({
     columns: ["Rank", "Pass", "Kind", "Start, ps", "End, ps", "What"],
     rows: answer.lanes.flatMap((lane) => [
-      ...lane.blocks.map((block) => [lane.stage, block.name, answer.kinds[block.kind].label, block.start, block.end, block.text]),
-      ...lane.other_streams.map((span) => [lane.stage, "", answer.kinds[span.kind].label, span.start, span.end, span.text]),
+      ...lane.blocks.map((block) => [lane.pp_rank, block.name, answer.kinds[block.kind].label, block.start, block.end, block.text]),
+      ...lane.other_streams.map((span) => [lane.pp_rank, "", answer.kinds[span.kind].label, span.start, span.end, span.text]),
     ]),
   });
   const drawing = () => {
@@ -50,7 +50,7 @@ export function Lanes({ answer, terms, copies, stale, look, stood, linked, keep 
         <${Player} marks=${marks} place=${place} stand=${stand} />
         <${Zooms} view=${view} zoom=${zoom} />
       </div>
-      <div ref=${frame}><${LanesCanvas} answer=${answer} shown=${shown} at=${at} zoom=${zoom} move=${move} look=${(lane) => look(lane.stage)} label="A pass of a pipeline rank"
+      <div ref=${frame}><${LanesCanvas} answer=${answer} shown=${shown} at=${at} zoom=${zoom} move=${move} look=${(lane) => look(lane.pp_rank)} label="A pass of a pipeline rank"
         about=${(lane) => `${lane.label}, ${lane.gpus}: at most ${lane.most} in flight, activations ${lane.activations.text}`}
         hint=${answer.missing || "Point at a lane, or move through it by arrow keys; + and − zoom, Enter looks into a rank."} /></div>
       ${at !== null && html`<${Now} answer=${answer} at=${at} text=${mark.text} />`}
@@ -66,7 +66,7 @@ function Now({ answer, at, text }) {
   return html`<div class="standing" role="region" tabindex="0" aria-label=${`Every rank at ${text}`}><h3>${`At ${text}`}</h3><ul>${answer.lanes.map((lane) => {
     const running = at >= lane.begin && at < lane.end;
     const block = lane.blocks[indexAt(lane.blocks, at)];
-    return html`<li key=${lane.stage}><b>${lane.label.split(" (")[0]}</b> <i class="swatch" style=${{ background: `var(--lane-${running ? answer.kinds[block.kind].name : "idle"})` }}></i>
+    return html`<li key=${lane.pp_rank}><b>${lane.label.split(" (")[0]}</b> <i class="swatch" style=${{ background: `var(--lane-${running ? answer.kinds[block.kind].name : "idle"})` }}></i>
       ${running ? block.text : "another step"} <small>${flightAt(lane.flight, at)} in flight</small></li>`;
   })}</ul></div>`;
 }

@@ -67,7 +67,7 @@ export function draw(pen, answer, geo, { from, to }, hot, at, op = -1) {
 
 function label(pen, geo, lane, y) {
   const narrow = geo.side < 60;
-  const text = narrow ? (lane.short ?? String(lane.stage)) : lane.label.split(" (")[0];
+  const text = narrow ? (lane.short ?? String(lane.pp_rank)) : lane.label.split(" (")[0];
   pen.text(0, y + geo.bar / 2, text, lane.shown ? "ink" : "ink-2", "start", lane.shown);
   if (!narrow && geo.bar > 20) pen.text(0, y + geo.bar + 10, lane.gpus, "ink-3", "start");
 }

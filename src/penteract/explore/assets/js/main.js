@@ -46,12 +46,12 @@ function App({ opening, first }) {
       setError(`No answer: ${failure.message}. Is \`penteract explore\` still running?`);
     },
   );
-  const change = (question) => setState({ ...state, question, stage: null });
-  const look = (stage) => setState({ ...state, stage });
+  const change = (question) => setState({ ...state, question, pp_rank: null });
+  const look = (pp_rank) => setState({ ...state, pp_rank });
   useEffect(() => {
     setBusy(true);
-    newest.current.ask({ kind: "memory", question: state.question, stage: state.stage });
-  }, [state.question, state.stage]);
+    newest.current.ask({ kind: "memory", question: state.question, pp_rank: state.pp_rank });
+  }, [state.question, state.pp_rank]);
   const lanes = useLanes(state);
   const [search, stopSearch] = useSearch(state);
   const compared = useCompare(state);
@@ -133,7 +133,7 @@ function App({ opening, first }) {
 
 /** The view of all layouts of a question: the chosen one is the question's. */
 function Layouts({ state, setState, search, stop, compared, terms, copies, stale, change }) {
-  const take = (point) => setState({ ...state, stage: null, question: { ...state.question, layout: { dp: 1, tp: 1, pp: 1, cp: 1, ...point.layout } } });
+  const take = (point) => setState({ ...state, pp_rank: null, question: { ...state.question, layout: { dp: 1, tp: 1, pp: 1, cp: 1, ...point.layout } } });
   const put = (options, only = state.only) => setState({ ...state, only, search: Object.keys(options).length ? { ...SEARCH, ...state.search, ...options } : state.search });
   const against = (layout) => put({ against: layout });
   const late = stale || (search.busy ? "stale" : "");
@@ -146,14 +146,14 @@ function Layouts({ state, setState, search, stop, compared, terms, copies, stale
 }
 
 /** The lanes of the newest layout, followed while a slider moves, where they are looked at. */
-function useLanes({ question, stage, view }) {
+function useLanes({ question, pp_rank, view }) {
   const [lanes, set] = useState(null);
   const newest = useRef(null);
   // what is wrong with a layout, and a server that has gone, are told with the price
   newest.current ??= new Newest((answer) => answer.kind === "schedule" && set(answer), () => {});
   useEffect(() => {
-    if (view === "schedules") newest.current.ask({ kind: "schedule", question, stage });
-  }, [question, stage, view]);
+    if (view === "schedules") newest.current.ask({ kind: "schedule", question, pp_rank });
+  }, [question, pp_rank, view]);
   return lanes;
 }
 
@@ -165,9 +165,9 @@ function useSlow(state, again) {
     const stop = new AbortController();
     set((old) => ({ ...old, waiting: true }));
     const timer = setTimeout(async () => {
-      const { question, stage, view } = state;
+      const { question, pp_rank, view } = state;
       try {
-        const step = await askOne({ kind: "step", question, stage }, stop.signal);
+        const step = await askOne({ kind: "step", question, pp_rank }, stop.signal);
         set((old) => ({ step: step?.kind === "step" ? step : old.step, fits: [], end: null, choices: [], waiting: true }));
         await ask({ kind: view === "schedules" ? "schedules" : "fits", question }, (row) => {
           if (stop.signal.aborted) return;
@@ -184,7 +184,7 @@ function useSlow(state, again) {
       clearTimeout(timer);
       stop.abort();
     };
-  }, [state.question, state.stage, state.view, again]);
+  }, [state.question, state.pp_rank, state.view, again]);
   return slow;
 }
 
@@ -274,7 +274,7 @@ async function begin() {
     const [opening, linked] = await Promise.all([askOne({ kind: "opening" }), fromFragment(location.hash)]);
     if (opening.kind !== "opening") throw new Error(opening.text);
     page.replaceChildren();
-    render(html`<${App} opening=${opening} first=${linked ?? { question: opening.question, stage: null, view: VIEWS[0] }} />`, page);
+    render(html`<${App} opening=${opening} first=${linked ?? { question: opening.question, pp_rank: null, view: VIEWS[0] }} />`, page);
   } catch (error) {
     const told = document.createElement("p");
     told.className = "waiting";

@@ -191,7 +191,7 @@ export function Ranks({ figures, copies, look, stale }) {
   const step = side ? 34 : 52;
   const height = TOP + figures.ranks.length * step + AXIS;
   return html`<${Figure} id="ranks" title="Each distinct rank" source="predicted · exact" stale=${stale} copies=${copies}
-    about="Ranks of a pipeline stage hold alike amounts; neighbouring stages with the same memory are one row. Choose one to see where its memory goes."
+    about="GPUs of a pipeline rank hold alike amounts; neighbouring pipeline ranks with the same memory are one row. Choose one to see where its memory goes."
     columns=${["Rank", "GPUs", "Memory", "Bytes", ...figures.owners.map((o) => o.label)]} rows=${rows}>
     <div class="plot" ref=${ref}>${width > 0 && html`<svg class="chart" width=${width} height=${height} role="group" aria-label="Memory of each distinct rank">
       <g transform=${`translate(${side} 0)`}>
@@ -200,7 +200,7 @@ export function Ranks({ figures, copies, look, stale }) {
       ${figures.ranks.map((rank, i) => {
         const y = TOP + i * step + (side ? 4 : 22);
         let from = 0;
-        const choose = () => look(rank.stages[0]);
+        const choose = () => look(rank.pp_ranks[0]);
         return html`<g key=${rank.label} class=${`rank${rank.shown ? " chosen" : ""}`} role="button" tabindex="0" aria-pressed=${rank.shown} onClick=${choose}
           onKeyDown=${(event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), choose())}>
           <title>${`${rank.label}, ${rank.gpus}: ${rank.amount.text}${rank.fits ? "" : ", does not fit"}`}</title>

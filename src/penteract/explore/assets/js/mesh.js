@@ -75,13 +75,13 @@ export function Mesh({ answer, set, look, copies, stale, terms }) {
   const frame = useRef(null);
   const rank = hot ?? answer.rank;
   const axes = answer.axes.filter((axis) => only === null || axis.axis === only);
-  const stage = answer.axes.find((axis) => axis.axis === "pp");
+  const pp = answer.axes.find((axis) => axis.axis === "pp");
   const paint = (one) => {
     if (one === rank) return { fill: "ink", text: "sheet", framed: true };
     if (set && hot === null) return inRuns(set.ranks, one) ? { fill: set.dimension || "other", text: set.dimension ? "sheet" : "on-other" } : { fill: "sunk", text: "ink-3" };
     const own = axes.filter((axis) => together(axis, rank, one));
     const first = own.find((axis) => axis.coordinate) ?? own[0];
-    const alike = stage && placeOn(stage, one) === placeOn(stage, rank);
+    const alike = pp && placeOn(pp, one) === placeOn(pp, rank);
     if (!first) return { fill: alike ? "line" : "sunk", text: "ink-3" };
     return { fill: first.axis, text: "sheet", dot: first.axis !== "ep" && own.some((axis) => axis.axis === "ep") ? "ep" : null };
   };
@@ -101,7 +101,7 @@ export function Mesh({ answer, set, look, copies, stale, terms }) {
       ${answer.axes.map((axis) => html`<li key=${axis.axis} class=${`dim-${axis.axis}`}>
         <button type="button" aria-pressed=${only === axis.axis} aria-label=${`Show groups of ${axis.axis} alone`} onClick=${() => show(only === axis.axis ? null : axis.axis)}><span class="badge">${axis.axis}</span></button>
         <${Term} text=${axis.about}>${axis.label}<//> <b>${axis.text}</b> <small>${axis.link_text}</small></li>`)}
-      ${stage && html`<li><i class="swatch" style=${{ background: "var(--line)" }}></i>Same pipeline rank <b></b> <small></small></li>`}
+      ${pp && html`<li><i class="swatch" style=${{ background: "var(--line)" }}></i>Same pipeline rank <b></b> <small></small></li>`}
     </ul>
     <p class="quiet">Point at a rank to see its groups, and choose it to see its traffic below. Arrow keys go from rank to rank, Page keys from node to node.</p>
   <//>`;

@@ -11,20 +11,20 @@ export function Skew({ figures, put, terms, copies, stale }) {
   const { ranks } = figures;
   const names = [...new Map(ranks.flatMap((rank) => rank.parts.map((part) => [part.name, part.label])))];
   const most = Math.max(1, ...ranks.map((rank) => rank.step.picoseconds));
-  const rows = ranks.map((rank) => [rank.rank, rank.stage, rank.step.text, rank.work.text, rank.waits.text, rank.more, ...names.map(([name]) => rank.parts.find((part) => part.name === name)?.took.text ?? "0")]);
+  const rows = ranks.map((rank) => [rank.rank, rank.pp_rank, rank.step.text, rank.work.text, rank.waits.text, rank.more, ...names.map(([name]) => rank.parts.find((part) => part.name === name)?.took.text ?? "0")]);
   const sorted = [...ranks].sort((a, b) => b.work.picoseconds - a.work.picoseconds);
   const drawn = ranks.length <= SLOW + FAST ? ranks : [...sorted.slice(0, SLOW), ...sorted.slice(-FAST)];
   const kinds = figures.lanes.kinds;
   const look = (part) => `kind-${kinds[part.kind]?.name ?? "unmatched"}`;
   return html`<${Figure} id="skew" title="The ranks beside each other" source="measured under the profiler" stale=${stale} copies=${copies} about=${terms.skew}
-    columns=${["Rank", "Stage", "Step", "Works", "Waits", "Work against the median of its stage", ...names.map(([, label]) => label)]} rows=${rows}>
+    columns=${["Rank", "Pipeline rank", "Step", "Works", "Waits", "Work against the median of its pipeline rank", ...names.map(([, label]) => label)]} rows=${rows}>
     <p class="quiet">${figures.ranks_about}${drawn.length < ranks.length ? ` Drawn are the ${SLOW} that work longest and the ${FAST} that work least, of ${ranks.length}.` : ""}</p>
     <${Bars} label="Ranks: what each step consists of" side=${150} room=${290} rows=${drawn.map((rank) => {
       let at = 0;
       const line = rank.parts.map((part) => ({ from: at, to: (at += part.took.picoseconds / most), look: look(part) }));
       const much = `works ${rank.work.text} (${rank.more}) · waits ${rank.waits.text}`;
-      return { key: rank.rank, label: `rank ${rank.rank}, stage ${rank.stage}`, much, lines: [line], chosen: rank.shown, choose: () => put({ rank: rank.rank, op: undefined }),
-        title: `Rank ${rank.rank} of stage ${rank.stage}: ${much}. ${rank.parts.map((part) => `${part.label} ${part.took.text}`).join(", ")}` };
+      return { key: rank.rank, label: `rank ${rank.rank}, pipeline rank ${rank.pp_rank}`, much, lines: [line], chosen: rank.shown, choose: () => put({ rank: rank.rank, op: undefined }),
+        title: `Rank ${rank.rank} of pipeline rank ${rank.pp_rank}: ${much}. ${rank.parts.map((part) => `${part.label} ${part.took.text}`).join(", ")}` };
     })} />
     <p class="quiet">Colours are those of the lanes. Choose a rank to see its lanes, its ops and its memory.</p>
   <//>`;
@@ -58,7 +58,7 @@ export function Compared({ comparison, several, copies, stale, put }) {
   const cells = (what) => (row) => [what, row.label, row.a, row.b, row.change, row.size, row.share];
   const rows = found ? [...found.parts.map(cells("part")), ...found.ops.map(cells("op"))] : [];
   return html`<${Figure} id="compared" title="Two profiles: what makes the difference" source="measured" stale=${stale} copies=${copies} drawing=${found ? undefined : null}
-    about="Parts are those of the rank with the most work, ops those of the slowest rank of each stage, under the profiler." columns=${["What", "Name", "A", "B", "B less A", "B less A, ps", "Of A's step"]} rows=${rows}>
+    about="Parts are those of the rank with the most work, ops those of the slowest rank of each pipeline rank, under the profiler." columns=${["What", "Name", "A", "B", "B less A", "B less A, ps", "Of A's step"]} rows=${rows}>
     ${!comparison && html`<p class="quiet">${several ? "Choose a profile to compare with: B in the list above." : "With a second profile, here is what makes the difference: open it above, or have it beside the first."} <code class="command">penteract profile A B</code></p>`}
     ${comparison?.wrong && html`<p class="quiet">${comparison.wrong}</p>`}
     ${found && html`

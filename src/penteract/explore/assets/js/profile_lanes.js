@@ -48,7 +48,7 @@ export function ProfileLanes({ figures, chosen, own, put, terms, copies, stale }
 /** Which rank the figures are about. */
 function RankChoice({ figures, put }) {
   return html`<label class="rank-choice">Rank <select value=${figures.rank} onChange=${(event) => put({ rank: Number(event.currentTarget.value), op: undefined })}>
-    ${figures.ranks.map((one) => html`<option key=${one.rank} value=${one.rank}>${`${one.rank} · stage ${one.stage} · works ${one.work.text}`}</option>`)}</select></label>`;
+    ${figures.ranks.map((one) => html`<option key=${one.rank} value=${one.rank}>${`${one.rank} · pipeline rank ${one.pp_rank} · works ${one.work.text}`}</option>`)}</select></label>`;
 }
 
 function farApart({ lanes }) {

@@ -53,8 +53,8 @@ export async function fromFragment(fragment) {
     const state = JSON.parse(new TextDecoder().decode(bytes));
     if (!state || typeof state.question !== "object") return null;
     const view = VIEWS.includes(state.view) ? state.view : VIEWS[0];
-    const { question, stage = null, search, only, rank, parameter, runs, bench, zoom, profile } = state;
-    return { question, stage, view, search, only, rank, parameter, runs, bench, zoom: isZoom(zoom) ? zoom : undefined, profile: profileOf(profile) };
+    const { question, pp_rank = null, search, only, rank, parameter, runs, bench, zoom, profile } = state;
+    return { question, pp_rank, view, search, only, rank, parameter, runs, bench, zoom: isZoom(zoom) ? zoom : undefined, profile: profileOf(profile) };
   } catch {
     return null;
   }

@@ -102,7 +102,7 @@ function start() {
   );
 }
 
-const same = (request, opening) => (request.kind === "bench" || JSON.stringify(request.question) === JSON.stringify(opening)) && (request.stage ?? null) === null
+const same = (request, opening) => (request.kind === "bench" || JSON.stringify(request.question) === JSON.stringify(opening)) && (request.pp_rank ?? null) === null
   && request.search === undefined && request.rank === undefined && request.parameter === undefined
   && request.profile === undefined && request.files === undefined && (request.bench === undefined || Object.keys(request.bench).length === 0);
 

@@ -22,7 +22,7 @@ def in_use(device: torch.device) -> int:
     return total - free
 
 
-def measured_on_gpu(steps: TrainedSteps, stage: int, context: int) -> MeasuredMemory:
+def measured_on_gpu(steps: TrainedSteps, pp_rank: int, context: int) -> MeasuredMemory:
     """The memory of a GPU's step. `context`: bytes of the device in use before anything was allocated."""
     device, notes = steps.trainer.rank.device, AllocatorNotes()
     ownership = Ownership(lambda owner, name: notes.event(time.time_ns(), owner, name))
@@ -48,7 +48,8 @@ def measured_on_gpu(steps: TrainedSteps, stage: int, context: int) -> MeasuredMe
     process = {"context": context, "NCCL": max(0, used - context - torch.cuda.memory_reserved(device)),
                "cached": reserved - found.bytes}  # fmt: skip
     return {
-        "rank": steps.trainer.rank.number, "stage": stage, "basis": "allocator", "peak": found.bytes, "at": found.at,
+        "rank": steps.trainer.rank.number, "pp_rank": pp_rank, "basis": "allocator", "peak": found.bytes,
+        "at": found.at,
         "owners": found.owners, "reserved": reserved, "device": used, "process": process, "live": found.rows(),
         "predicted": 0,
     }  # fmt: skip

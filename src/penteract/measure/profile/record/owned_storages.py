@@ -146,7 +146,7 @@ def one_storage_each(trainer: Trainer, ownership: Ownership) -> tuple[Trainer, O
     return replace(trainer, run=fresh), memory
 
 
-def measured_on_host(steps: TrainedSteps, stage: int) -> MeasuredMemory:
+def measured_on_host(steps: TrainedSteps, pp_rank: int) -> MeasuredMemory:
     """The memory of a CPU's step, counted by torch's dispatcher. The second step is counted: nothing is new in it."""
     ownership = Ownership()
     steps.trainer, _ = one_storage_each(steps.trainer, ownership)
@@ -159,7 +159,7 @@ def measured_on_host(steps: TrainedSteps, stage: int) -> MeasuredMemory:
     owners = Counter(kept)
     owners.update(peak.owners)
     return {
-        "rank": steps.trainer.rank.number, "stage": stage, "basis": "storages", "peak": owners.total(),
+        "rank": steps.trainer.rank.number, "pp_rank": pp_rank, "basis": "storages", "peak": owners.total(),
         "at": peak.at, "owners": dict(owners), "reserved": 0, "device": 0, "process": {}, "live": peak.rows(),
         "predicted": 0,
     }  # fmt: skip

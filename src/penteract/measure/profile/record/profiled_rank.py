@@ -52,12 +52,12 @@ def record(
         context = in_use(rank.device) if gpu else 0
         samples = open_data(spec, rank)
         steps = TrainedSteps(Trainer.build(spec, rank, init), samples)
-        stage = Mesh(spec.layout).coordinates(rank.number)["pp"]
+        pp_rank = Mesh(spec.layout).coordinates(rank.number)["pp"]
         made = about(rank)
         took = bare(steps, barrier=rank.barrier)
-        found = Recording(rank.number, stage, gpu, made, took)
+        found = Recording(rank.number, pp_rank, gpu, made, took)
         found.steps = profiled(steps, barrier=rank.barrier)
-        found.memory = measured_on_gpu(steps, stage, context) if gpu else measured_on_host(steps, stage)
+        found.memory = measured_on_gpu(steps, pp_rank, context) if gpu else measured_on_host(steps, pp_rank)
         steps.trainer.run.settle_parameters()
         rank.barrier()
         if rank.number == 0:  # the others wait

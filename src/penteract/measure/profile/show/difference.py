@@ -37,9 +37,9 @@ def _lines(before: ProfileFile, after: ProfileFile, *, every: bool) -> Iterator[
     yield ""
     rows = changes(before, after)
     yield f"{'Ops, the largest change first':<52} {'before':>10} {'after':>10} {'change':>10}"
-    stages = len({row["stage"] for row in rows}) > 1
+    several = len({row["pp_rank"] for row in rows}) > 1
     for row in rows if every else rows[:_MOST]:
-        name = f"{row['name']}, stage {row['stage']}" if stages else row["name"]
+        name = f"{row['name']}, pipeline rank {row['pp_rank']}" if several else row["name"]
         a, b = row["before"], row["after"]
         yield f"{name[:52]:<52} {show(a):>10} {show(b):>10} {show(b - a, '+'):>10}"
 

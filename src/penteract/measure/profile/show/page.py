@@ -71,8 +71,8 @@ def _body(profile: ProfileFile) -> Iterator[str]:
     yield (f'<p class="soft">Ceilings, measured here: products of {escape(ceilings["dtype"])} {product}/s, copies '
            f"{copy:,.0f} GB/s. Unmatched: {found['measured_share']:.1%} of the measured step, "
            f"{found['predicted_share']:.1%} of the predicted one.</p>")  # fmt: skip
-    for stage in sorted({row["stage"] for row in profile["ops"]}):
-        yield _ops([row for row in profile["ops"] if row["stage"] == stage])
+    for pp_rank in sorted({row["pp_rank"] for row in profile["ops"]}):
+        yield _ops([row for row in profile["ops"] if row["pp_rank"] == pp_rank])
     yield "<h2>Ranks</h2>"
     yield _ranks(profile)
     yield "<h2>Memory</h2>"
@@ -103,7 +103,7 @@ def _ops(rows: Sequence[OpRow]) -> str:
         for row in rows
     ]  # fmt: skip
     head = ["op", "stream", "calls", "predicted", "measured", "share", "ceiling", "ranks", "", "kernels"]
-    return (f"<p>Stage {rows[0]['stage']}, rank {rows[0]['rank']}: the one of its stage with the most work</p>"
+    return (f"<p>Pipeline rank {rows[0]['pp_rank']}, on rank {rows[0]['rank']}: the one with the most work</p>"
             + table(head, cells, names=(0, 1, 9)))  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def _kernels(row: OpRow) -> str:
 def _ranks(profile: ProfileFile) -> str:
     parts = [part for part in LABELS if any(row["parts"].get(part) for row in profile["ranks"])]
     rows = [
-        [f"rank {row['rank']}, stage {row['stage']}", show(row["work"]), show(row["waits"]),
+        [f"rank {row['rank']}, pipeline rank {row['pp_rank']}", show(row["work"]), show(row["waits"]),
          *(show(row["parts"].get(part, 0)) for part in parts)]
         for row in profile["ranks"]
     ]  # fmt: skip

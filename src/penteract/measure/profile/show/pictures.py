@@ -65,13 +65,13 @@ class TimelineBars(NamedTuple):
 
 
 def timelines(profile: ProfileFile, timeline: StepTimeline) -> str:
-    """Predicted and measured lanes of each stage, each step over the whole width: by shares of its own length."""
+    """Predicted and measured lanes of each pipeline rank, each step over the whole width."""
     lanes = list[TimelineBars]()
-    chosen = {row["stage"]: row["rank"] for row in profile["ops"]}
-    stages = sorted(chosen)
-    for stage in stages[: _MOST_RANKS // 2] + stages[_MOST_RANKS // 2 :][-_MOST_RANKS // 2 :]:
-        lanes += _lanes(timeline, timeline["predicted"][stage])
-        lanes += _lanes(timeline, timeline["measured"][chosen[stage]])
+    chosen = {row["pp_rank"]: row["rank"] for row in profile["ops"]}
+    pp_ranks = sorted(chosen)
+    for pp_rank in pp_ranks[: _MOST_RANKS // 2] + pp_ranks[_MOST_RANKS // 2 :][-_MOST_RANKS // 2 :]:
+        lanes += _lanes(timeline, timeline["predicted"][pp_rank])
+        lanes += _lanes(timeline, timeline["measured"][chosen[pp_rank]])
     height = (_LANE + 4) * len(lanes) + 6
     lines = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="Predicted and measured timelines">']
     for i, lane in enumerate(lanes):
@@ -123,6 +123,8 @@ def _lanes(timeline: StepTimeline, lane: TimelineLane) -> Iterator[TimelineBars]
             part = bar(place, begin, length)
             other.append(part._replace(part="host") if stream["kind"] == "copy" else part)
     rank = lane["rank"]
-    yield TimelineBars(f"stage {lane['stage']} predicted" if rank is None else f"rank {rank} measured", compute, whole)
+    yield TimelineBars(
+        f"pipeline rank {lane['pp_rank']} predicted" if rank is None else f"rank {rank} measured", compute, whole
+    )
     if other:
         yield TimelineBars("    its collectives", other, whole)

@@ -73,14 +73,14 @@ def price_of(one: Advice) -> str:
 
 
 def _op_lines(ops: Sequence[OpRow], *, every: bool) -> Iterator[str]:
-    stages = sorted({row["stage"] for row in ops})
-    for stage in stages:
-        own = [row for row in ops if row["stage"] == stage]
+    pp_ranks = sorted({row["pp_rank"] for row in ops})
+    for pp_rank in pp_ranks:
+        own = [row for row in ops if row["pp_rank"] == pp_rank]
         least = (
             0 if every or len(own) <= _MOST_OPS else sorted((r["measured"] for r in own), reverse=True)[_MOST_OPS - 1]
         )
         shown = [row for row in own if row["measured"] >= least or (every and row["predicted"])]
-        where = f"stage {stage}, rank {own[0]['rank']}" if len(stages) > 1 else f"rank {own[0]['rank']}"
+        where = f"pipeline rank {pp_rank}, rank {own[0]['rank']}" if len(pp_ranks) > 1 else f"rank {own[0]['rank']}"
         note = "" if len(shown) == len(own) else f" ({len(shown)} of {len(own)} that take longest; --all shows each)"
         yield f"Ops in the order of a step, {where}{note}:"
         yield f"{'':<52} {'calls':>5} {'predicted':>10} {'measured':>10} {'share':>6} {'of ceiling':>10}  ranks"
@@ -106,7 +106,7 @@ def _rank_lines(profile: ProfileFile) -> Iterator[str]:
     for row in profile["ranks"]:
         note = "  the most work" if row["work"] == max(work) else ""
         works, waits = show(row["work"]), show(row["waits"])
-        yield f"  rank {row['rank']:<4} stage {row['stage']}  works {works:>9}  waits {waits:>9}{note}"
+        yield f"  rank {row['rank']:<4} pipeline rank {row['pp_rank']}  works {works:>9}  waits {waits:>9}{note}"
 
 
 def _memory_lines(memory: Sequence[MeasuredMemory]) -> Iterator[str]:

@@ -19,7 +19,7 @@ _ON_HOST = {"compute": "operators", "wait": "operators"}  # of a CPU's rank, whi
 
 
 def write_trace_file(path: Path, predicted: Prediction, recordings: Sequence[Recording]) -> None:
-    """Write the trace: of the prediction one step of each stage, of the measurement the profiled steps of each rank."""
+    """Write the trace: the predicted step of each pipeline rank, and the profiled steps of each rank."""
     with gzip.open(path, "wt", encoding="utf-8", compresslevel=6) as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         for i, row in enumerate(trace_rows(predicted, recordings)):
@@ -33,7 +33,7 @@ def trace_rows(predicted: Prediction, recordings: Sequence[Recording]) -> Iterat
     yield from _process(_MEASUREMENT, f"measurement, {len(recordings[0].steps)} steps under the profiler")
     threads = dict[tuple[int, str], int]()
     for e in predicted.events:
-        thread = f"stage {e.pp_rank} · {e.stream}"
+        thread = f"pipeline rank {e.pp_rank} · {e.stream}"
         yield from _thread(threads, _PREDICTION, thread, e.pp_rank)
         (name, line), about = shown_name(e), (("action", e.action), ("of", e.unit))
         yield _slice(
