@@ -58,8 +58,9 @@ def free_port() -> int:
 
 
 def ranks(
-    words: Sequence[Sequence[str]], environment: Mapping[str, str], *, world: int | None = None
-) -> list[subprocess.CompletedProcess[str]]:
+    words: Sequence[Sequence[str]], environment: Mapping[str, str], *, world: int | None = None,
+    folder: Path | None = None,
+) -> list[subprocess.CompletedProcess[str]]:  # fmt: skip
     """`penteract WORDS[r]` as rank r, at once, to their ends: as a launcher of `world` ranks would start them."""
     port = free_port()
     place = {"WORLD_SIZE": world or len(words), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -68,7 +69,7 @@ def ranks(
         for number, own in enumerate(words):
             told = place | {"RANK": number, "LOCAL_RANK": number}
             more = {name: str(value) for name, value in told.items()}
-            started.append(stack.enter_context(begun(own, dict(environment) | more)))
+            started.append(stack.enter_context(begun(own, dict(environment) | more, folder=folder)))
         return [command.result() for command in started]
 
 
@@ -134,6 +135,7 @@ def _command(words: list[str], folder: Path | None) -> int:
 
     if folder is not None:
         os.chdir(folder)
+        sys.path.insert(0, str(folder))  # as `python -m` does
     launch.subprocess = SimpleNamespace(Popen=Rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment]
     return main(words)
 

@@ -166,7 +166,6 @@ def test_output_is_as_shown(shown: tuple[tuple[str, str], tuple[str, str]], tmp_
     assert is_shown(expected, done.stdout), done.stdout + done.stderr
 
 
-@pytest.mark.alone
 def test_training_commands_run_in_their_order(tmp_path: Path) -> None:
     """The demo, then what the page does after it, each for a few steps: what `latest` means follows from the order."""
     others = (*PLANS, *SERVING, *MEASURING)

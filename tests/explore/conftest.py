@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 from collections.abc import Generator
@@ -23,7 +24,10 @@ def axe() -> str:
     if not file.is_file():
         if shutil.which("npm") is None:
             pytest.skip("npm is not installed, so axe was not run")
-        subprocess.run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=HERE, check=True)
+        with (HERE / "package-lock.json").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the other shard may install it at this moment
+            if not file.is_file():
+                subprocess.run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=HERE, check=True)
     return file.read_text(encoding="utf-8")
 
 

@@ -14,8 +14,6 @@ from explore.served import Served, served
 from measured_sweeps import case, row
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
-pytestmark = pytest.mark.alone
-
 Json = dict[str, Any]
 DROP = """([name, text]) => {
   const data = new DataTransfer();
@@ -188,6 +186,7 @@ def test_every_width_theme_and_axe(browser: Any, here: Served, axe: str, width: 
         assert page.serious(axe) == [] and page.said == []
 
 
+@pytest.mark.alone
 def test_it_prints_and_many_points_take_a_frames_time(shared: Opened) -> None:
     show(shared)
     shared.page.emulate_media(media="print")

@@ -25,8 +25,6 @@ from penteract.explore.answers.profiles.profile_answer import profile_answer
 from penteract.explore.training_runs.read_profiles import ProfileFolders
 from penteract.units import show_bytes, show_step
 
-pytestmark = pytest.mark.alone
-
 STARTS = 120_000  # ms, on a machine with other work
 
 

@@ -10,8 +10,6 @@ from explore.drawn_questions import question
 from explore.opened import Opened, opened
 from explore.served import Served
 
-pytestmark = pytest.mark.alone
-
 Json = dict[str, Any]
 TINY = question("tiny", "dp=2,tp=2,mbs=1", sequence_length=256, global_batch_size=16)
 CANVAS = "#points canvas"
@@ -117,6 +115,7 @@ def test_names_roles_and_contrast(browser: Any, here: Served, axe: str, theme: s
         assert page.serious(axe) == []
 
 
+@pytest.mark.alone
 def test_many_points_are_drawn_within_a_frames_time(shared: Opened) -> None:
     """A hundred thousand of every kind: at most 150 ms; of five frames the least, as other work shares this machine."""
     show(shared)

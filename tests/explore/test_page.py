@@ -14,8 +14,6 @@ from explore.served import Served, link, served
 from penteract.cli import main
 from penteract.units import show_bytes, show_step, show_whole
 
-pytestmark = pytest.mark.alone
-
 Json = dict[str, Any]
 EXPERTS = question("tiny-moe", "dp=4,tp=2,pp=2,cp=1,ep=2,mbs=1,zero=1", sequence_length=256, global_batch_size=64)
 DEEP = question("llama-3.1-8b", "dp=2,tp=2,pp=2,cp=2,mbs=1,zero=3,recompute=full", global_batch_size=64)

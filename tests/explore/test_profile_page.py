@@ -16,8 +16,6 @@ from explore.drawn_questions import question
 from explore.opened import Opened, opened
 from explore.served import Served, served
 
-pytestmark = pytest.mark.alone
-
 Json = dict[str, Any]
 HOSTILE = "<img src=x onerror=alert(1)>"
 CANVAS = "#profile-lanes canvas"

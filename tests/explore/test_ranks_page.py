@@ -16,8 +16,6 @@ from explore.served import Served
 from explore.test_ranks import group, ranks_of
 from penteract.config.layout import Layout
 
-pytestmark = pytest.mark.alone
-
 Json = dict[str, Any]
 ASKED = question("llama-3.1-8b", "dp=4,tp=4,pp=2,mbs=1,zero=1", global_batch_size=16)
 LAYOUT = Layout(dp=4, tp=4, pp=2)
@@ -241,6 +239,7 @@ def test_one_rank_sends_nothing_and_a_click_makes_eight(shared: Opened) -> None:
     assert shared.page.query_selector("#traffic .call")
 
 
+@pytest.mark.alone
 def test_four_thousand_ranks_are_drawn_within_a_frames_time(browser: Any, here: Served) -> None:
     with opened(browser, here, viewport={"width": 1600, "height": 1000}) as page:
         show(page, LARGE, rank=1000)

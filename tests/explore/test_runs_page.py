@@ -20,8 +20,6 @@ from penteract.explore.answers.answering import answer
 from penteract.explore.training_runs.read_runs import RunFolders
 from penteract.explore.training_runs.run_answer import runs_answer
 
-pytestmark = pytest.mark.alone
-
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 

@@ -14,8 +14,6 @@ from explore.opened import Opened, opened
 from explore.served import Served
 from penteract.schedule.registry import SCHEDULES
 
-pytestmark = pytest.mark.alone
-
 Json = dict[str, Any]
 SPLIT = question(layout="dp=2,tp=2,pp=4,mbs=1,zero=1,schedule=zb_h1", global_batch_size=64)
 SHORT = question("gpt2", "dp=2,pp=2,mbs=1,zero=1", sequence_length=256, global_batch_size=8)
@@ -265,6 +263,7 @@ def test_an_impossible_layout_says_why_here_too(shared: Opened) -> None:
     shared.rested()
 
 
+@pytest.mark.alone
 def test_many_lanes_are_drawn_within_a_frames_time(browser: Any, here: Served) -> None:
     """64 lanes: at most 150 ms each time that they are drawn, whole and zoomed."""
     with opened(browser, here, viewport={"width": 1600, "height": 1000}) as page:

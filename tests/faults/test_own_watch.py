@@ -25,7 +25,7 @@ from penteract.engine.runtime.hangs import own_watch
 from penteract.engine.runtime.hangs.own_watch import OwnWatch, held_by_debugger, prints, stacks
 from penteract.engine.runtime.hangs.record import Record
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.waits
 
 LIMIT = 10  # of a step; a fifth of it is the least bound
 

@@ -34,7 +34,8 @@ def behind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 def session(folder: Path, *words: str, resume: bool = False) -> Session:
     plain = ("--training.sample_tokens=0", "--training.validation_every=0", "--checkpoint.every=2",
              "--checkpoint.asynchronous=false")  # fmt: skip
-    small = ("--batch.sequence_length=64", "--batch.global_batch_size=2", "--batch.micro_batch_size=1")
+    small = ("--model.layers=1", "--batch.sequence_length=64", "--batch.global_batch_size=2",
+             "--batch.micro_batch_size=1")  # fmt: skip
     run = resolve(None, "tiny", [f"--output.folder={folder}", *plain, *small, *words], world=1).run
     rank = Rank(0, 1, torch.device("cpu"), None)
     if resume:

@@ -20,8 +20,6 @@ from penteract.engine.data import pin
 from penteract.engine.session.metrics import read_metrics
 from penteract.errors import BadInput
 
-pytestmark = pytest.mark.alone
-
 OLD, NEW = "a" * 40, "b" * 40
 
 
@@ -142,24 +140,12 @@ def train(at: Path, hub: Hub, *words: str, ranks: int = 0) -> list[subprocess.Co
     (at / "datasets.py").write_text(DATASETS)
     place = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     place |= {"HF_ENDPOINT": hub.at, "HF_HOME": str(at / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-    places = [place]
     if ranks:
-        shared = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": forks.free_port()}
-        own = ({"RANK": r, "LOCAL_RANK": r} for r in range(ranks))
-        places = [place | {k: str(v) for k, v in (shared | one).items()} for one in own]
-    command = [sys.executable, "-m", "penteract", "train", *words]
-    started = [
-        subprocess.Popen(command, cwd=at, env=one, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for one in places
-    ]
-    ended = [process.communicate(timeout=240) for process in started]
-    return [
-        subprocess.CompletedProcess(command, process.returncode, *said)
-        for process, said in zip(started, ended, strict=True)
-    ]
+        return forks.ranks([["train", *words]] * ranks, place, folder=at)
+    return [forks.penteract(["train", *words], place, folder=at)]
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=pytest.mark.alone)])
 def test_a_resumed_run_reads_the_rows_of_its_first_start(hub: Hub, tmp_path: Path, ranks: int) -> None:
     layout = [f"--parallel.dp={ranks}"] if ranks else []
     (first, *_) = train(tmp_path, hub, *SMALL, *layout, "--steps=2", ranks=ranks)
