@@ -19,8 +19,6 @@ import pytest
 import forks
 from penteract.engine.session.metrics import read_metrics
 
-pytestmark = pytest.mark.alone
-
 SMALL = (
     "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",
     "--training.sample_tokens=0", "--training.validation_every=0",
@@ -266,12 +264,12 @@ def test_a_resume_that_fails_leaves_the_status_of_the_run(base: dict[str, Any], 
     assert after == before
 
 
-def test_torchrun_ranks_refuse_a_resume_and_leave_the_run_as_it_was(base: dict[str, Any]) -> None:
+def test_ranks_of_torchrun_refuse_a_resume_and_leave_the_run_as_it_was(base: dict[str, Any]) -> None:
     folder = Path(base["run_dir"])
     before = _all_of(folder)
-    words = command(folder.parent, f"--resume={folder}", "--steps=9", "--model.layers=2", "--parallel.tp=2")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *words[1:]]
-    done = subprocess.run(torchrun, capture_output=True, text=True, env=environment(), timeout=240)
-    assert done.returncode != 0
-    assert "another model.layers · --resume · found 2 / allowed 4 · fix: --model.layers 4" in done.stderr
+    words = asked(folder.parent, f"--resume={folder}", "--steps=9", "--model.layers=2", "--parallel.tp=2")[1:]
+    done = forks.ranks([words, words], environment())
+    assert all(one.returncode != 0 for one in done)
+    said = "".join(one.stderr for one in done)
+    assert "another model.layers · --resume · found 2 / allowed 4 · fix: --model.layers 4" in said
     assert _all_of(folder) == before

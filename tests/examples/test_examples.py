@@ -14,6 +14,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LIMIT = 60  # seconds, on two cores
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_runs(path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}

@@ -23,8 +23,6 @@ from penteract.engine.session.checkpoints import Checkpoints
 from penteract.errors import BadInput, DiskFailure
 from run_records import digests
 
-pytestmark = pytest.mark.alone
-
 SMALL = (
     "--preset=tiny", "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",
     "--training.sample_tokens=0", "--training.validation_every=0", "--checkpoint.every=2",
