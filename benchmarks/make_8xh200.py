@@ -10,7 +10,7 @@ The files have:
 
 1. medians of short bursts on eight GPUs at once: matrix products, attention, copies, collectives;
 2. the rates that one GPU sustains while power limits its clock, as in a training step (`benchmarks/sustained.py`);
-3. the same of FlashAttention-4 (`benchmarks/sustained_fa4.py`);
+3. the same of FlashAttention-4, and of cuDNN's attention for more shapes (`benchmarks/sustained_fa4.py`);
 4. whole steps of one GPU: the host time of a call on average (`benchmarks/flash_attention.py`);
 5. the host time of each kind of call and bucket event (`benchmarks/step_profile.py`, `benchmarks/profile_overlap.py`);
 6. pointwise kernels whose tensors differ in memory layout (`benchmarks/walked_kernels.py`);
@@ -62,10 +62,26 @@ def hot_attention(rows: list[list[float]], fa4: list[list[float]]) -> Iterator[s
     yield "]"
 
 
+def of_both(rows: list[list[float]], later: list[list[float]]) -> list[list[float]]:
+    """The rows of one record, and those of a later one that are larger than all of the first with the same head size.
+    There a curve would be extrapolated; elsewhere it would mix two measurements."""
+    largest: dict[float, float] = {}
+    for size, flops in map(flops_of, rows):
+        largest[size] = max(flops, largest.get(size, 0))
+    return [*rows, *(row for row in later if flops_of(row)[1] > largest[flops_of(row)[0]])]
+
+
+def flops_of(row: list[float]) -> tuple[float, float]:
+    """The head size of a shape, and the FLOPs of its forward, causal half."""
+    batch, heads, _, length, size, *_ = row
+    return size, 2 * batch * heads * length**2 * size
+
+
 def attention_rates(rows: list[list[float]]) -> Iterator[str]:
     """A line for each shape."""
-    for batch, heads, kv_heads, length, size, forward, backward in rows:
-        flops = 2 * batch * heads * length**2 * size
+    for row in rows:
+        batch, heads, kv_heads, length, size, forward, backward = row
+        _, flops = flops_of(row)
         rates = f"{flops / forward / 1e6:.2f}, {2.5 * flops / backward / 1e6:.2f}"
         yield f"  [{flops:.0f}, {size}, {rates}],  # batch {batch}, {heads} heads of {kv_heads}, sequence {length}"
 
@@ -230,7 +246,7 @@ def toml(  # noqa: PLR0913 (a record each)
              "nvls_multicast": multicast, "statistic": "median"}  # fmt: skip
     lines = [HEADER, "[node]", 'gpu = "H200"', f"gpus = {data['world']}", f"gpus_per_node = {data['world']}"]
     lines += ["", "[provenance]", *(f"{key} = {json.dumps(value)}" for key, value in about.items())]
-    parts = (hot_products(hot["products"]), hot_attention(hot["attention"], fa4["fa4"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"]),
+    parts = (hot_products(hot["products"]), hot_attention(of_both(hot["attention"], fa4["cudnn_attention"]), fa4["fa4"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"]),
              walked(kernels["walked: elements, µs, kernels"]), wires(data), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"]), process(tried, one, two), bursts(data))  # fmt: skip
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 

@@ -23,6 +23,7 @@ def planned_times() -> str:
         f"""\
 Recorded step times against the planned time of the same layout. A group is one record; most groups have a section below.
 The error is the difference between planned and recorded time, as a share of the recorded time. The last column is the error
+before the last change of the planner or of its rates. Groups of which most rows had other kernels are not planned again: theirs is
 of an older model of time, which did not simulate the program of the step.
 
 Steps with `elementwise=triton` were recorded when Triton kernels covered only FP8 quantisation and updates. Their planned
@@ -32,9 +33,7 @@ Falls short: tensor and context parallelism of the 1B model over four GPUs, expe
 and FP8 with plain torch kernels take clearly longer than planned. On many nodes the planner is too optimistic:
 {sum(ratio > FAR for ratio in sweep)} of {len(sweep)} runs of the sweep took more than {FAR} times as long as planned. The
 time of the 70B row is not valid, as its section explains. Use the times to rank layouts, not as guarantees.""",
-        table(
-            "group | layouts | median error | largest error | recorded/planned | median error of the older model", rows
-        ),
+        table("group | layouts | median error | largest error | recorded/planned | median error before", rows),
         records=["planned_times.json"],
     )
 
