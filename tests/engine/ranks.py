@@ -91,6 +91,14 @@ def plain(folder: Path, me: int, order: str) -> None:
         if me == 1:
             sys.exit(3)
         time.sleep(60)
+    if order == "joining":  # a rank that waits for one that is killed
+        from penteract.engine.rank.stopping import Stopping
+
+        with Stopping():
+            (folder / f"ready-{me}").touch()
+            if me == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
     if order.startswith("die") and me == 1:
         _, number, *counted = order.split()
         for counter in counted:  # as the kernel does before it kills

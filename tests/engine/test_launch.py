@@ -97,6 +97,16 @@ def test_a_rank_that_does_not_leave_is_ended(
     assert all(gone(int((tmp_path / f"pid-{r}").read_text())) for r in range(2))
 
 
+def test_a_rank_that_still_waits_for_a_killed_one_does_not_say_that_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launcher, "GRACE_S", 3.0)
+    assert run(tmp_path, 2, {"plain": "joining"}) == 72
+    wait_for([tmp_path / "ready-0"])
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error[LOST]: rank 1 was ended by SIGKILL")
+
+
 def test_an_error_before_the_ranks_know_of_each_other_is_said(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

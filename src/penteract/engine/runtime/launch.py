@@ -163,9 +163,10 @@ class _Ranks:
         return silent
 
     def end(self) -> None:
-        """End the ranks that still run: SIGTERM, then SIGKILL."""
+        """End the ranks that still run: after a request by SIGTERM, then by SIGKILL. Where nobody asked them to stop,
+        SIGTERM would look as if somebody had: a rank that still joins would say so."""
         self.killed |= set(self._alive())
-        for kill in (False, True):
+        for kill in (False, True) if self.signals_sent else (True,):
             for r in self._alive():
                 self.processes[r].kill() if kill else self.processes[r].terminate()
             deadline = time.monotonic() + KILL_S
@@ -199,7 +200,8 @@ def _outcome(ranks: _Ranks, rows: list[dict[str, Any]]) -> tuple[int, str]:
         return 128 + ranks.signal, str(error)
     if not culprits:  # every failed rank lost a peer
         return PeerLost.exit_code, rundir.error_line(rows[0]) if rows else ""
-    same = ranks.ended.get(0) == ranks.ended[culprits[0]]  # then rank 0 has printed the error on this terminal
+    # If rank 0 ended so too, it has printed the error on this terminal.
+    same = 0 not in ranks.killed and ranks.ended.get(0) == ranks.ended[culprits[0]]
     return _without_row(ranks, 0 if same else culprits[0])
 
 
