@@ -44,9 +44,11 @@ class TrainedSteps:
         self._read(began)
 
     def settle(self) -> None:
-        """Wait for all that was asked of the device."""
+        """Wait for all that was asked of the device and of the wires: with ZeRO, parameters are gathered beyond a step,
+        and a thread of gloo that still notes its copies when torch's profiler stops ends the process (SIGSEGV)."""
         self._read(self.pending)
         self.pending = None
+        self.trainer.run.settle_parameters()
         self.trainer.run.device.settle()
 
     def _read(self, outcome: Callable[[], Outcome] | None) -> None:
