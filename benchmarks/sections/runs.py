@@ -35,6 +35,11 @@ def drawn_faults() -> str:
     rows = [(name, count) for name, count in kills["layouts"].items()]
     wrong = "; ".join(f"{f['kind']} {f['number']}: {f['wrong'].partition(' after ')[0]}" for f in found["failures"])
     failed = f" Found, and to be drawn again where it is mended: {wrong}." if wrong else ""
+    inputs = record("drawn_10000")
+    slowest, refused = (
+        inputs["slowest_cpu_seconds"][0][0],
+        sum(n for code, n in inputs["exit_codes"].items() if code != "0"),
+    )
     planned = f"{kills['planned']} kills and {damage['planned']:,} damaged checkpoints"
     return section(
         "Faults drawn at random",
@@ -43,9 +48,13 @@ Draws by a seed on a CPU (`make test-faults`). Runs are killed at random moments
 {kills["bitwise"]} of {kills["drawn"]} end bitwise as a run that nothing disturbed. Checkpoints are damaged at random and loaded:
 of {damage["drawn"]}, {damage["silent"]} give a state that is not that of a whole step, {damage["wrong"]} are wrong in any way.{failed}
 
-{"All that is planned has been drawn." if found["complete"] else f"Falls short: {planned} are planned; this is a first part of them."}""",
+{"All that is planned has been drawn." if found["complete"] else f"Falls short: {planned} are planned; this is a first part of them."}
+
+Of {inputs["distinct"]:,} distinct inputs (`tests/drawn_long.py`: run files, configs, data, weights, run folders, command lines, from
+sound to hostile), {len(inputs["failures"])} ended with a traceback, left something behind or took longer than
+{inputs["allowed_cpu_seconds"]:.0f} s of the processor: the slowest took {slowest:.2f} s. {refused:,} of {inputs["inputs"]:,} draws were refused.""",
         table("layout that was killed | draws", rows),
-        records=["test_faults.json"],
+        records=["test_faults.json", "drawn_10000.json"],
     )
 
 
