@@ -30,7 +30,7 @@ from penteract.config.catalog import model
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.readings.estimator import Estimator
-from penteract.readings.time.timeline import timeline
+from penteract.readings.time.timelines.timeline import timeline
 
 KERNELS = {"attention": "cudnn", "loss": "chunked", "elementwise": "triton"}
 GPUS = "2xH200"

@@ -48,7 +48,7 @@ from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.measure.profile.planned_work import BytesOnly, FlopsOnly
 from penteract.readings.costs.rates import Rates
 from penteract.readings.estimator import Estimator
-from penteract.readings.time.timeline import timeline
+from penteract.readings.time.timelines.timeline import timeline
 from penteract.step.walk import walk
 
 PLAIN = {"fuse": [], "elementwise": "reference", "attention": "cudnn", "experts": "reference"}

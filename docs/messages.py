@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints, is_typeddict
 
-from penteract.explore import (
+from penteract.explore.schemas import (
     bench_schema,
     page_schema,
     page_values,

@@ -11,8 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from penteract import plan
-from penteract.readings.time.timeline import Event, timeline
-from penteract.readings.time.trace import kind
+from penteract.readings.time.timelines.timeline import Event, timeline
+from penteract.readings.time.timelines.trace import kind
 
 MODEL, GPUS, LENGTH, BATCH, LAYOUT = "llama-3.1-8b", "8xH200", 8192, "8seqs", "tp=2,pp=4"
 WIDTH, LEFT, ROW = 1100, 170, 26

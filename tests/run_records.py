@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penteract.engine.checkpoint import manifest
-from penteract.engine.session.metrics import read_metrics
+from penteract.engine.session.outputs.metrics import read_metrics
 
 
 def steps_of(run: Path) -> list[tuple[Any, ...]]:

@@ -183,9 +183,12 @@ def test_files_that_docstrings_and_the_changelog_name_exist() -> None:
     assert stale == []
 
 
+TIME = SOURCE / "readings" / "time"
+
+
 def test_time_lists_its_files() -> None:
     listed = [name for files, _ in table("Time") for name in files.split(", ")]
-    assert sorted(listed) == sorted(p.name for p in (SOURCE / "readings" / "time").glob("[a-z]*.py"))
+    assert sorted(listed) == sorted(p.name for p in TIME.rglob("[a-z]*.py"))
 
 
 def test_a_dimension_names_no_cost() -> None:

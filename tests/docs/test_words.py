@@ -142,7 +142,7 @@ MIRRORS = (
     {"cli", "cli/resolve", "planner", "planner/search", "planner/report", "config", "engine/hf", "engine/session"},
     {"cli", "engine/doctor"},
     {"engine/doctor", "engine/doctor/probe"}, {"engine/checkpoint", "engine/hf"}, {"cli", "measure/schemas"},
-    {"step", "engine/optim", "engine/kernels/triton"}, {"readings/time", "planner/report"},
+    {"step", "engine/optim", "engine/kernels/triton"}, {"readings/time/timelines", "planner/report"},
     {"schedule", "ops/declarations", "engine/kernels"},
     {"ops/declarations/moe", "engine/kernels/moe", "engine/kernels/triton"},
     {"ops/declarations/fused_attention", "engine/kernels/fused_attention"},

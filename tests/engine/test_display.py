@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from penteract.engine.session.display import LINES, ROWS, LiveTable
+from penteract.engine.session.outputs.display import LINES, ROWS, LiveTable
 
 LAYOUT = "dp 2 · tp 2"
 

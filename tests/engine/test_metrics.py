@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penteract.engine.session.metrics import MetricsWriter, read_metrics
+from penteract.engine.session.outputs.metrics import MetricsWriter, read_metrics
 from penteract.errors import Bug, DiskFailure
 
 

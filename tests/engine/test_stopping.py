@@ -18,7 +18,7 @@ import forks
 from penteract.engine.rank.stopping import Phase, Stopping
 from penteract.engine.runtime.printing import never_fails
 from penteract.engine.session.grace import Grace
-from penteract.engine.session.metrics import read_metrics
+from penteract.engine.session.outputs.metrics import read_metrics
 
 pytestmark = pytest.mark.waits
 

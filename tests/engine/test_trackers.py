@@ -18,10 +18,10 @@ import torch
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.rank.rank import Rank
-from penteract.engine.session.energy import EnergyMeter
-from penteract.engine.session.metrics import read_metrics
+from penteract.engine.session.outputs.energy import EnergyMeter
+from penteract.engine.session.outputs.metrics import read_metrics
+from penteract.engine.session.outputs.trackers import BackgroundTracker, Trackers, open_trackers
 from penteract.engine.session.session import Session, SessionOptions
-from penteract.engine.session.trackers import BackgroundTracker, Trackers, open_trackers
 
 SMALL = [
     "--batch.sequence_length=32",
@@ -139,7 +139,7 @@ def test_energy_is_the_difference_of_the_counter() -> None:
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three steps on a CPU that seems to have a counter and a peak. -> the run's folder"""
-    module = "penteract.engine.session.step_outputs.EnergyMeter.of"
+    module = "penteract.engine.session.outputs.step_outputs.EnergyMeter.of"
     monkeypatch.setattr(module, lambda _: EnergyMeter.by_uuid(Nvml(), "0"))
     words = ['--output.trackers=["tensorboard"]'] if find_spec("tensorboard") else []
     predicted = RunPrediction(allocated_bytes=2**30, step_s=0.25, model_flops=10**9, peak_flops=1e12)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import forks
-from penteract.engine.session.metrics import read_metrics
+from penteract.engine.session.outputs.metrics import read_metrics
 
 SMALL = (
     "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.test_training import train
-from penteract.engine.session.metrics import read_metrics
+from penteract.engine.session.outputs.metrics import read_metrics
 
 pytestmark = pytest.mark.alone
 

@@ -19,7 +19,7 @@ from penteract.explore.answers.answering import answer
 from penteract.explore.answers.controls import leaf, names
 from penteract.explore.answers.questions import opening_question, read_question
 from penteract.explore.answers.step_curve import shortened
-from penteract.explore.page_schema import MESSAGES, VERSION, Question
+from penteract.explore.schemas.page_schema import MESSAGES, VERSION, Question
 from penteract.planner.ask import LAYOUT_SETTINGS
 from penteract.planner.plan import estimator, exact, plan_one
 

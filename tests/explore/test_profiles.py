@@ -20,7 +20,7 @@ from penteract.errors import BadInput
 from penteract.explore.answers.answering import answer
 from penteract.explore.answers.profiles.profile_lanes import KINDS, kind_of
 from penteract.explore.answers.profiles.shown_times import time_text
-from penteract.explore.page_schema import VERSION
+from penteract.explore.schemas.page_schema import VERSION
 from penteract.explore.training_runs.read_profiles import ProfileFolders
 from penteract.measure.schemas.profile_parts import changes
 

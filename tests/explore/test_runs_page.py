@@ -14,7 +14,7 @@ from explore.opened import Opened, opened
 from explore.served import Served, served
 from penteract.cli.explore import explore
 from penteract.engine.run_folder import rundir
-from penteract.engine.session.metrics import MetricsWriter
+from penteract.engine.session.outputs.metrics import MetricsWriter
 from penteract.errors import BadInput, BadNumerics
 from penteract.explore.answers.answering import answer
 from penteract.explore.training_runs.read_runs import RunFolders

@@ -17,10 +17,10 @@ from penteract.explore.answers.questions import read_question
 from penteract.explore.answers.schedules.lane_kinds import KINDS, NUMBER
 from penteract.explore.answers.schedules.schedule_lanes import few
 from penteract.explore.answers.step_curve import shortened
-from penteract.explore.page_schema import VERSION
+from penteract.explore.schemas.page_schema import VERSION
 from penteract.planner.plan import Plan, estimator, plan_one
 from penteract.planner.report.as_text import table
-from penteract.readings.time.joined import joined
+from penteract.readings.time.timelines.joined import joined
 from penteract.schedule.in_flight import most_in_flight
 from penteract.schedule.registry import SCHEDULES, generate, schedule_of
 from penteract.units import show_step

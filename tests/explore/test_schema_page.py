@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from penteract.explore.page_schema import MESSAGES, VERSION, Kind
+from penteract.explore.schemas.page_schema import MESSAGES, VERSION, Kind
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "explore.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ import pytest
 
 import forks
 from penteract.engine.checkpoint import committed
-from penteract.engine.session.metrics import read_metrics
+from penteract.engine.session.outputs.metrics import read_metrics
 from run_records import digests, steps_of
 
 pytestmark = pytest.mark.waits

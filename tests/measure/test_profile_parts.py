@@ -18,8 +18,8 @@ from penteract.config.resolve.resolved_run import resolve
 from penteract.config.resolve.write_run_file import to_toml
 from penteract.engine.rank.failures import from_exception, is_of_a_peer
 from penteract.errors import OutOfMemory
-from penteract.measure.profile.advice import beyond
-from penteract.measure.profile.attribution import attribute, split_evenly
+from penteract.measure.profile.analyse.advice import beyond
+from penteract.measure.profile.analyse.attribution import attribute, split_evenly
 from penteract.measure.profile.out_of_memory import out_of_memory_line
 from penteract.measure.profile.prediction import ask_of_run
 from penteract.measure.profile.show.difference import as_difference

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import RECIPES, Policy
-from penteract.readings.memory import Least
+from penteract.readings.memory.rank_memory import Least
 
 GIB = 2**30
 

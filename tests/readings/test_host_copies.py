@@ -14,7 +14,7 @@ from penteract.config.precision.policy import RECIPES
 from penteract.engine.session.background.snapshot import SnapshotPlan
 from penteract.engine.state.state import allocate
 from penteract.readings.composed import Composer
-from penteract.readings.host_copies import snapshot_bytes
+from penteract.readings.memory.host_copies import snapshot_bytes
 from strategies import cases
 
 CHANGED = [replace(RECIPES["bf16"], moments="int8"), replace(RECIPES["bf16"], master="fp32")]

@@ -9,7 +9,7 @@ from penteract.config.catalog import model
 from penteract.config.hardware import cluster
 from penteract.config.resolve.resolved_run import resolve
 from penteract.readings.estimator import Estimator
-from penteract.readings.process_memory import Communicators, communicators, process_memory
+from penteract.readings.memory.process_memory import Communicators, communicators, process_memory
 
 SPEC = model("llama-3.2-1b")
 

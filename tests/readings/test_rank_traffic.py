@@ -19,8 +19,8 @@ from penteract.config.precision.policy import RECIPES
 from penteract.readings.estimator import Estimator
 from penteract.readings.price import price
 from penteract.readings.rank_traffic import Channel, traffic
-from penteract.readings.time.timeline import timeline
-from penteract.readings.time.trace import program
+from penteract.readings.time.timelines.timeline import timeline
+from penteract.readings.time.timelines.trace import program
 from strategies import cases
 
 TINY = ModelSpec(layers=2, hidden_size=64, heads=4, kv_heads=4, head_size=16, ffn_size=128, vocab_size=256)

@@ -31,8 +31,8 @@ from penteract.readings.price import price
 from penteract.readings.time.clock import PS
 from penteract.readings.time.ranks import Ranks
 from penteract.readings.time.step import StepClock
-from penteract.readings.time.timeline import Event, Timeline, timeline
-from penteract.readings.time.trace import COMPUTED, kind, program, shown_name, write_trace
+from penteract.readings.time.timelines.timeline import Event, Timeline, timeline
+from penteract.readings.time.timelines.trace import COMPUTED, kind, program, shown_name, write_trace
 from penteract.step import names
 from penteract.step.walk import Silent, walk
 from strategies import cases, fp8_gather_cases

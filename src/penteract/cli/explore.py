@@ -16,7 +16,7 @@ from penteract.explore.answers.questions import DEGREES, model_of, opening_quest
 from penteract.planner.ask import parse_batch, parse_settings
 
 if TYPE_CHECKING:
-    from penteract.explore.page_values import ModelQuestion, Question
+    from penteract.explore.schemas.page_values import ModelQuestion, Question
 
 EXAMPLES = (
     "penteract explore",

@@ -103,7 +103,7 @@ class Curves:
     p2p          in one direction, and in both at once: (bytes, µs)
     contention   how much longer a matrix product takes while a collective runs, by kind
     launch_us    host time of a call in an eager step; `launch_of`: of calls that were measured, by name
-    process      MiB of a process beside tensors, by what takes them (`readings/process_memory.py`); may be empty
+    process      MiB of a process beside tensors, by what takes them (`readings/memory/process_memory.py`); may be empty
     """
 
     gpu: Gpu

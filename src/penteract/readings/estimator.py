@@ -16,8 +16,8 @@ from penteract.ops.declarations.quantised.fp8 import check_sizes
 from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import Rates
 from penteract.readings.ideal import PARTS, Forward, StepFlops
-from penteract.readings.memory import Least, MemoryReading
-from penteract.readings.memory_bound import Growths
+from penteract.readings.memory.memory_bound import Growths
+from penteract.readings.memory.rank_memory import Least, MemoryReading
 from penteract.readings.time.bounds import Bounds
 from penteract.readings.time.step import StepClock
 from penteract.units import Bytes, Flops, Seconds

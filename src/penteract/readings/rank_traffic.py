@@ -21,7 +21,7 @@ from penteract.readings.time.clock import ps
 from penteract.readings.time.cost import BucketCosts, DeviceCosts
 from penteract.readings.time.numbered_schedule import numbered_schedule
 from penteract.readings.time.step import StepClock
-from penteract.readings.time.trace import rank_program
+from penteract.readings.time.timelines.trace import rank_program
 from penteract.schedule.actions import Transfer
 from penteract.schedule.registry import schedule_of
 from penteract.schedule.schedule_state import source_of

@@ -17,7 +17,7 @@ from huggingface_hub import constants
 
 import forks
 from penteract.engine.data import pin
-from penteract.engine.session.metrics import read_metrics
+from penteract.engine.session.outputs.metrics import read_metrics
 from penteract.errors import BadInput
 
 OLD, NEW = "a" * 40, "b" * 40

@@ -13,8 +13,8 @@ from measure.rehearse.faults import RANK, Fault
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.run import Precision, RunSpec, Training
+from penteract.measure.rehearse.checks.price_check import check_price, owners
 from penteract.measure.rehearse.findings import Findings
-from penteract.measure.rehearse.price_check import check_price, owners
 from penteract.measure.rehearse.rehearsing import rehearse_run
 from tiny import SIZES
 

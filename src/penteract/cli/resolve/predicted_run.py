@@ -13,8 +13,8 @@ from penteract.config.run import RunPrediction, RunSpec
 from penteract.errors import BadInput
 from penteract.readings.composed import Composer
 from penteract.readings.estimator import Estimator
-from penteract.readings.host_copies import snapshot_bytes
 from penteract.readings.ideal import Forward
+from penteract.readings.memory.host_copies import snapshot_bytes
 from penteract.readings.price import price
 from penteract.step.program import compile_step
 from penteract.units import Bytes

@@ -12,7 +12,7 @@ import torch
 
 from penteract.engine import checkpoint
 from penteract.engine.rank.rank import Rank
-from penteract.engine.session.metrics import read_metrics
+from penteract.engine.session.outputs.metrics import read_metrics
 from penteract.engine.session.saved import slices
 from penteract.engine.session.trainer import Trainer
 from penteract.engine.state.state import ParameterPart

@@ -25,15 +25,15 @@ from penteract.engine.run_folder import rundir
 from penteract.engine.session.background.opening import open_background
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.compare import Comparison, load_gradients, save_gradients
-from penteract.engine.session.display import LiveTable
 from penteract.engine.session.garbage import collect_after, collected_between_steps
 from penteract.engine.session.grace import Grace
-from penteract.engine.session.metrics import speed
+from penteract.engine.session.outputs.display import LiveTable
+from penteract.engine.session.outputs.metrics import speed
+from penteract.engine.session.outputs.step_outputs import StepOutputs, step_outputs
 from penteract.engine.session.resume import other_precision, resume_settings
 from penteract.engine.session.sample import write
 from penteract.engine.session.saved import Recipe, after_load, load_state, saved_bytes
 from penteract.engine.session.state_saver import StateSaver
-from penteract.engine.session.step_outputs import StepOutputs, step_outputs
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.errors import BadNumerics, Preempted
 from penteract.units import gib, show_count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import floor, log10
 
-from penteract.explore.page_schema import Amount, ChartAxis, DeviceMemory, Tick
+from penteract.explore.schemas.page_schema import Amount, ChartAxis, DeviceMemory, Tick
 from penteract.planner.ask import Ask
 from penteract.units import GIB, KIB, MIB, Bytes, Seconds, show_bytes, show_step
 

@@ -16,7 +16,7 @@ from penteract.explore.answers.glossary import TERMS
 from penteract.explore.answers.memory_figures import figures
 from penteract.explore.answers.questions import Asked, changed, read_question
 from penteract.explore.answers.settings import Settings
-from penteract.explore.page_schema import (
+from penteract.explore.schemas.page_schema import (
     VERSION,
     Answer,
     BrokenRule,
@@ -29,7 +29,7 @@ from penteract.explore.page_schema import (
     Repair,
     RunFile,
 )
-from penteract.explore.search_schema import SearchProgress
+from penteract.explore.schemas.search_schema import SearchProgress
 from penteract.model.count import parameters
 from penteract.planner.plan import case_of, estimator, plan_one
 from penteract.planner.report.as_json import as_dict

@@ -16,7 +16,7 @@ from penteract.config.layout import (
 )
 from penteract.config.rules.case import KEYS
 from penteract.explore.answers.glossary import TERMS
-from penteract.explore.page_schema import Control, ControlGroup
+from penteract.explore.schemas.page_schema import Control, ControlGroup
 from penteract.schedule.registry import SCHEDULES
 
 _DIMENSIONS = ("dp", "tp", "pp", "cp", "ep")

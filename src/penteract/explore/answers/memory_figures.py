@@ -10,7 +10,7 @@ from typing import cast
 
 from penteract.explore.answers.amounts import amount, bytes_axis, card_of, share
 from penteract.explore.answers.glossary import TERMS
-from penteract.explore.page_schema import Fact, Figures, HeldAmount, MemoryBlock, Owner, RankGroup, SourceLines
+from penteract.explore.schemas.page_schema import Fact, Figures, HeldAmount, MemoryBlock, Owner, RankGroup, SourceLines
 from penteract.ops.expression import LEGEND
 from penteract.planner.plan import Plan
 from penteract.planner.report.as_json import MEMORY, utilisation

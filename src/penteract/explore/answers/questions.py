@@ -15,7 +15,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.recompute import name_of
 from penteract.config.resolve.presets import PRESETS
 from penteract.errors import BadInput
-from penteract.explore.page_values import ModelQuestion, Question, Value
+from penteract.explore.schemas.page_values import ModelQuestion, Question, Value
 from penteract.planner.ask import LAYOUT_SETTINGS, Ask, Values, as_word, parse_settings
 from penteract.planner.question import question
 from penteract.units import printable

@@ -15,7 +15,7 @@ from penteract.config.rules.breaches import breaches
 from penteract.config.rules.case import Case
 from penteract.explore.answers.controls import WORDS, key_of, leaf, names, word
 from penteract.explore.answers.questions import DEGREES, Asked
-from penteract.explore.page_schema import ControlChoice, ControlSetting, Question, Value
+from penteract.explore.schemas.page_schema import ControlChoice, ControlSetting, Question, Value
 from penteract.planner.ask import as_settings
 from penteract.planner.plan import case_of
 from penteract.planner.space.layouts import divisors

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from penteract.config.layout import Layout
 from penteract.explore.answers.amounts import amount, bytes_axis, card_of, seconds_axis
 from penteract.explore.answers.memory_figures import held, rank_label
-from penteract.explore.page_schema import VERSION, StepAnswer, StepPoint
+from penteract.explore.schemas.page_schema import VERSION, StepAnswer, StepPoint
 from penteract.planner.plan import Plan
 from penteract.planner.search.best import Timed
-from penteract.readings.time.timeline import Event, emit_events
-from penteract.readings.time.trace import MemoryCounter, program
+from penteract.readings.time.timelines.timeline import Event, emit_events
+from penteract.readings.time.timelines.trace import MemoryCounter, program
 from penteract.schedule.registry import schedule_of
 from penteract.units import GIB, Bytes, Seconds, show_step
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from penteract.errors import BadInput
 from penteract.explore.answers.amounts import amount, change, difference
 from penteract.explore.answers.questions import changed, read_question
-from penteract.explore.page_schema import VERSION, FitAnswer, FitsEnd, Question
+from penteract.explore.schemas.page_schema import VERSION, FitAnswer, FitsEnd, Question
 from penteract.planner.ask import as_settings, budget_of
 from penteract.planner.plan import Plan, estimator, plan_one
 from penteract.planner.report.smaller_layouts import GROUPS

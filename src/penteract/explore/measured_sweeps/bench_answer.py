@@ -7,15 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from penteract.errors import PenteractError
-from penteract.explore.bench_schema import (
-    BenchAnswer,
-    BenchChoice,
-    BenchField,
-    BenchOptions,
-    StateCount,
-    SweepSummary,
-    UnfinishedCase,
-)
 from penteract.explore.measured_sweeps.bench_options import checked, settled
 from penteract.explore.measured_sweeps.beside_plan import ranked, ranking
 from penteract.explore.measured_sweeps.case_points import case_points
@@ -25,8 +16,17 @@ from penteract.explore.measured_sweeps.heat_maps import heat_maps
 from penteract.explore.measured_sweeps.read_sweeps import FoundSweep, SweepFolders
 from penteract.explore.measured_sweeps.residuals import residuals
 from penteract.explore.measured_sweeps.table_file import read_table, table_of_sweep
-from penteract.explore.page_schema import VERSION
-from penteract.explore.page_values import Fact
+from penteract.explore.schemas.bench_schema import (
+    BenchAnswer,
+    BenchChoice,
+    BenchField,
+    BenchOptions,
+    StateCount,
+    SweepSummary,
+    UnfinishedCase,
+)
+from penteract.explore.schemas.page_schema import VERSION
+from penteract.explore.schemas.page_values import Fact
 from penteract.measure.results.ranking import RankedCase, verdict
 from penteract.units import printable, show_whole
 

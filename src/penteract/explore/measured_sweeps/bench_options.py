@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from penteract.errors import BadInput
-from penteract.explore.bench_schema import BenchOptions
 from penteract.explore.measured_sweeps.case_table import CaseTable
+from penteract.explore.schemas.bench_schema import BenchOptions
 
 NONE = "none"
 ROWS = 100  # of the table, at first

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penteract.explore.bench_schema import BenchRanking, RankingRow
 from penteract.explore.measured_sweeps.case_table import CaseTable
+from penteract.explore.schemas.bench_schema import BenchRanking, RankingRow
 from penteract.measure.results.ranking import CLOSE, FIRST, PlanVerdict, RankedCase, rank, verdict
 from penteract.units import show_step, show_whole
 

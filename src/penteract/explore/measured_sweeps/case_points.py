@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from penteract.explore.bench_schema import BenchAxis, BenchPoints
 from penteract.explore.measured_sweeps.case_table import CaseColumn, CaseTable
 from penteract.explore.measured_sweeps.scales import axis
+from penteract.explore.schemas.bench_schema import BenchAxis, BenchPoints
 from penteract.units import show_whole
 
 _DIGITS = 5  # of a place: a pixel of any screen

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penteract.explore.bench_schema import BenchOptions, BenchTable
 from penteract.explore.measured_sweeps.case_table import CaseColumn, CaseTable
+from penteract.explore.schemas.bench_schema import BenchOptions, BenchTable
 from penteract.units import show_whole
 
 

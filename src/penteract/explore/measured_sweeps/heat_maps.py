@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from penteract.explore.bench_schema import BenchHeatMap, BenchOptions, HeatMapCell, HeatScale
 from penteract.explore.measured_sweeps.bench_options import NONE
 from penteract.explore.measured_sweeps.case_table import CaseColumn, CaseTable
+from penteract.explore.schemas.bench_schema import BenchHeatMap, BenchOptions, HeatMapCell, HeatScale
 from penteract.measure.results.cells import CellCases, cells, short_word
 from penteract.measure.results.colour_scale import colour, is_dark
 from penteract.units import show_whole

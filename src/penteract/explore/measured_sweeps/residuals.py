@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from penteract.explore.bench_schema import BenchOptions, BenchResiduals, ResidualGroup
 from penteract.explore.measured_sweeps.bench_options import pairs
 from penteract.explore.measured_sweeps.beside_plan import signed
 from penteract.explore.measured_sweeps.case_points import case_points
 from penteract.explore.measured_sweeps.case_table import CaseColumn, CaseTable
+from penteract.explore.schemas.bench_schema import BenchOptions, BenchResiduals, ResidualGroup
 from penteract.measure.results.residual import ErrorSummary, residual
 from penteract.units import show_whole
 

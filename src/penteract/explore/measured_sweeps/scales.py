@@ -9,7 +9,7 @@ from math import ceil, floor
 from typing import Literal
 
 from penteract.explore.answers.amounts import nice
-from penteract.explore.page_values import Tick
+from penteract.explore.schemas.page_values import Tick
 from penteract.units import GIB, KIB, MIB, show_bytes, show_step, show_whole
 
 Better = Literal["most", "least", ""]

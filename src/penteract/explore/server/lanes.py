@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from penteract.errors import Bug
-from penteract.explore.page_schema import VERSION, Question
+from penteract.explore.schemas.page_schema import VERSION, Question
 from penteract.explore.server.answering_process import END
 
 PATIENCE = 0.1  # seconds in which a process stops

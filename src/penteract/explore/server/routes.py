@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penteract.explore.answers.answering import answer
 from penteract.explore.measured_sweeps.read_sweeps import SweepFolders
-from penteract.explore.page_schema import MOST_BYTES, MOST_FILE_BYTES, VERSION, Answer, Question
+from penteract.explore.schemas.page_schema import MOST_BYTES, MOST_FILE_BYTES, VERSION, Answer, Question
 from penteract.explore.server.guard import Guard, Keys
 from penteract.explore.server.lanes import Lanes
 from penteract.explore.training_runs.read_profiles import ProfileFolders

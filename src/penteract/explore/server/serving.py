@@ -11,7 +11,7 @@ from threading import Thread
 import uvicorn
 
 from penteract.errors import BadInput
-from penteract.explore.page_schema import Question
+from penteract.explore.schemas.page_schema import Question
 from penteract.explore.server.guard import Keys
 from penteract.explore.server.routes import Given, application
 

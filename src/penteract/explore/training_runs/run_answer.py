@@ -12,9 +12,17 @@ from typing import Any, cast
 from penteract.config.files.run_folder import Row
 from penteract.errors import PenteractError
 from penteract.explore.answers.amounts import difference, nice
-from penteract.explore.page_schema import VERSION
-from penteract.explore.page_values import Fact, Tick
-from penteract.explore.runs_schema import RunCheckpoint, RunCurve, RunError, RunLevel, RunLine, RunsAnswer, RunSummary
+from penteract.explore.schemas.page_schema import VERSION
+from penteract.explore.schemas.page_values import Fact, Tick
+from penteract.explore.schemas.runs_schema import (
+    RunCheckpoint,
+    RunCurve,
+    RunError,
+    RunLevel,
+    RunLine,
+    RunsAnswer,
+    RunSummary,
+)
 from penteract.explore.training_runs.read_runs import RunFolder, RunFolders, moment
 from penteract.units import GIB, printable, show_bytes, show_step, show_whole
 

@@ -14,7 +14,7 @@ from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.launch import launch
 from penteract.errors import BadInput, DiskFailure, PenteractError
 from penteract.measure.calibrate.hardware_file import catalogued
-from penteract.measure.profile.analysis import analyse, read_recordings
+from penteract.measure.profile.analyse.analysis import analyse, read_recordings
 from penteract.measure.profile.out_of_memory import out_of_memory_line
 from penteract.measure.profile.prediction import predict
 from penteract.measure.profile.record.short_calibration import FILE as SHORT

@@ -10,8 +10,8 @@ from penteract.config.layout import Layout
 from penteract.ops.declarations.declaration import Product
 from penteract.readings.costs.rates import Rates
 from penteract.readings.time.step import StepClock
-from penteract.readings.time.timeline import Event, emit_events
-from penteract.readings.time.trace import kind
+from penteract.readings.time.timelines.timeline import Event, emit_events
+from penteract.readings.time.timelines.trace import kind
 
 Work = dict[tuple[int, str], int]  # (pp_rank, name) -> FLOPs or bytes in a step
 

@@ -15,7 +15,7 @@ from penteract.planner.search.best import Timed
 from penteract.readings.estimator import Estimator
 from penteract.readings.ideal import PARTS
 from penteract.readings.time.clock import CHAINED, RUN, START, WAIT
-from penteract.readings.time.timeline import Event, StepSpan, emit_events
+from penteract.readings.time.timelines.timeline import Event, StepSpan, emit_events
 from penteract.step import names
 
 PARTS_OF_EVENTS: Mapping[str, str] = {

@@ -11,11 +11,11 @@ import torch
 
 from penteract.engine.executor.allocator import Arena
 from penteract.engine.executor.executor import Executor
-from penteract.measure.rehearse.bucket_checks import BucketChecks
+from penteract.measure.rehearse.checks.bucket_checks import BucketChecks
+from penteract.measure.rehearse.checks.kernel_calls import TABLES
+from penteract.measure.rehearse.checks.register_checks import RegisterChecks
 from penteract.measure.rehearse.findings import Findings
-from penteract.measure.rehearse.kernel_calls import TABLES
 from penteract.measure.rehearse.ledger import ROUTED, WORKSPACE, Ledger
-from penteract.measure.rehearse.register_checks import RegisterChecks
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Overlapped, P2PBatch, Transfer
 from penteract.step import names

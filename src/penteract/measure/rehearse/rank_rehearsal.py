@@ -26,10 +26,10 @@ from penteract.engine.session.trainer import Place, Trainer
 from penteract.engine.state.state import TrainingState
 from penteract.errors import Bug
 from penteract.measure.rehearse.checked_run import CheckedRun, host_tensors
+from penteract.measure.rehearse.checks.kernel_calls import KernelCall, KernelCounter
+from penteract.measure.rehearse.checks.price_check import ACTIVATIONS, VALIDATION, OwnerCount, check_price, owners
 from penteract.measure.rehearse.findings import Fault, Findings, Stop
-from penteract.measure.rehearse.kernel_calls import KernelCall, KernelCounter
 from penteract.measure.rehearse.ledger import HOST, Ledger, Moment
-from penteract.measure.rehearse.price_check import ACTIVATIONS, VALIDATION, OwnerCount, check_price, owners
 from penteract.measure.rehearse.routing import Given, Routing
 from penteract.measure.rehearse.stand_ins import stand_ins
 from penteract.measure.rehearse.wires import RehearsedComm, RehearsedDevice, RehearsedWire, WireEvent, WireLog

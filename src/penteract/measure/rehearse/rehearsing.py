@@ -16,8 +16,8 @@ from penteract.config.rules.kernel_limits import FA4, HOPPER, QUACK
 from penteract.config.rules.legal import check_legal
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
+from penteract.measure.rehearse.checks.partners import unmatched
 from penteract.measure.rehearse.findings import Fault
-from penteract.measure.rehearse.partners import unmatched
 from penteract.measure.rehearse.rank_kinds import corners, peers
 from penteract.measure.rehearse.rank_rehearsal import RankRehearsal, rehearse_rank
 from penteract.measure.rehearse.smaller import smaller_runs

@@ -24,7 +24,7 @@ from penteract.config.run import Optimizer, Precision
 from penteract.errors import BadInput
 from penteract.measure.report.accuracy_row import AccuracyRow, Amounts
 from penteract.readings.estimator import Estimator
-from penteract.readings.process_memory import process_memory
+from penteract.readings.memory.process_memory import process_memory
 from penteract.units import GIB
 
 Record = Mapping[str, Any]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penteract.planner.plan import Plan
 from penteract.planner.search.best import Timed
-from penteract.readings.host_copies import snapshot_bytes
+from penteract.readings.memory.host_copies import snapshot_bytes
 from penteract.units import Bytes, show_bytes
 
 

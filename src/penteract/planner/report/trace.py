@@ -7,7 +7,7 @@ from pathlib import Path
 from penteract.errors import BadInput, DiskFailure
 from penteract.planner.plan import Plan
 from penteract.planner.search.best import Timed
-from penteract.readings.time.trace import write_trace
+from penteract.readings.time.timelines.trace import write_trace
 from penteract.units import gib
 
 _FOLDER = "name a file in a folder that exists"

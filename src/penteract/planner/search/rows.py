@@ -16,8 +16,8 @@ from penteract.config.recompute import NONE
 from penteract.errors import BadInput
 from penteract.planner.space.layouts import LayoutFamily, MemoryOptions
 from penteract.readings.estimator import Estimator, LayoutEstimate
-from penteract.readings.memory import Least
-from penteract.readings.memory_bound import Growths
+from penteract.readings.memory.memory_bound import Growths
+from penteract.readings.memory.rank_memory import Least
 from penteract.readings.time.bounds import Passes
 from penteract.schedule.registry import schedule_of
 from penteract.units import Bytes, Seconds

@@ -10,8 +10,8 @@ from typing import Any, cast
 from penteract.errors import BadInput
 from penteract.explore.answers.controls import TEXTS, WORDS
 from penteract.explore.answers.questions import Asked
-from penteract.explore.page_values import Value
-from penteract.explore.search_schema import SearchOptions, SettingFilter
+from penteract.explore.schemas.page_values import Value
+from penteract.explore.schemas.search_schema import SearchOptions, SettingFilter
 from penteract.planner.ask import RECOMPUTE, Ask, Values, as_word, parse_settings
 from penteract.planner.options import check_options
 from penteract.planner.plan import Plan

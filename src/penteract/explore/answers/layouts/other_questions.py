@@ -14,9 +14,9 @@ from penteract.explore.answers.amounts import amount
 from penteract.explore.answers.layouts.asked import Wanted, searched
 from penteract.explore.answers.layouts.points import settings_of
 from penteract.explore.answers.questions import DEGREES, changed, read_question
-from penteract.explore.page_schema import VERSION
-from penteract.explore.page_values import Question
-from penteract.explore.search_schema import WhatIfAnswer
+from penteract.explore.schemas.page_schema import VERSION
+from penteract.explore.schemas.page_values import Question
+from penteract.explore.schemas.search_schema import WhatIfAnswer
 from penteract.planner.plan import Plan, estimator, plan_layouts
 from penteract.planner.search.best import Search
 from penteract.units import show_step, show_whole

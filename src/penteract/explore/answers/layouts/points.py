@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from math import floor
 
 from penteract.explore.answers.amounts import amount, bytes_axis, nice
-from penteract.explore.page_schema import ChartAxis
-from penteract.explore.page_values import Value
-from penteract.explore.search_schema import LayoutPoint, RankedLayout
+from penteract.explore.schemas.page_schema import ChartAxis
+from penteract.explore.schemas.page_values import Value
+from penteract.explore.schemas.search_schema import LayoutPoint, RankedLayout
 from penteract.planner.ask import parse_settings
 from penteract.planner.plan import Plan
 from penteract.planner.report.as_json import budget, utilisation

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from penteract.explore.answers.amounts import card_of
 from penteract.explore.answers.layouts.asked import Wanted, filters
 from penteract.explore.answers.layouts.points import memory_axis, point, points, ranked, speed_axis
-from penteract.explore.page_schema import VERSION
-from penteract.explore.page_values import Fact
-from penteract.explore.search_schema import FrontStep, LayoutPoint, SearchAnswer, SearchEnd, SearchProgress
+from penteract.explore.schemas.page_schema import VERSION
+from penteract.explore.schemas.page_values import Fact
+from penteract.explore.schemas.search_schema import FrontStep, LayoutPoint, SearchAnswer, SearchEnd, SearchProgress
 from penteract.planner.plan import Plan, SearchCounts, estimator, plan_layouts
 from penteract.planner.report.as_text import headline, nothing_fits
 from penteract.planner.search.best import Search, Timed

@@ -10,9 +10,9 @@ from penteract.explore.answers.layouts.asked import Wanted
 from penteract.explore.answers.layouts.points import settings_of
 from penteract.explore.answers.memory_figures import by_owner
 from penteract.explore.answers.questions import read_question
-from penteract.explore.page_schema import VERSION
-from penteract.explore.page_values import WaterfallStep
-from penteract.explore.search_schema import CompareAnswer, Difference, LayoutSide
+from penteract.explore.schemas.page_schema import VERSION
+from penteract.explore.schemas.page_values import WaterfallStep
+from penteract.explore.schemas.search_schema import CompareAnswer, Difference, LayoutSide
 from penteract.planner.plan import Plan, estimator, plan_one
 from penteract.planner.report.as_json import MEMORY, utilisation
 from penteract.planner.report.explain import changed_settings, difference

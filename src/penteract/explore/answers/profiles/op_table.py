@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penteract.explore.answers.profiles.profile_lanes import kind_of
 from penteract.explore.answers.profiles.shown_times import part_of, safe, time_text, timed
-from penteract.explore.profile_schema import OpKernel, ProfiledOp
+from penteract.explore.schemas.profile_schema import OpKernel, ProfiledOp
 from penteract.measure.schemas.profile import KernelRow, OpRow, ProfileFile
 from penteract.measure.schemas.profile_parts import LABELS
 from penteract.units import show_flops, show_whole

@@ -12,8 +12,8 @@ from penteract.explore.answers.profiles.opened_files import ParsedFiles, opened_
 from penteract.explore.answers.profiles.profile_figures import profile_figures
 from penteract.explore.answers.profiles.shown_times import safe
 from penteract.explore.answers.profiles.two_profiles import not_compared, two_profiles
-from penteract.explore.page_schema import VERSION
-from penteract.explore.profile_schema import ProfileAnswer, ProfileChoice, ProfileComparison
+from penteract.explore.schemas.page_schema import VERSION
+from penteract.explore.schemas.profile_schema import ProfileAnswer, ProfileChoice, ProfileComparison
 from penteract.measure.schemas.profile import ProfileFile
 
 FILLS, GIVES = "penteract profile latest", "penteract explore --profiles profiles"

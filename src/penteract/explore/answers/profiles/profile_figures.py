@@ -9,8 +9,8 @@ from penteract.explore.answers.profiles.profile_lanes import profile_lanes
 from penteract.explore.answers.profiles.profile_memory import profile_memory
 from penteract.explore.answers.profiles.rank_skew import rank_skew, skew_text
 from penteract.explore.answers.profiles.shown_times import part_of, safe, time_text
-from penteract.explore.page_values import Fact, WaterfallStep
-from penteract.explore.profile_schema import ProfileAdvice, ProfileFigures
+from penteract.explore.schemas.page_values import Fact, WaterfallStep
+from penteract.explore.schemas.profile_schema import ProfileAdvice, ProfileFigures
 from penteract.measure.schemas.profile import ProfileFile, RankRow, WaterfallRow
 from penteract.units import show_bytes, show_count, show_whole
 

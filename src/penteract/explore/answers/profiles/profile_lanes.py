@@ -11,10 +11,10 @@ from penteract.explore.answers.amounts import moments
 from penteract.explore.answers.profiles.shown_times import PS, part_of, safe, time_text
 from penteract.explore.answers.schedules.lane_kinds import KINDS as OF_SCHEDULES
 from penteract.explore.answers.schedules.lane_kinds import TimeKind
-from penteract.explore.profile_schema import ProfileBlock, ProfileLane, ProfileLanes
-from penteract.explore.schedule_schema import LaneKind, LaneSpan, LaneTime
+from penteract.explore.schemas.profile_schema import ProfileBlock, ProfileLane, ProfileLanes
+from penteract.explore.schemas.schedule_schema import LaneKind, LaneSpan, LaneTime
 from penteract.measure.schemas.profile import ProfileFile, TimelineLane, TimelineName
-from penteract.readings.time.joined import joined
+from penteract.readings.time.timelines.joined import joined
 
 _PARTS = 6000  # of a lane: what is shorter is joined to its neighbours
 KINDS = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penteract.explore.answers.amounts import amount, bytes_axis, change, share
 from penteract.explore.answers.profiles.shown_times import safe
-from penteract.explore.page_values import Fact
-from penteract.explore.profile_schema import OwnerMemory, ProfiledMemory
+from penteract.explore.schemas.page_values import Fact
+from penteract.explore.schemas.profile_schema import OwnerMemory, ProfiledMemory
 from penteract.measure.schemas.profile import MeasuredMemory, ProfileFile
 from penteract.units import show_whole
 

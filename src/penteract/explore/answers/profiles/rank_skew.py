@@ -7,7 +7,7 @@ from statistics import median_low
 
 from penteract.explore.answers.profiles.profile_lanes import kind_of
 from penteract.explore.answers.profiles.shown_times import safe, time_text, timed
-from penteract.explore.profile_schema import ProfiledRank, SkewPart
+from penteract.explore.schemas.profile_schema import ProfiledRank, SkewPart
 from penteract.measure.schemas.profile import RankRow
 from penteract.measure.schemas.profile_parts import LABELS
 

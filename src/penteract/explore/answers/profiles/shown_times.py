@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penteract.explore.answers.amounts import share
-from penteract.explore.profile_schema import ProfiledTime
+from penteract.explore.schemas.profile_schema import ProfiledTime
 from penteract.units import printable, show_step
 
 PS = 10**12

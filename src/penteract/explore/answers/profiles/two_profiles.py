@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penteract.explore.answers.profiles.shown_times import part_of, safe, time_text
-from penteract.explore.profile_schema import ProfileChange, ProfileComparison
+from penteract.explore.schemas.profile_schema import ProfileChange, ProfileComparison
 from penteract.measure.schemas.profile import ProfileFile
 from penteract.measure.schemas.profile_parts import LABELS, changes, may_be_noise, part_changes
 from penteract.units import show_whole

@@ -10,8 +10,8 @@ from math import prod
 from penteract.config.mesh import Mesh
 from penteract.explore.answers.amounts import share
 from penteract.explore.answers.ranks.rank_runs import count_text, flat, ranks_text, runs_of
-from penteract.explore.page_values import Fact
-from penteract.explore.ranks_schema import HeldParameter, HeldPart, ParameterChoice, StateShard
+from penteract.explore.schemas.page_values import Fact
+from penteract.explore.schemas.ranks_schema import HeldParameter, HeldPart, ParameterChoice, StateShard
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
 from penteract.step.program import Program

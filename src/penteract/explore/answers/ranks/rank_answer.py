@@ -13,9 +13,9 @@ from penteract.explore.answers.questions import Asked, changed
 from penteract.explore.answers.ranks.holders import axes_of, choices, held
 from penteract.explore.answers.ranks.rank_runs import count_text, flat, ranks_text, runs_of
 from penteract.explore.answers.ranks.traffic_rows import link_text, nodes_of, rows, sums
-from penteract.explore.page_schema import VERSION
-from penteract.explore.page_values import Fact, Question
-from penteract.explore.ranks_schema import LinkTraffic, MeshAxis, RanksAnswer
+from penteract.explore.schemas.page_schema import VERSION
+from penteract.explore.schemas.page_values import Fact, Question
+from penteract.explore.schemas.ranks_schema import LinkTraffic, MeshAxis, RanksAnswer
 from penteract.planner.plan import Plan
 from penteract.planner.report.as_text import headline
 from penteract.planner.search.best import Timed

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from penteract.explore.answers.amounts import amount, share
 from penteract.explore.answers.ranks.rank_runs import flat, ranks_text, runs_of
-from penteract.explore.ranks_schema import LinkSum, LinkTraffic
+from penteract.explore.schemas.ranks_schema import LinkSum, LinkTraffic
 from penteract.readings.rank_traffic import ACTIVATIONS, SCALES, Channel, Sent
 from penteract.units import show_step, show_whole
 

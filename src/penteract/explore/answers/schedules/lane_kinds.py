@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penteract.readings.time.timeline import Event
-from penteract.readings.time.trace import kind, other_stream
+from penteract.readings.time.timelines.timeline import Event
+from penteract.readings.time.timelines.trace import kind, other_stream
 from penteract.step import names
 
 

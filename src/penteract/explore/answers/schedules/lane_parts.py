@@ -9,10 +9,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from penteract.explore.answers.schedules.lane_kinds import IDLE, KINDS, LAUNCH, of_compute, of_other_stream
-from penteract.explore.schedule_schema import LaneBlock, LaneSpan, LaneTime
-from penteract.readings.time.joined import joined
-from penteract.readings.time.timeline import Event
-from penteract.readings.time.trace import shown_name
+from penteract.explore.schemas.schedule_schema import LaneBlock, LaneSpan, LaneTime
+from penteract.readings.time.timelines.joined import joined
+from penteract.readings.time.timelines.timeline import Event
+from penteract.readings.time.timelines.trace import shown_name
 from penteract.schedule.actions import Compute, ComputeList, computes
 from penteract.units import show_step
 

@@ -9,9 +9,9 @@ from penteract.errors import BadInput
 from penteract.explore.answers.amounts import amount, change, difference
 from penteract.explore.answers.questions import changed, read_question
 from penteract.explore.answers.schedules.schedule_lanes import bubble
-from penteract.explore.page_schema import VERSION
-from penteract.explore.page_values import Question
-from penteract.explore.schedule_schema import ScheduleChoice
+from penteract.explore.schemas.page_schema import VERSION
+from penteract.explore.schemas.page_values import Question
+from penteract.explore.schemas.schedule_schema import ScheduleChoice
 from penteract.planner.plan import estimator, plan_one
 from penteract.planner.search.best import Timed
 from penteract.schedule.registry import SCHEDULES

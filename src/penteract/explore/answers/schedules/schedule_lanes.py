@@ -16,13 +16,13 @@ from penteract.explore.answers.questions import changed
 from penteract.explore.answers.schedules.lane_kinds import KINDS
 from penteract.explore.answers.schedules.lane_parts import PICO, LaneParts, blocks, in_flight, lane_time, spans
 from penteract.explore.answers.step_curve import shortened, shown_note
-from penteract.explore.page_schema import VERSION
-from penteract.explore.page_values import Fact, Question
-from penteract.explore.schedule_schema import LaneKind, RankLane, ScheduleAnswer
+from penteract.explore.schemas.page_schema import VERSION
+from penteract.explore.schemas.page_values import Fact, Question
+from penteract.explore.schemas.schedule_schema import LaneKind, RankLane, ScheduleAnswer
 from penteract.planner.plan import Plan
 from penteract.planner.report.as_text import headline
 from penteract.planner.search.best import Timed
-from penteract.readings.time.timeline import Event, StepSpan, emit_events
+from penteract.readings.time.timelines.timeline import Event, StepSpan, emit_events
 from penteract.schedule.in_flight import compute_lists, most_in_flight
 from penteract.schedule.registry import schedule_of
 from penteract.units import show_step, show_whole

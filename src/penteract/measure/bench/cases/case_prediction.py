@@ -13,7 +13,7 @@ from penteract.measure.schemas.sweep import CasePrediction
 from penteract.readings.composed import Composer
 from penteract.readings.estimator import Estimator
 from penteract.readings.ideal import Forward, StepFlops
-from penteract.readings.memory import MemoryReading
+from penteract.readings.memory.rank_memory import MemoryReading
 
 
 class Predicted(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 from penteract.measure.profile.prediction import Prediction
 from penteract.measure.profile.recording import Recording
-from penteract.readings.time.trace import kind, shown_name
+from penteract.readings.time.timelines.trace import kind, shown_name
 
 FILE = "trace.json.gz"
 _PREDICTION, _MEASUREMENT = 1, 2

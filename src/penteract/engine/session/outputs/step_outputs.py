@@ -11,10 +11,10 @@ from pathlib import Path
 from penteract.config.files.run_folder import Row
 from penteract.config.run import RunSpec
 from penteract.engine.rank.rank import Rank
-from penteract.engine.session.display import LiveTable
-from penteract.engine.session.energy import EnergyMeter
-from penteract.engine.session.metrics import MetricsWriter
-from penteract.engine.session.trackers import Trackers, open_trackers
+from penteract.engine.session.outputs.display import LiveTable
+from penteract.engine.session.outputs.energy import EnergyMeter
+from penteract.engine.session.outputs.metrics import MetricsWriter
+from penteract.engine.session.outputs.trackers import Trackers, open_trackers
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from penteract.measure.profile.attribution import own_work
+from penteract.measure.profile.analyse.attribution import own_work
 from penteract.measure.profile.prediction import PredictedOp, Prediction, part_of
 from penteract.measure.profile.recording import Recording
 from penteract.measure.profile.trace_events import Span

@@ -16,7 +16,7 @@ from penteract.readings.buckets.planned import first_rank
 from penteract.readings.layers.expert_load import Balanced
 from penteract.readings.price import Pricing, gather_workspace, resident, update_workspace
 from penteract.readings.time.step import StepClock
-from penteract.readings.time.timeline import Event, StepSpan, emit_events
+from penteract.readings.time.timelines.timeline import Event, StepSpan, emit_events
 from penteract.step import names, update
 from penteract.step.arena import plan_arena
 from penteract.step.program import BufferKey, Program, compile_step

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from penteract.measure.rehearse.checks.kernel_calls import TABLES
 from penteract.measure.rehearse.findings import Findings
-from penteract.measure.rehearse.kernel_calls import TABLES
 from penteract.measure.rehearse.ledger import HOST, REST, ROUTED, WORKSPACE
 from penteract.readings.price import Price
 

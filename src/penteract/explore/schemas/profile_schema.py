@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from penteract.explore.page_values import Amount, ChartAxis, Fact, Tick, WaterfallStep
-from penteract.explore.schedule_schema import LaneBlock, LaneKind, LaneSpan, LaneTime
+from penteract.explore.schemas.page_values import Amount, ChartAxis, Fact, Tick, WaterfallStep
+from penteract.explore.schemas.schedule_schema import LaneBlock, LaneKind, LaneSpan, LaneTime
 
 
 class OpenedFile(TypedDict):

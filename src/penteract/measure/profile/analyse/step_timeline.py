@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
-from penteract.measure.profile.attribution import GAPS, moments
+from penteract.measure.profile.analyse.attribution import GAPS, moments
 from penteract.measure.profile.prediction import Prediction, part_of
 from penteract.measure.profile.recording import Recording
 from penteract.measure.profile.trace_events import Span
 from penteract.measure.schemas.profile import OtherStream, StepTimeline, StreamSpans, TimelineLane
-from penteract.readings.time.joined import joined
-from penteract.readings.time.trace import other_stream
+from penteract.readings.time.timelines.joined import joined
+from penteract.readings.time.timelines.trace import other_stream
 
 _PARTS, _MOST = 20_000, 200_000  # of a step, and of all lanes: what is shorter is joined to its neighbours
 _KINDS: tuple[OtherStream, ...] = ("message", "gather", "collective", "copy")

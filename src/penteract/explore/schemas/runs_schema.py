@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from penteract.explore.page_values import Fact, Tick
+from penteract.explore.schemas.page_values import Fact, Tick
 
 
 class RunError(TypedDict):

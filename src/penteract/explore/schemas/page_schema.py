@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
-from penteract.explore.bench_schema import BenchAnswer, BenchOptions
-from penteract.explore.page_values import Amount, ChartAxis, DeviceMemory, Fact, Question, Tick, Value
-from penteract.explore.profile_schema import OpenedFile, ProfileAnswer, ProfileAsked
-from penteract.explore.ranks_schema import RanksAnswer
-from penteract.explore.runs_schema import RunsAnswer
-from penteract.explore.schedule_schema import ScheduleAnswer, ScheduleChoice
-from penteract.explore.search_schema import (
+from penteract.explore.schemas.bench_schema import BenchAnswer, BenchOptions
+from penteract.explore.schemas.page_values import Amount, ChartAxis, DeviceMemory, Fact, Question, Tick, Value
+from penteract.explore.schemas.profile_schema import OpenedFile, ProfileAnswer, ProfileAsked
+from penteract.explore.schemas.ranks_schema import RanksAnswer
+from penteract.explore.schemas.runs_schema import RunsAnswer
+from penteract.explore.schemas.schedule_schema import ScheduleAnswer, ScheduleChoice
+from penteract.explore.schemas.search_schema import (
     CompareAnswer,
     FrontStep,
     SearchAnswer,

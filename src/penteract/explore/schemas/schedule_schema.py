@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from penteract.explore.page_values import Amount, Fact, Question, Tick
+from penteract.explore.schemas.page_values import Amount, Fact, Question, Tick
 
 
 class LaneKind(TypedDict):

@@ -10,7 +10,7 @@ from penteract.config.layout import Layout
 from penteract.readings.buckets.planned import BucketMemory, StageGroups
 from penteract.readings.composed import Composer
 from penteract.readings.layers.reads import Memos, tracked
-from penteract.readings.memory_bound import Growths, MemoryBound
+from penteract.readings.memory.memory_bound import Growths, MemoryBound
 from penteract.readings.price import input_bytes
 from penteract.units import Bytes
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
-from penteract.measure.profile.attribution import GAPS, OWN
-from penteract.measure.profile.op_rows import MeasuredRank, slowest_of_pp_rank
+from penteract.measure.profile.analyse.attribution import GAPS, OWN
+from penteract.measure.profile.analyse.op_rows import MeasuredRank, slowest_of_pp_rank
 from penteract.measure.profile.prediction import Prediction
 from penteract.measure.schemas.profile import StepTimes, WaterfallRow
 from penteract.planner.report.waterfall import STEPS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from penteract.explore.page_values import Amount, Fact, Question
+from penteract.explore.schemas.page_values import Amount, Fact, Question
 
 
 class MeshAxis(TypedDict):

@@ -9,13 +9,13 @@ from pathlib import Path
 from statistics import median_low
 
 from penteract.config.run import RunSpec
-from penteract.measure.profile.advice import advice
-from penteract.measure.profile.attribution import own_work, rank_parts
-from penteract.measure.profile.op_rows import MeasuredRank, op_rows, unmatched
+from penteract.measure.profile.analyse.advice import advice
+from penteract.measure.profile.analyse.attribution import own_work, rank_parts
+from penteract.measure.profile.analyse.op_rows import MeasuredRank, op_rows, unmatched
+from penteract.measure.profile.analyse.step_timeline import step_timeline
+from penteract.measure.profile.analyse.verdict import verdict
 from penteract.measure.profile.prediction import Prediction, part_of
 from penteract.measure.profile.recording import Recording
-from penteract.measure.profile.step_timeline import step_timeline
-from penteract.measure.profile.verdict import verdict
 from penteract.measure.schemas.profile import (
     VERSION,
     Basis,

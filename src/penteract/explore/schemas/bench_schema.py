@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
-from penteract.explore.page_values import Fact, Tick
+from penteract.explore.schemas.page_values import Fact, Tick
 
 
 class SweepFile(TypedDict):

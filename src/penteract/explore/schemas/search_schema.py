@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from penteract.explore.page_values import Amount, ChartAxis, DeviceMemory, Fact, Question, Value, WaterfallStep
+from penteract.explore.schemas.page_values import Amount, ChartAxis, DeviceMemory, Fact, Question, Value, WaterfallStep
 
 
 class SearchOptions(TypedDict):

@@ -1,0 +1,1 @@
+"""What a rehearsal looks at: buckets, registers, bytes, kernels, and whether all that ranks send is received."""

@@ -1,0 +1,1 @@
+"""Memory of a rank, of its process and of its host."""

@@ -1,0 +1,1 @@
+"""The timeline of a step, and the trace that a viewer opens."""
