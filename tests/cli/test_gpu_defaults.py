@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from penteract.cli.resolve.gpu_defaults import ROOM, Card, card_here, settle_defaults
 from penteract.config.layout import EVERY_FUSION, FUSIONS
 from penteract.config.resolve.resolved_run import Resolved, resolve
+from penteract.config.resolve.write_run_file import to_toml
 from penteract.units import GIB
 
 H200 = Card(name="H200", free=140 * GIB, capability=(9, 0), packages=frozenset({"triton", "flash-attn-4"}))
@@ -43,6 +47,33 @@ def test_saves_in_the_background_wait_until_a_gpu_has_run_them() -> None:
     made, line = settled(H200)
     assert not made.run.checkpoint.asynchronous and "asynchronous false" in line
     assert settled(H200, "--checkpoint.asynchronous=true")[0].run.checkpoint.asynchronous
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_also_those_of_a_run_file_in_which_nobody_decided_it(tmp_path: Path, resumed: bool) -> None:
+    file = tmp_path / "run.toml"
+
+    def again(more: list[str]) -> Resolved:
+        return resolve(file, None, [*more, "checkpoint.every=10"])
+
+    def background(*words: str) -> bool:
+        """Whether a GPU has them that trains what a run with these words left."""
+        file.write_text(to_toml(resolve(None, "tiny", [*words])))
+        assert again([]).run.saves_in_background is ("checkpoint.asynchronous=false" not in words)
+        return settle_defaults(again([]), H200, again, resumed=resumed)[0].run.saves_in_background
+
+    assert not background()
+    assert background("checkpoint.asynchronous=true")
+    assert not background("checkpoint.asynchronous=false")
+
+
+def test_a_resumed_run_keeps_what_its_file_says(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(resolve(None, "tiny")))
+    before = resolve(file, None)
+    made, line = settle_defaults(before, H200, lambda more: resolve(file, None, more), resumed=True)
+    assert made.run == replace(before.run, checkpoint=replace(before.run.checkpoint, asynchronous=False))
+    assert line.endswith("free: asynchronous false")
 
 
 def test_gate_and_up_are_one_op_with_swiglu_where_the_package_is_there() -> None:

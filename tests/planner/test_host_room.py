@@ -96,7 +96,8 @@ def test_the_run_file_waits_for_saves_where_a_host_has_no_room(tmp_path: Path, g
     words = ("plan", "llama-3.1-8b", "--gpus", "ours.toml", "--layout", "mbs=2,zero=1", "--out", "run.toml")
     done = penteract(tmp_path, *words)
     assert done.code == 0, done.err
-    assert tomllib.loads((tmp_path / "run.toml").read_text())["checkpoint"]["asynchronous"] is written
+    saves = tomllib.loads((tmp_path / "run.toml").read_text())["checkpoint"]
+    assert saves.get("asynchronous", "left open") == ("left open" if written else False)
     assert ("checkpoint.asynchronous = false" in done.out) is not written
 
 

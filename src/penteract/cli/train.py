@@ -101,8 +101,8 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         resolved = again([])
     check_op_names(resolved.run.layout)
     card = None if slurm else card_here(resolved.run.precision.device, launched=launch is not None)
-    if not resumed and not slurm:
-        resolved, line = settle_defaults(resolved, card, again)
+    if not slurm:
+        resolved, line = settle_defaults(resolved, card, again, resumed=resumed is not None)
         if line and not json and (launch is None or launch.rank == 0):
             print(line)
     resolved, chosen = (resolved, None) if slurm else settle_budget(resolved)

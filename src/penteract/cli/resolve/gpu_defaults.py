@@ -65,19 +65,23 @@ def card_here(device: str, *, launched: bool = False) -> Card | None:
     return Card(name=least.name, free=room, capability=tuple(least.capability), packages=packages)
 
 
-def settle_defaults(resolved: Resolved, card: Card | None, again: Again) -> tuple[Resolved, str]:
-    """The run with what nobody decided chosen for a card, and a line that says so; "" where nothing was open."""
+def settle_defaults(
+    resolved: Resolved, card: Card | None, again: Again, *, resumed: bool = False
+) -> tuple[Resolved, str]:
+    """The run with what nobody decided chosen for a card, and a line that says so; "" where nothing was open. A run
+    that is `resumed` has its kernels in its file; how it saves is a matter of the machine that goes on with it."""
     if card is None:
         return resolved, ""
     words, made = list[str](), resolved
     if _open(resolved, SAVES):  # saves in the background have not been run on a GPU yet
         words.append(f"{SAVES}=false")
-    if _open(resolved, "precision.dtype") and card.capability >= BF16:
+    if not resumed and _open(resolved, "precision.dtype") and card.capability >= BF16:
         words.append("precision.dtype=bf16")
         made = again(words)
-    words += [f"{key}={value}" for key, value in _kernels(made, card) if _open(resolved, key)]
+    if not resumed:
+        words += [f"{key}={value}" for key, value in _kernels(made, card) if _open(resolved, key)]
     made = again(words) if words else resolved
-    if resolved.origins["batch.micro_batch_size"].startswith("derived"):
+    if not resumed and resolved.origins["batch.micro_batch_size"].startswith("derived"):
         made, size = _largest(made, card, lambda more: again([*words, *more]))
         words += size
     if not words:

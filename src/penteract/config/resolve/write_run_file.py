@@ -20,6 +20,9 @@ _HEAD = """\
 #   penteract train {name}
 """
 
+# A default that is another on GPUs: where nobody decided it, a file leaves it to the machine that trains it.
+_OF_THE_DEVICE = ("checkpoint.asynchronous",)
+
 _TEMPLATE_HEAD = """\
 # A run of penteract.  penteract train {name}
 # A line that starts with "# " shows a value of this run, the preset's or a default; take the "# " away to change it.
@@ -37,14 +40,22 @@ def to_toml(resolved: Resolved, name: str = "run.toml", *, planned: bool = False
     lines = [_HEAD.format(kind=kind, why=why, name=name)]
     for section, values in _sections(resolved.run, resolved.budget):
         lines.append(f"[{section}]")
-        rows = [(name, toml_value(value), resolved.origins.get(f"{section}.{name}", "")) for name, value in values]
-        width = max(len(f"{name} = {text}") for name, text, _ in rows)
-        lines += [f"{f'{name} = {text}':<{width}}  # {_comment(origin)}" for name, text, origin in rows]
+        rows = [_row(f"{section}.{name}", toml_value(value), resolved.origins) for name, value in values]
+        width = max(len(setting) for setting, _ in rows)
+        lines += [f"{setting:<{width}}  # {comment}" for setting, comment in rows]
         if section == "batch":
             steps, why = resolved.run.layout.gradient_accumulation_steps, "batch.gradient_accumulation_steps"
             lines.append(f"# gradient_accumulation_steps = {steps}  ({_comment(resolved.origins.get(why, ''))})")
         lines.append("")
     return "\n".join(lines)
+
+
+def _row(key: str, text: str, origins: Mapping[str, str]) -> tuple[str, str]:
+    """What a file says of a key, and the comment."""
+    setting, comment = f"{key.rpartition('.')[2]} = {text}", _comment(origins.get(key, ""))
+    if key in _OF_THE_DEVICE and comment == "default":
+        return f"# {setting}", "default, but not on GPUs"
+    return setting, comment
 
 
 def run_values(run: RunSpec) -> dict[str, str]:
