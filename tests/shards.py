@@ -1,9 +1,10 @@
-"""Two shards beside each other (`pytest -n 2 --dist loadfile`): what needs one core, what is alone, what waits.
+"""Shards beside each other (`pytest -n 3 --dist loadfile`): what needs one core, what is alone, what waits.
 
 First comes what needs one core. What is alone has ranks, which take both cores, or is marked `alone`: it measures time
-or opens sockets. One shard gets all of it; a lock keeps it from running beside what the other shard still has. Last
-comes what is marked `waits`: it makes faults and waits until ranks have found them. Both shards get it, and nothing
-else runs beside it.
+or opens sockets. One shard gets all of it; a lock keeps it from running beside what the others still have. Last
+comes what is marked `waits`: it makes faults and waits until ranks have found them. All shards get it, and nothing
+else runs beside it. A third shard for two cores: tests wait for files, processes and a browser, and those that wait for
+limits need no core.
 """
 
 from __future__ import annotations

@@ -7,8 +7,10 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 import forks
 from faults.hanging import main
 from penteract.engine.run_folder import rundir
+from together import together
 
 pytestmark = pytest.mark.waits
 
@@ -91,41 +94,58 @@ def says(line: str, *words: str) -> None:
     assert re.match(".*?".join(parts), line), line
 
 
+Outcomes = Mapping[str, Future[tuple[str, Path]]]
+FAULTY = {"data": 3, "between": 3, "stop": 2, "save": 1, "extra": 1, "unlike": 1}  # what which rank does
+
+
+@pytest.fixture(scope="session")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """(line, folder) of four ranks for each fault, and of those of which one is slow."""
+
+    def with_fault(order: str, rank: int) -> tuple[str, Path]:
+        with ranks(folder := tmp_path_factory.mktemp(order), **{f"rank{rank}": order}) as started:
+            return ended(started, stopped=rank if order == "stop" else None), folder
+
+    def with_a_slow_one() -> tuple[str, Path]:
+        with ranks(folder := tmp_path_factory.mktemp("slow"), rank1="slow") as started:
+            assert started.codes(60) == [0, 0, 0, 0], started.lines()
+            return "", folder
+
+    faults = {order: partial(with_fault, order, rank) for order, rank in FAULTY.items()}
+    return together(faults | {"slow": with_a_slow_one})
+
+
 @pytest.mark.parametrize(
     ("order", "number", "where"), [("data", 5, "data, step 3"), ("between", 6, "step, step 3, after F0")]
 )
-def test_a_rank_that_hangs_is_named(tmp_path: Path, order: str, number: int, where: str) -> None:
-    with ranks(tmp_path, rank3=order) as started:
-        line = ended(started)
+def test_a_rank_that_hangs_is_named(outcomes: Outcomes, order: str, number: int, where: str) -> None:
+    line, folder = outcomes[order].result()
     says(
         line, f"error[HUNG]: rank 3 (host HOST) has not entered all_reduce #{number} of group dp {{1,3}}; "
         f"rank 1 waits in it since N s; rank 3 is in phase {where}", "--limits.step waits longer",
     )  # fmt: skip
-    assert rundir.errors(tmp_path)[0]["culprits"] == [3]
+    assert rundir.errors(folder)[0]["culprits"] == [3]
 
 
-def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
-    with ranks(tmp_path, rank2="stop") as started:
-        line = ended(started, stopped=2)
+def test_a_stopped_rank_is_named(outcomes: Outcomes) -> None:
+    line, _ = outcomes["stop"].result()
     says(
         line, "error[HUNG]: rank 2 (host HOST) gives no sign of life; rank 0 waits in all_reduce #6 of group dp {0,2} "
         "since N s; rank 2 was in phase step, step 3, after F0",
     )  # fmt: skip
 
 
-def test_a_hung_save_is_named(tmp_path: Path) -> None:
-    with ranks(tmp_path, rank1="save") as started:
-        line = ended(started)
+def test_a_hung_save_is_named(outcomes: Outcomes) -> None:
+    line, _ = outcomes["save"].result()
     says(
         line, "error[HUNG]: rank 1 (host HOST) has not entered barrier #5 of group world {0,1,2,3}; ranks 0, 2, 3 wait "
         "in it since N s; rank 1 is in phase save, step 3, after B0", "--limits.save waits longer",
     )  # fmt: skip
 
 
-def test_an_extra_collective_names_both(tmp_path: Path) -> None:
+def test_an_extra_collective_names_both(outcomes: Outcomes) -> None:
     """It is like the next one of the other rank, so both go on until their orders differ."""
-    with ranks(tmp_path, rank1="extra") as started:
-        line = ended(started)
+    line, _ = outcomes["extra"].result()
     says(
         line, "error[UNLIKE]: ranks wait for each other: rank 1 (host HOST) in all_reduce #7 of group dp {1,3} for "
         "rank 3, rank 3 (host HOST) in all_reduce (max) #4 of group world {0,1,2,3} for rank 1; rank 1 is in phase "
@@ -133,19 +153,17 @@ def test_an_extra_collective_names_both(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_unlike_collectives_name_both(tmp_path: Path) -> None:
-    with ranks(tmp_path, rank1="unlike") as started:
-        line = ended(started)
+def test_unlike_collectives_name_both(outcomes: Outcomes) -> None:
+    line, _ = outcomes["unlike"].result()
     says(
         line, "error[UNLIKE]: ranks entered unlike collectives as #6 of group dp {1,3}: rank 1 (host HOST) all_gather "
         "of 32 B, rank 3 (host HOST) all_reduce of 16 B; rank 1 is in phase step, step 3",
     )  # fmt: skip
 
 
-def test_a_slow_rank_that_goes_on_is_waited_for(tmp_path: Path) -> None:
-    with ranks(tmp_path, rank1="slow") as started:  # 6 s between two collectives: longer than the limit
-        assert started.codes(60) == [0, 0, 0, 0], started.lines()
-    assert rundir.errors(tmp_path) == []
+def test_a_slow_rank_that_goes_on_is_waited_for(outcomes: Outcomes) -> None:
+    _, folder = outcomes["slow"].result()  # 6 s between two collectives: longer than the limit
+    assert rundir.errors(folder) == []
 
 
 # ---- a run as a user starts it -------------------------------------------------------------------------------
@@ -177,6 +195,28 @@ def _hanging(words: list[str], order: str, mark: str) -> int:
     return forks._command(words, None)
 
 
+def _ended(order: str, folder: Path) -> tuple[str, float]:
+    """The line with which a run ends whose rank 1 hangs, and how many seconds that takes."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    process = forks.start(
+        _hanging, ["train", *SMALL, f"--output.folder={folder}"], order, str(folder / "hung"),
+        environment=environment, out=folder / "out", err=folder / "err",
+    )  # fmt: skip
+    process.join(90)
+    took = time.time() - float((folder / "hung").read_text())
+    try:
+        assert process.exitcode == 72, (folder / "err").read_text()
+    finally:
+        process.kill()
+    (line,) = [line for line in (folder / "err").read_text().splitlines() if line.startswith("error[")]
+    return line, took
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Future[tuple[str, float]]]:
+    return together({order: partial(_ended, order, tmp_path_factory.mktemp(order)) for order in ("data", "save")})
+
+
 @pytest.mark.parametrize(
     ("order", "kind", "where"),
     [
@@ -184,19 +224,10 @@ def _hanging(words: list[str], order: str, mark: str) -> int:
         ("save", "barrier", ("save, step 6", "at checkpoint/writing.py:", " in save")),
     ],
 )
-def test_a_run_that_hangs_ends_in_one_line(tmp_path: Path, order: str, kind: str, where: tuple[str, ...]) -> None:
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    process = forks.start(
-        _hanging, ["train", *SMALL, f"--output.folder={tmp_path}"], order, str(tmp_path / "hung"),
-        environment=environment, out=tmp_path / "out", err=tmp_path / "err",
-    )  # fmt: skip
-    process.join(90)
-    try:
-        assert process.exitcode == 72, (tmp_path / "err").read_text()
-    finally:
-        process.kill()
-    took = time.time() - float((tmp_path / "hung").read_text())
-    (line,) = [line for line in (tmp_path / "err").read_text().splitlines() if line.startswith("error[")]
+def test_a_run_that_hangs_ends_in_one_line(
+    runs: Mapping[str, Future[tuple[str, float]]], order: str, kind: str, where: tuple[str, ...]
+) -> None:
+    line, took = runs[order].result()
     says(line, f"error[HUNG]: rank 1 (host HOST) has not entered {kind} #",
          "of group world {0,1}; rank 0 waits in it since N s; rank 1 is in phase ", *where)  # fmt: skip
     assert took <= ALL_END_S

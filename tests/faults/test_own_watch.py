@@ -7,7 +7,10 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +27,7 @@ from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.hangs import own_watch
 from penteract.engine.runtime.hangs.own_watch import OwnWatch, held_by_debugger, prints, stacks
 from penteract.engine.runtime.hangs.record import Record
+from together import together
 
 pytestmark = pytest.mark.waits
 
@@ -46,51 +50,69 @@ def ran(folder: Path, order: str, at: int = 12, **limits: int) -> tuple[int | No
         process.join()
 
 
+HANGS: dict[str, dict[str, int]] = {"step": {}, "in C": {}, "save": {"save": 3}, "compile": {"compile": 3}}
+GO_ON: dict[str, tuple[str, int, dict[str, int]]] = {
+    "before enough steps are timed, the limit holds": ("goes on", 5, {}),
+    "a larger limit waits longer": ("goes on", 12, {"step": 60}),
+    "a large text takes as long as it takes": ("preparing", 3, {"data": 1}),
+    "a debugger holds it": ("traced", 12, {}),
+}
+Outcome = tuple[int | None, list[str], float, Path]
+Runs = Mapping[str, Future[Outcome]]
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """What `ran` found, and the folder: of what hangs, of what goes on, and of four ranks of which one hangs."""
+
+    def of_one(order: str, at: int, limits: dict[str, int]) -> Outcome:
+        folder = tmp_path_factory.mktemp("run")
+        return *ran(folder, order, at, **limits), folder
+
+    def of_several() -> Outcome:
+        with ranks(folder := tmp_path_factory.mktemp("run"), limit=15, rank3="between", at=12) as started:
+            return None, [ended(started)], 0.0, folder  # in 9 s; it looks at the codes
+
+    hanging = {order: partial(of_one, order, 12, limits) for order, limits in HANGS.items()}
+    return together(hanging | {name: partial(of_one, *how) for name, how in GO_ON.items()} | {"several": of_several})
+
+
 @pytest.mark.parametrize("order", ["step", "in C"])
-def test_a_run_of_one_rank_that_hangs_is_ended(tmp_path: Path, order: str) -> None:
-    code, lines, took = ran(tmp_path, order)
+def test_a_run_of_one_rank_that_hangs_is_ended(runs: Runs, order: str) -> None:
+    code, lines, took, folder = runs[order].result()
     assert code == 72 and len(lines) == 1
     assert LIMIT / 5 <= took < LIMIT  # long before the limit
     says(lines[0], "error[HUNG]: rank 0 (host HOST) hangs: its main thread has made no progress for ", " s, and a step "
          "takes 0.0", "s; rank 0 is in phase step, step 12, after F0", "stacks-00000.txt has the stack of every thread",
          "--limits.step waits longer")  # fmt: skip
-    (row,) = rundir.errors(tmp_path)
-    shown = (tmp_path / "logs" / "stacks-00000.txt").read_text()
+    (row,) = rundir.errors(folder)
+    shown = (folder / "logs" / "stacks-00000.txt").read_text()
     assert row["traceback"] == shown and (row["rank"], row["exit_code"]) == (0, 72)
     assert shown.startswith("thread MainThread:\n") and "in hang_alone" in shown.split("\nthread ")[0]
     assert "thread a-loader:\n" in shown and "thread watch-alone:\n" in shown
-    status = json.loads((tmp_path / "status.json").read_text())
+    status = json.loads((folder / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 72)
 
 
 @pytest.mark.parametrize("order", ["save", "compile"])
-def test_other_phases_have_their_limits(tmp_path: Path, order: str) -> None:
-    code, lines, took = ran(tmp_path, order, **{order: 3})
+def test_other_phases_have_their_limits(runs: Runs, order: str) -> None:
+    code, lines, took, _ = runs[order].result()
     assert code == 72 and 3 <= took < 8
     assert f"rank 0 is in phase {order}" in lines[0] and f"--limits.{order} waits longer" in lines[0]
 
 
-@pytest.mark.parametrize(
-    ("order", "at", "limits"),
-    [
-        ("goes on", 5, {}),  # before enough steps are timed, the limit holds
-        ("goes on", 12, {"step": 60}),  # a larger limit waits longer
-        ("preparing", 3, {"data": 1}),  # a large text takes as long as it takes
-        ("traced", 12, {}),  # a debugger holds it
-    ],
-)
-def test_what_goes_on_is_waited_for(tmp_path: Path, order: str, at: int, limits: dict[str, int]) -> None:
-    code, lines, took = ran(tmp_path, order, at, **limits)
+@pytest.mark.parametrize("name", GO_ON)
+def test_what_goes_on_is_waited_for(runs: Runs, name: str) -> None:
+    code, lines, took, folder = runs[name].result()
     assert (code, lines) == (0, []) and took >= PAUSE_S
-    assert rundir.errors(tmp_path) == [] and not (tmp_path / "logs").exists()
+    assert rundir.errors(folder) == [] and not (folder / "logs").exists()
 
 
-def test_of_several_ranks_the_one_that_hangs_speaks_first(tmp_path: Path) -> None:
-    with ranks(tmp_path, limit=15, rank3="between", at=12) as started:
-        line = ended(started)  # in 9 s
+def test_of_several_ranks_the_one_that_hangs_speaks_first(runs: Runs) -> None:
+    _, (line,), _, folder = runs["several"].result()
     says(line, "error[HUNG]: rank 3 (host HOST) hangs: its main thread has made no progress for ", "rank 3 is in phase "
          "step, step 12, after F0", "stacks-00003.txt has the stack of every thread")  # fmt: skip
-    assert "in pause" in rundir.errors(tmp_path)[0]["traceback"]
+    assert "in pause" in rundir.errors(folder)[0]["traceback"]
 
 
 # ---- the bound -------------------------------------------------------------------------------------------------------
