@@ -72,11 +72,11 @@ class Told:
             self._tell(clock.ops[segment], unit)
 
     def _action(self, action: int) -> None:
-        for declaration, times, step in self.program.clock.runs[action]:
+        for segments, times, stride in self.program.clock.loops[action]:
             for turn in range(times):
-                for segment, unit, needs in declaration:
+                for segment, unit, needs in segments:
                     self.in_flight |= {("p", 0, i): self.in_flight.pop(("u", b, 0), -1) for i, b in enumerate(needs)}
-                    self._tell(self.program.clock.ops[segment], unit + turn * step)
+                    self._tell(self.program.clock.ops[segment], unit + turn * stride)
 
     def _tell(self, ops: tuple[Op, ...], unit: int) -> None:
         def absolute(key: Key) -> Key:

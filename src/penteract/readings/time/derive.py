@@ -1,4 +1,4 @@
-"""The ops of a rank's step, with its bucket events: every action as runs of segments, and what comes before and after
+"""The ops of a rank's step, with its bucket events: every action as loops over segments, and what comes before and after
 the actions, in the order of the walk. Actions in equal circumstances are derived once.
 """
 
@@ -15,7 +15,7 @@ from penteract.parallel.data import NONE
 from penteract.readings.time.clock import PART, WAIT, Key, Op
 from penteract.readings.time.clock_program import NEVER, At, ClockProgram, Inserted, PassKey
 from penteract.readings.time.ops import DATA
-from penteract.readings.time.rank_clock import MESSAGE, Run, Runs, Step
+from penteract.readings.time.rank_clock import MESSAGE, Loop, Loops, PlacedSegment
 from penteract.schedule.actions import Compute
 from penteract.schedule.in_flight import compute_lists
 from penteract.schedule.registry import ScheduleName
@@ -66,21 +66,21 @@ class Derived(NamedTuple):
 
     opening  before the first action; `closing`: after the last, up to the sum of squares and losses; `update`: after
              that
-    actions  the runs of each action; `left`: the number of the FSDP state before it
+    actions  the number of each action's loops; `left`: the number of the FSDP state before it
     """
 
     opening: int
     actions: Sequence[int]
     left: Sequence[int]
     closing: int
-    update: Sequence[Step]
+    update: Sequence[PlacedSegment]
 
 
 @dataclass(slots=True)
 class Shared:
     """Results shared by ranks that first read and last write their buckets in the same places.
 
-    actions  by circumstances: the runs, the number of the FSDP state after the action, events of reductions
+    actions  by circumstances: the number of its loops, the number of the FSDP state after the action, events of reductions
     made     the number of ops, by event, bucket and distance in units
     lefts    FSDP states after actions; `numbers`: the number of each
     outside  what comes before and after all actions, by the last events and the reductions in flight
@@ -92,8 +92,8 @@ class Shared:
     made: dict[tuple[str, int, int, int], int] = field(default_factory=dict[tuple[str, int, int, int], int])
     lefts: list[FsdpState] = field(default_factory=list[FsdpState])
     numbers: dict[FsdpState, int] = field(default_factory=dict[FsdpState, int])
-    outside: dict[Any, tuple[int, int, Sequence[Step]]] = field(
-        default_factory=dict[Any, "tuple[int, int, Sequence[Step]]"]
+    outside: dict[Any, tuple[int, int, Sequence[PlacedSegment]]] = field(
+        default_factory=dict[Any, "tuple[int, int, Sequence[PlacedSegment]]"]
     )
 
     def number(self, left: FsdpState) -> int:
@@ -181,7 +181,7 @@ class _Derivation:
     def derive(self) -> Derived:
         program, shared, cached = self.program, self.shared, self.shared.actions
         rule, written = program.rule, self.places.written
-        left, runs, before = shared.number(rule.begin()), list[int](), list[int]()
+        left, actions, before = shared.number(rule.begin()), list[int](), list[int]()
         turns = {walk: program.walk(walk).turns for walk in self.order.firsts}
         if any(turns.values()):
             after = upcoming([turns[spot.walk] for spot in self.order.spots])
@@ -196,17 +196,17 @@ class _Derivation:
             action, left, sums = found
             if sums:
                 self._note(sums)
-            runs.append(action)
+            actions.append(action)
         across = sorted(b for b in written if program.buckets[b].across_pp_ranks)
         events = rule.end(shared.lefts[left], across, lambda b: written[b][::2])
         self._note(events)
         opening, closing, update = self._outside(events)
-        return Derived(opening, runs, before, closing, update)
+        return Derived(opening, actions, before, closing, update)
 
     # ---- actions ---------------------------------------------------------------------------------------------
 
     def _action(self, circumstances: Circumstances) -> tuple[int, int, tuple[Event, ...]]:
-        """One action's runs, the number of the FSDP state after it, and its events of reductions."""
+        """The number of an action's loops, the number of the FSDP state after it, and its events of reductions."""
         (walk, first, last), number, following = circumstances
         program, places, through = self.program, self.places, self.program.walk(walk)
         due = Due(places.needs.get(walk, ()) if first else (), places.sums.get(walk, ()) if last else ())
@@ -235,8 +235,10 @@ class _Derivation:
         action = program.clock.action(repeats(self._row(walk, inserted, needs)))
         return action, self.shared.number(left), tuple(sums)
 
-    def _row(self, walk: PassKey, inserted: Mapping[int, Inserted], needs: Mapping[int, tuple[int, ...]]) -> list[Step]:
-        row, program, through = list[Step](), self.program, self.program.walk(walk)
+    def _row(
+        self, walk: PassKey, inserted: Mapping[int, Inserted], needs: Mapping[int, tuple[int, ...]]
+    ) -> list[PlacedSegment]:
+        row, program, through = list[PlacedSegment](), self.program, self.program.walk(walk)
         for k, unit in enumerate(through.units):
             lent, whole = through.lent.get(k, ()), k in through.whole
             segment = program.segment(program.layer_types[unit], walk[0], inserted.get(k, ()), lent, whole=whole)
@@ -287,7 +289,7 @@ class _Derivation:
 
     # ---- outside of the actions ------------------------------------------------------------------------------
 
-    def _outside(self, events: Sequence[Event]) -> tuple[int, int, Sequence[Step]]:
+    def _outside(self, events: Sequence[Event]) -> tuple[int, int, Sequence[PlacedSegment]]:
         """The segments before the actions, those after them, and those of the update. `events`: bucket events after the
         last action."""
         key = (tuple(events), tuple(self.summing.items()), tuple(self.places.home.items()))
@@ -295,7 +297,7 @@ class _Derivation:
             self.shared.outside[key] = self._outside_of(events)
         return self.shared.outside[key]
 
-    def _outside_of(self, events: Sequence[Event]) -> tuple[int, int, Sequence[Step]]:
+    def _outside_of(self, events: Sequence[Event]) -> tuple[int, int, Sequence[PlacedSegment]]:
         program, clock = self.program, self.program.clock
         before = [op for event in opening(program.outside) for op in self._outside_ops(event)]
         after = [op for question, b in events for op in program.bucket_ops[self._event(question, b, 0)]]
@@ -307,7 +309,7 @@ class _Derivation:
             summed = summed or (question == "all_reduce" and event[1].axis == "world")
         return clock.action(repeats(self._once(before))), clock.action(repeats(self._once(after))), self._once(update)
 
-    def _once(self, ops: Sequence[Op]) -> Sequence[Step]:
+    def _once(self, ops: Sequence[Op]) -> Sequence[PlacedSegment]:
         """These ops as one segment: simulating each bucket's on their own would take ten times as long."""
         return [(self.program.clock.segment(tuple(ops)), 0, ())] if ops else []
 
@@ -349,14 +351,14 @@ class _Derivation:
                 return make.gather(bucket, _NO_KEY)
 
 
-def repeats(row: Sequence[Step]) -> Runs:
-    """Runs of equal segments. A segment that waits for gathers of the last step is a run of its own."""
-    out, i = list[Run](), 0
+def repeats(row: Sequence[PlacedSegment]) -> Loops:
+    """Loops over equal segments. A segment that waits for gathers of the last step is a loop of its own."""
+    out, i = list[Loop](), 0
     while i < len(row):
         segment, unit, needs = row[i]
-        n, step = 1, row[i + 1][1] - unit if i + 1 < len(row) else 0
-        while i + n < len(row) and not needs and row[i + n] == (segment, unit + n * step, ()):
+        n, stride = 1, row[i + 1][1] - unit if i + 1 < len(row) else 0
+        while i + n < len(row) and not needs and row[i + n] == (segment, unit + n * stride, ()):
             n += 1
-        out.append(((row[i],), n, step))
+        out.append(((row[i],), n, stride))
         i += n
     return tuple(out)

@@ -1,5 +1,5 @@
 """The state of a rank's clocks between segments, and the `Clock` that advances it. It caches what a segment makes of a
-state, and skips runs of equal segments once their state repeats.
+state, and skips the rest of a loop over equal segments once their state repeats.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from penteract.parallel.data import NONE
 from penteract.readings.ideal import PARTS
 from penteract.readings.time.clock import COMPUTE, FAR, LONG, RELATIVE, InFlight, Key, Op, Parts, simulate
 
-Step = tuple[int, int, tuple[int, ...]]  # a segment, its unit, the buckets whose gather after the update it waits for
-Run = tuple[tuple[Step, ...], int, int]  # steps, how often they repeat, and by how many units each repeat advances
-Runs = tuple[Run, ...]
+# A segment, its FSDP unit, and the buckets whose gather after the update it waits for.
+PlacedSegment = tuple[int, int, tuple[int, ...]]
+Loop = tuple[tuple[PlacedSegment, ...], int, int]  # segments, how often they repeat, units from one repeat to the next
+Loops = tuple[Loop, ...]
 MESSAGE: Key = ("m", 0, 0)  # from another pipeline rank
 
 
@@ -79,7 +80,7 @@ Log = Callable[[RankClock, int, str, int, int], None]  # rank, stream, name, sta
 
 @dataclass(slots=True)
 class Clock:
-    """Advances rank clocks by segments, caches the results, and skips runs once their state repeats.
+    """Advances rank clocks by segments, caches the results, and skips the rest of a loop once its state repeats.
 
     A host that runs ahead never repeats a state, and need not: a result holds for every host that is no later than
     `latest`. So states leave the host out. A skip requires that the host delays nothing and falls no further behind.
@@ -100,8 +101,8 @@ class Clock:
     ops: list[tuple[Op, ...]] = field(default_factory=list[tuple[Op, ...]])
     launches: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])  # of each of them
     segments: dict[tuple[Op, ...], int] = field(default_factory=dict[tuple[Op, ...], int])
-    runs: list[Runs] = field(default_factory=list[Runs])
-    actions: dict[Runs, int] = field(default_factory=dict[Runs, int])
+    loops: list[Loops] = field(default_factory=list[Loops])
+    actions: dict[Loops, int] = field(default_factory=dict[Loops, int])
     states: dict[tuple[tuple[int, ...], InFlight], StreamState] = field(
         default_factory=dict[tuple[tuple[int, ...], InFlight], StreamState]
     )
@@ -128,13 +129,13 @@ class Clock:
         self.launches.append(tuple([self.launch(op[-1]) for op in ops]))
         return len(self.ops) - 1
 
-    def action(self, runs: Runs) -> int:
-        """The number of these runs: equal runs have one number."""
-        if (found := self.actions.get(runs)) is not None:
+    def action(self, loops: Loops) -> int:
+        """The number of an action of these loops: equal ones have one number."""
+        if (found := self.actions.get(loops)) is not None:
             return found
-        self.actions[runs] = len(self.runs)
-        self.runs.append(runs)
-        return len(self.runs) - 1
+        self.actions[loops] = len(self.loops)
+        self.loops.append(loops)
+        return len(self.loops) - 1
 
     def rank_clock(self) -> RankClock:
         """An idle rank clock."""
@@ -191,37 +192,39 @@ class Clock:
             m.now += done
             m.spent.append(spent)
             return
-        runs = self.runs[action]
+        loops = self.loops[action]
         plain = (
             self.skip_repeats
             and self.remembers
-            and not any(step[2] for declaration, _, _ in runs for step in declaration)
+            and not any(needs for segments, _, _ in loops for _, _, needs in segments)
         )
         at, held, first = m.now, m.held, len(m.spent)
         trail: list[Trace] = []
-        for declaration, times, step in runs:
-            self._run(m, declaration, times, step, trail)
+        for segments, times, stride in loops:
+            self._loop(m, segments, times, stride, trail)
         if plain and m.held == held:
             done, state, calls, latest, least, parts = _joined(trail, m, at, m.spent[first:])
             self.whole[key] = done, state, calls, latest, least, (parts, 1), m.unit
 
-    def _run(self, m: RankClock, declaration: tuple[Step, ...], times: int, step: int, trail: list[Trace]) -> None:
-        turn, first = 0, declaration[0][1]
+    def _loop(
+        self, m: RankClock, segments: tuple[PlacedSegment, ...], times: int, stride: int, trail: list[Trace]
+    ) -> None:
+        turn, first = 0, segments[0][1]
         while turn < times:
-            before, at, host, held = self._seen_from(m.state, first + turn * step - m.unit), m.now, m.host, m.held
+            before, at, host, held = self._seen_from(m.state, first + turn * stride - m.unit), m.now, m.host, m.held
             begun = len(trail)
-            for segment, unit, needs in declaration:
-                self.advance(m, segment, unit + turn * step, needs, trail)
+            for segment, unit, needs in segments:
+                self.advance(m, segment, unit + turn * stride, needs, trail)
             turn += 1
-            if not self.skip_repeats or turn == times or declaration[0][2]:
+            if not self.skip_repeats or turn == times or segments[0][2]:
                 continue
-            if self._seen_from(m.state, first + turn * step - m.unit) is before and (
+            if self._seen_from(m.state, first + turn * stride - m.unit) is before and (
                 m.host - m.now == host - at
                 or m.host - m.now < -LONG // 2  # far ahead
                 or (m.held == held and m.host - m.now < host - at and not _looks(trail, begun))
             ):
                 self._jump(m, trail, begun, (m.now - at, m.host - host, times - turn))
-                m.unit += step * (times - turn)
+                m.unit += stride * (times - turn)
                 return
 
     def _jump(self, m: RankClock, trail: list[Trace], begun: int, turn: tuple[int, int, int]) -> None:
