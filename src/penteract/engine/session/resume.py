@@ -22,7 +22,7 @@ from penteract.engine.checkpoint.manifest import Manifest
 from penteract.engine.checkpoint.slices import DTYPES
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.run_folder import checkpoint_folder
-from penteract.engine.session.saved import RECIPE
+from penteract.engine.session.saved import RECIPE_STATE
 from penteract.errors import BadInput
 
 _KEYS = {"seed": "training.seed", "sequence_length": "batch.sequence_length", "model": "model",
@@ -68,14 +68,14 @@ def other_precision(extra: Mapping[str, Any], spec: RunSpec) -> str:
         return ""
     return (
         f"trained in {then['name']} so far, goes on in {now['name']}: master weights and moments are converted to the "
-        "new dtypes; state that only one of the recipes keeps begins anew"
+        "new dtypes; state that only one of the recipes keeps starts afresh"
     )
 
 
 def _check_numbers(stored: Manifest, policy: Policy) -> None:
     """Raise BadInput unless master weights and moments were saved in the dtype that is read: fp64 runs save fp64, all
     others fp32."""
-    state = (entry for name, entry in stored.tensors.items() if not name.endswith(RECIPE))
+    state = (entry for name, entry in stored.tensors.items() if not name.endswith(RECIPE_STATE))
     wide = any(DTYPES[entry.dtype] == dtype_of("stat", "fp64") for entry in state)
     if wide != (policy.stat == "fp64"):
         kept, allowed, fix = (

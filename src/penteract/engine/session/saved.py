@@ -30,7 +30,7 @@ from penteract.step.program import Program
 from penteract.step.update import parts
 
 log = logging.getLogger(__name__)
-RECIPE = ("loss_scale", "/largest")  # name suffixes of state that only one precision recipe keeps
+RECIPE_STATE = ("loss_scale", "/largest")  # name suffixes of state that only one precision recipe keeps
 Widened = dict[StateKind, list[torch.Tensor | None]]  # one entry per flat: None where its optimizer has no such state
 
 # Suffix of a saved tensor's name -> the state of the shard that it holds.
@@ -39,20 +39,20 @@ KINDS: Mapping[str, StateKind] = MappingProxyType(
 )
 
 
-class Recipe:
-    """The state that only one precision recipe keeps, as it was before a checkpoint was loaded: one of another recipe
-    does not have it."""
+class RecipeState:
+    """The state that only one precision recipe keeps, as it was before a checkpoint was loaded: a checkpoint of another
+    recipe lacks it."""
 
     def __init__(self, state: TrainingState) -> None:
-        self._kept = [x.clone() for x in _of_recipe(state)]
+        self._kept = [x.clone() for x in _recipe_tensors(state)]
 
     def restore(self, state: TrainingState) -> None:
         """Undo what a load changed of it."""
-        for x, kept in zip(_of_recipe(state), self._kept, strict=True):
+        for x, kept in zip(_recipe_tensors(state), self._kept, strict=True):
             x.copy_(kept)
 
 
-def _of_recipe(state: TrainingState) -> list[torch.Tensor]:
+def _recipe_tensors(state: TrainingState) -> list[torch.Tensor]:
     scaling = [] if state.scaling is None else [state.scaling.values]
     return scaling if state.history is None else [*scaling, state.history.steps]
 
@@ -74,7 +74,7 @@ def saved_bytes(p: Program) -> int:
 def load_state(at: Path, p: Program, state: TrainingState) -> dict[str, Any]:
     """Fill the state of this rank from a checkpoint; returns the checkpoint's `extra`."""
     widened, stored = _widened(p, state), manifest.read(at).tensors
-    wanted = [s for s in _slices(p, state, widened) if not s.name.endswith(RECIPE) or _is_stored(s, stored)]
+    wanted = [s for s in _slices(p, state, widened) if not s.name.endswith(RECIPE_STATE) or _is_stored(s, stored)]
     extra = checkpoint.load(at, wanted)
     for kind, wide in widened.items():
         for flat, values in zip(state.flats, wide, strict=True):
@@ -86,7 +86,7 @@ def load_state(at: Path, p: Program, state: TrainingState) -> dict[str, Any]:
 
 
 def _is_stored(part: Slice, stored: Mapping[str, ManifestEntry]) -> bool:
-    """Whether a checkpoint has this state, which only one precision recipe keeps. If not, it begins anew."""
+    """Whether a checkpoint has this state, which only one precision recipe keeps. If not, it starts afresh."""
     found = part.name in stored and stored[part.name].shape == tuple(part.shape)
     if not found:
         log.info("%s is not in the checkpoint, or of another shape: it begins anew", part.name)

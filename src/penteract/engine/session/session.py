@@ -32,7 +32,7 @@ from penteract.engine.session.outputs.metrics import speed
 from penteract.engine.session.outputs.step_outputs import StepOutputs, step_outputs
 from penteract.engine.session.resume import other_precision, resume_settings
 from penteract.engine.session.sample import write
-from penteract.engine.session.saved import Recipe, after_load, load_state, saved_bytes
+from penteract.engine.session.saved import RecipeState, after_load, load_state, saved_bytes
 from penteract.engine.session.state_saver import StateSaver
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.errors import BadNumerics, Preempted
@@ -132,10 +132,10 @@ class Session:
     def _load(self, folder: Path) -> None:
         """Resume from the newest checkpoint, after its last sample; on any layout, with any batch size."""
         trainer = self.trainer
-        recipe = Recipe(trainer.state)
+        recipe_state = RecipeState(trainer.state)
 
         def load(at: Path) -> dict[str, Any]:
-            recipe.restore(trainer.state)  # of a checkpoint that could not be read, nothing stays
+            recipe_state.restore(trainer.state)  # of a checkpoint that could not be read, nothing stays
             return load_state(at, trainer.program, trainer.state)
 
         extra = self.checkpoints.load(load)
