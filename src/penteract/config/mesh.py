@@ -11,14 +11,14 @@ from penteract.config.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Groups of one name: `size` ranks each, `step` ranks apart.
+    """Groups of one name: `size` ranks each, `stride` ranks apart.
 
     dimension  the name under which the time of its redistributions is reported; empty: the network has none over it
     crosses    whether every network has redistributions over it, so that every run needs its process groups
     """
 
     size: Callable[[Layout], int]
-    step: Callable[[Layout], int]
+    stride: Callable[[Layout], int]
     dimension: str = ""
     crosses: bool = False
 
@@ -60,7 +60,7 @@ class Mesh:
     def index(self, axis: str, rank: int) -> int:
         """rank -> its index in its group of an axis"""
         found = AXES[axis]
-        return rank // found.step(self.layout) % found.size(self.layout)
+        return rank // found.stride(self.layout) % found.size(self.layout)
 
     def ranks(self, pp: Iterable[int], rows: Iterable[int], tp: Iterable[int]) -> tuple[int, ...]:
         """The ranks at these coordinates, ascending; `rows` are indices in (dp, cp)."""
@@ -75,14 +75,14 @@ class Mesh:
         return self._groups[name, rank]
 
     def _group(self, name: str, rank: int) -> tuple[int, ...]:
-        block, step = self.block(name)
+        block, stride = self.block(name)
         begin = rank // block * block
-        return tuple(range(begin + rank % step, begin + block, step))
+        return tuple(range(begin + rank % stride, begin + block, stride))
 
     def block(self, name: str) -> tuple[int, int]:
-        """-> (block, step): a group of this name is every `step`-th rank of a block of consecutive ranks."""
-        step = AXES[name].step(self.layout)
-        return AXES[name].size(self.layout) * step, step
+        """-> (block, stride): a group of this name is every `stride`-th rank of a block of consecutive ranks."""
+        stride = AXES[name].stride(self.layout)
+        return AXES[name].size(self.layout) * stride, stride
 
     def size(self, name: str) -> int:
         """The number of ranks of a group `name` (the same for every rank)."""

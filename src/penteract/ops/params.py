@@ -86,8 +86,8 @@ def reduce_ranks(cut: Cut, owning_pp_ranks: tuple[int, ...], mesh: Mesh, rank: i
     ranks = mesh.size("dp_cp_tp")
     places: Sequence[int] = range(ranks)
     for axis, num_shards in cut:
-        block, step = mesh.block(axis)
-        each = block // step // num_shards * step  # neighbours that hold one shard; groups are nested
+        block, stride = mesh.block(axis)
+        each = block // stride // num_shards * stride  # neighbours that hold one shard; groups are nested
         begin = rank % block // each * each
         if len(places) == ranks:
             places = [at + i for at in range(begin, ranks, block) for i in range(each)]

@@ -71,11 +71,11 @@ def _kept(asked: Asked, plan: Plan, timed: Timed, rank: int) -> _Kept:
 
 def _axis(mesh: Mesh, name: str, rank: int, per_node: int) -> MeshAxis:
     ranks = mesh.group(name, rank)
-    block, step = mesh.block(name)
+    block, stride = mesh.block(name)
     runs = runs_of(ranks)
     return {
         "axis": name, "label": _LABELS[name], "about": TERMS[name], "size": AXES[name].size(mesh.layout),
-        "block": block, "step": step, "coordinate": name != "ep", "ranks": flat(runs),
+        "block": block, "step": stride, "coordinate": name != "ep", "ranks": flat(runs),
         "text": f"{ranks_text(runs)} ({count_text(len(ranks))})",
         "link": "inside" if nodes_of(ranks, per_node) == 1 else "between", "link_text": link_text(ranks, per_node),
     }  # fmt: skip
