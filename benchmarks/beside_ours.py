@@ -27,7 +27,7 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.rules.expert_kernels import fastest_experts
 from penteract.config.rules.kernel_limits import FA4, QUACK, fastest_attention, fastest_fusions, installed_packages
-from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec, Training
+from penteract.config.run import Data, LearningRateSchedule, Optimizer, Precision, RunSpec, Training
 from penteract.engine.data.pack import Sample
 from penteract.engine.rank.rank import join
 from penteract.engine.session.garbage import collect_after, collected_between_steps
@@ -77,7 +77,7 @@ def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> Run
     return RunSpec(
         model=model, layout=Layout(**(defaults | changes)), sequence_length=case.sequence_length, precision=parts,
         data=Data(pack_documents=False), optimizer=Optimizer(learning_rate=RATE),
-        schedule=LearningRate(warmup_steps=WARM), train=Training(steps=10_000),
+        lr_schedule=LearningRateSchedule(warmup_steps=WARM), train=Training(steps=10_000),
     )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from provenance import hexadecimal, provenance
 
 from penteract.config.catalog import model as find_model
 from penteract.config.layout import Layout
-from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
+from penteract.config.run import Data, LearningRateSchedule, Optimizer, Precision, RunSpec
 from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.executor.batch_loader import BatchLoader
 from penteract.engine.executor.executor import Executor
@@ -117,7 +117,7 @@ def build(args: argparse.Namespace, rank: Rank, layout: Layout) -> tuple[engine.
     base = replace(layout, attention="cudnn", loss="chunked", elementwise="triton")
     run = RunSpec(
         model=model, layout=base, sequence_length=args.seq, data=Data(pack_documents=False),
-        optimizer=Optimizer(learning_rate=args.rate), schedule=LearningRate(warmup_steps=2),
+        optimizer=Optimizer(learning_rate=args.rate), lr_schedule=LearningRateSchedule(warmup_steps=2),
         precision=Precision(dtype="bf16"),
     )  # fmt: skip
     samples, _ = open_samples(run.data, open_tokenizer(run.tokenizer), run.sequence_length, 0)

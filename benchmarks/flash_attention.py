@@ -34,7 +34,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import RECIPES
 from penteract.config.resolve.presets import preset
 from penteract.config.rules.kernel_limits import FA4, installed_packages
-from penteract.config.run import Data, LearningRate, Optimizer
+from penteract.config.run import Data, LearningRateSchedule, Optimizer
 from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.executor.allocator import Arena
@@ -219,7 +219,7 @@ class Steps:
                     mine[name].copy_(t)
             self.run.counts.copy_(self.counts[number % 4])
             self.run.optimizer.step.fill_(number)
-            self.run.optimizer.rate.fill_(rate(LearningRate(warmup_steps=10), 3e-4, number, 1000))
+            self.run.optimizer.rate.fill_(rate(LearningRateSchedule(warmup_steps=10), 3e-4, number, 1000))
             torch.cuda.synchronize()
             begun = time.perf_counter()
             step()

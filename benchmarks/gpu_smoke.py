@@ -28,7 +28,7 @@ import oracle
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.resolve.presets import preset
-from penteract.config.run import Data, LearningRate, Optimizer
+from penteract.config.run import Data, LearningRateSchedule, Optimizer
 from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.executor.allocator import Fresh
@@ -122,7 +122,7 @@ class Steps:
                 mine[name].copy_(t)
         self.run.counts.fill_(self.counts[number % 4])
         self.run.optimizer.step.fill_(number)
-        self.run.optimizer.rate.fill_(rate(LearningRate(warmup_steps=10), 3e-4, number, 1000))
+        self.run.optimizer.rate.fill_(rate(LearningRateSchedule(warmup_steps=10), 3e-4, number, 1000))
 
     def go(self, first: int, last: int, step: Any) -> tuple[list[float], list[float]]:
         """Losses and milliseconds of steps first..last."""

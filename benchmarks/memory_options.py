@@ -35,7 +35,7 @@ from provenance import hexadecimal
 from penteract.config.catalog import model as find_model
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
-from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
+from penteract.config.run import Data, LearningRateSchedule, Optimizer, Precision, RunSpec
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.rank.rank import Rank, join
 from penteract.engine.session import trainer as engine
@@ -119,7 +119,7 @@ def as_run(args: argparse.Namespace, case: Case, world: int) -> RunSpec:
     )  # fmt: skip
     return RunSpec(
         model=find_model(args.model), layout=replace(base, **changes), sequence_length=args.seq,
-        optimizer=Optimizer(learning_rate=args.rate, **case.optimizer), schedule=LearningRate(warmup_steps=2),
+        optimizer=Optimizer(learning_rate=args.rate, **case.optimizer), lr_schedule=LearningRateSchedule(warmup_steps=2),
         data=Data(pack_documents=False), precision=Precision(**{"dtype": "bf16", **case.precision}),
     )  # fmt: skip
 

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from penteract import plan
-from penteract.config.run import LearningRate
+from penteract.config.run import LearningRateSchedule
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.rank.rank import Rank, join
 from penteract.engine.session.trainer import Trainer
@@ -47,7 +47,9 @@ def row(rank: Rank, args: argparse.Namespace, layout: str) -> dict[str, Any]:
     planned = plan(args.model, args.gpus, sequence_length=args.seq, batch=args.batch, layout=layout)
     best = planned.best
     run = as_run(planned.ask, best.layout).run
-    run = replace(run, schedule=LearningRate(warmup_steps=2), optimizer=replace(run.optimizer, learning_rate=3e-4))
+    run = replace(
+        run, lr_schedule=LearningRateSchedule(warmup_steps=2), optimizer=replace(run.optimizer, learning_rate=3e-4)
+    )
     samples, _ = open_samples(run.data, open_tokenizer(run.tokenizer), run.sequence_length, 0)
     trainer = Trainer.build(run, rank)
     torch.cuda.reset_peak_memory_stats()

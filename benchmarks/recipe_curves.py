@@ -37,7 +37,7 @@ def train(args: argparse.Namespace, recipe: str) -> dict[str, Any]:
 
     from penteract.config.catalog import model as find_model
     from penteract.config.layout import Layout
-    from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
+    from penteract.config.run import Data, LearningRateSchedule, Optimizer, Precision, RunSpec
     from penteract.engine.data import open_samples, open_tokenizer
     from penteract.engine.rank.rank import join
     from penteract.engine.session import trainer as engine
@@ -46,7 +46,7 @@ def train(args: argparse.Namespace, recipe: str) -> dict[str, Any]:
     lay = Layout(attention="cudnn", loss="chunked", elementwise="triton", gradient_accumulation_steps=args.sequences)
     run = RunSpec(
         model=find_model(args.model), layout=lay, sequence_length=args.seq, data=Data(pack_documents=False),
-        optimizer=Optimizer(learning_rate=args.rate), schedule=LearningRate(warmup_steps=20),
+        optimizer=Optimizer(learning_rate=args.rate), lr_schedule=LearningRateSchedule(warmup_steps=20),
         precision=Precision(dtype=recipe),  # type: ignore[arg-type]
     )  # fmt: skip
     samples, _ = open_samples(run.data, open_tokenizer(run.tokenizer), run.sequence_length, 0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from penteract.config.run import LearningRate
+from penteract.config.run import LearningRateSchedule
 from penteract.step.learning_rate import rate
 
 
 def test_warm_up_then_cosine_to_its_final_fraction() -> None:
-    spec = LearningRate(kind="cosine", warmup_steps=4, final_fraction=0.1)
+    spec = LearningRateSchedule(kind="cosine", warmup_steps=4, final_fraction=0.1)
     rates = [rate(spec, 2.0, s, 12) for s in range(1, 13)]
     assert rates[:4] == [0.5, 1.0, 1.5, 2.0]
     assert rates[7] == pytest.approx(2.0 * (0.1 + 0.9 / 2))  # half-way
@@ -18,12 +18,12 @@ def test_warm_up_then_cosine_to_its_final_fraction() -> None:
 
 
 def test_linear_falls_evenly() -> None:
-    spec = LearningRate(kind="linear", warmup_steps=0, final_fraction=0.0)
+    spec = LearningRateSchedule(kind="linear", warmup_steps=0, final_fraction=0.0)
     assert [rate(spec, 1.0, s, 4) for s in (1, 2, 3, 4)] == pytest.approx([0.75, 0.5, 0.25, 0.0])
 
 
 def test_wsd_stays_and_then_falls() -> None:
-    spec = LearningRate(kind="wsd", warmup_steps=2, final_fraction=0.1, decay_fraction=0.2)
+    spec = LearningRateSchedule(kind="wsd", warmup_steps=2, final_fraction=0.1, decay_fraction=0.2)
     rates = [rate(spec, 1.0, s, 10) for s in range(1, 11)]
     assert rates[1:8] == [1.0] * 7
     assert rates[8:] == pytest.approx([0.55, 0.1])
@@ -31,5 +31,5 @@ def test_wsd_stays_and_then_falls() -> None:
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
 def test_edges(kind: str) -> None:
-    assert 0 <= rate(LearningRate(kind=kind, warmup_steps=0), 1.0, 1, 1) <= 1  # type: ignore[arg-type]
-    assert rate(LearningRate(kind=kind, warmup_steps=5), 1.0, 3, 3) == pytest.approx(0.6)  # type: ignore[arg-type]
+    assert 0 <= rate(LearningRateSchedule(kind=kind, warmup_steps=0), 1.0, 1, 1) <= 1  # type: ignore[arg-type]
+    assert rate(LearningRateSchedule(kind=kind, warmup_steps=5), 1.0, 3, 3) == pytest.approx(0.6)  # type: ignore[arg-type]

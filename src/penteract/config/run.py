@@ -38,7 +38,7 @@ class Optimizer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LearningRate:
+class LearningRateSchedule:
     """The rate over the steps, as a fraction of the peak: a linear warmup, then `kind`.
 
     "cosine" and "linear" fall to `final_fraction` at the last step; "wsd" (2404.06395) stays at the
@@ -247,7 +247,7 @@ class RunSpec:
     layout: Layout
     sequence_length: int
     optimizer: Optimizer = field(default_factory=Optimizer)
-    schedule: LearningRate = field(default_factory=LearningRate)
+    lr_schedule: LearningRateSchedule = field(default_factory=LearningRateSchedule)
     data: Data = field(default_factory=Data)
     tokenizer: str = "bytes"  # or the path of a tokenizer.json
     train: Training = field(default_factory=Training)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from penteract.config.run import LearningRate
+from penteract.config.run import LearningRateSchedule
 
 
-def rate(spec: LearningRate, peak: float, step: int, steps: int) -> float:
-    """The rate of step `step` (from 1) of `steps`."""
+def rate(spec: LearningRateSchedule, peak: float, step: int, steps: int) -> float:
+    """The learning rate of step `step` (from 1) of `steps`. `peak`: its largest value, `optimizer.learning_rate`."""
     if step <= spec.warmup_steps:
         return peak * step / spec.warmup_steps
     if spec.kind == "wsd":

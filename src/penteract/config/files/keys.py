@@ -13,7 +13,7 @@ from penteract.config.files.sections import Batch, Kernels, MemorySection, Outpu
 from penteract.config.files.values import convert
 from penteract.config.layout import MOST_TOKENS
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
-from penteract.config.run import Checkpoint, Data, LearningRate, Limits, Optimizer, Precision, Slurm, Training
+from penteract.config.run import Checkpoint, Data, LearningRateSchedule, Limits, Optimizer, Precision, Slurm, Training
 from penteract.errors import BadInput
 from penteract.units import printable
 
@@ -28,7 +28,7 @@ SECTIONS: Mapping[str, type] = {
     "memory": MemorySection,
     "kernels": Kernels,
     "optimizer": Optimizer,
-    "learning_rate": LearningRate,
+    "learning_rate": LearningRateSchedule,
     "data": Data,
     "tokenizer": TokenizerSection,
     "training": Training,

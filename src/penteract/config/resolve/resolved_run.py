@@ -20,7 +20,7 @@ from penteract.config.rules.settle import Settle
 from penteract.config.run import (
     Checkpoint,
     Data,
-    LearningRate,
+    LearningRateSchedule,
     Limits,
     Optimizer,
     Precision,
@@ -121,7 +121,7 @@ def _build(settings: Settings, layers: list[Settings], largest: int, world: int 
     run = RunSpec(
         model=model, layout=layout, sequence_length=length,
         optimizer=Optimizer(**_section(settings, "optimizer")),
-        schedule=LearningRate(**_section(settings, "learning_rate")),
+        lr_schedule=LearningRateSchedule(**_section(settings, "learning_rate")),
         data=Data(**_section(settings, "data")),
         tokenizer=settings["tokenizer.source"].value,
         train=Training(**_section(settings, "training")),

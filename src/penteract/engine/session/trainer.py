@@ -161,7 +161,7 @@ class Trainer:
 
     def rate(self, number: int) -> float:
         """The learning rate of a step."""
-        return rate(self.spec.schedule, self.spec.optimizer.learning_rate, number, self.spec.train.steps)
+        return rate(self.spec.lr_schedule, self.spec.optimizer.learning_rate, number, self.spec.train.steps)
 
     def validate(self, samples: Samples) -> float:
         """Mean cross entropy of the first validation samples, nats a token."""

@@ -12,7 +12,7 @@ from penteract.config.resolve.presets import preset
 from penteract.config.resolve.resolved_run import Resolved
 from penteract.config.resolve.write_run_file import to_toml
 from penteract.config.rules.kernel_limits import takes_documents
-from penteract.config.run import Checkpoint, Data, LearningRate, Optimizer, Precision, RunSpec
+from penteract.config.run import Checkpoint, Data, LearningRateSchedule, Optimizer, Precision, RunSpec
 from penteract.errors import BadInput
 from penteract.planner.ask import Ask
 
@@ -43,7 +43,7 @@ def as_run(ask: Ask, layout: Layout, *, background: bool = True) -> Resolved:
         precision=Precision.of(ask.precision),
         data=Data(pack_documents=takes_documents(layout.attention)),
         optimizer=replace(Optimizer(kind=ask.optimizer), **_of(suits, "optimizer")),
-        schedule=replace(LearningRate(), **_of(suits, "learning_rate")),
+        lr_schedule=replace(LearningRateSchedule(), **_of(suits, "learning_rate")),
         checkpoint=Checkpoint(asynchronous=background),
     )
     plan = f"plan for {ask.cluster.name}"

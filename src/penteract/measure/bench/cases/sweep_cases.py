@@ -125,13 +125,14 @@ def _planned(asked: SweepQuestion, plan: PlanQuestion) -> Iterator[_Point]:
     settings = [as_settings(one.layout) for one in found.layouts]
     for one, own in zip(found.layouts, settings, strict=True):
         made = as_run(replace(ask, precision=one.estimate.precision, also=()), one.layout)
-        schedule = replace(made.run.schedule, warmup_steps=max(made.run.schedule.warmup_steps, asked.warmup))
+        rates = made.run.lr_schedule
+        rates = replace(rates, warmup_steps=max(rates.warmup_steps, asked.warmup))
         varied = {
             KEYS[setting]: value
             for setting, value in own.items()
             if any(other.get(setting) != value for other in settings)
         }
-        yield _Point("plan", varied, replace(made, run=replace(made.run, schedule=schedule)), asked.limit)
+        yield _Point("plan", varied, replace(made, run=replace(made.run, lr_schedule=rates)), asked.limit)
 
 
 # ---- a case --------------------------------------------------------------------------------------------------------
