@@ -1,5 +1,5 @@
-"""The ops of a rank's step, with its bucket events: every action as loops over segments, and what comes before and after
-the actions, in the order of the walk. Actions in equal circumstances are derived once.
+"""The ops of a rank's step, with its bucket events: every action as loops over segments, and what comes before and
+after the actions, in the order of the walk. Actions in equal circumstances are derived once.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Derived(NamedTuple):
 class Shared:
     """Results shared by ranks that first read and last write their buckets in the same places.
 
-    actions  by circumstances: the number of its loops, the number of the FSDP state after the action, events of reductions
+    actions  by circumstances: the number of its loops, that of the FSDP state after it, events of reductions
     made     the number of ops, by event, bucket and distance in units
     lefts    FSDP states after actions; `numbers`: the number of each
     outside  what comes before and after all actions, by the last events and the reductions in flight
