@@ -16,7 +16,7 @@ from hosts.network import Network, Torchrun, missing, torchrun
 from penteract.engine.checkpoint import committed, verify
 from run_records import digests, rows_so_far, steps_of
 
-STEPS, LIMIT = 60, 12  # steps of a run, and seconds that a rank may spend in one
+STEPS, LIMIT = 36, 12  # steps of a run, of which a fault comes in the 16th; seconds that a rank may spend in one
 SMALL = (
     "--preset=tiny", "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",
     "--training.sample_tokens=0", "--training.validation_every=0", "--checkpoint.every=10", "--checkpoint.keep=0",
