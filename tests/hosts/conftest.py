@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +44,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     return report
 
 
+def _cpu_seconds() -> float:
+    """Of this process and of those that it has waited for: other work on the machine does not count."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     rows, found = session.config.stash[_ROWS], session.config.stash[_FOUND]
     if len(rows) < 5 or any(row["outcome"] == "skipped" for row in rows.values()):
@@ -50,6 +58,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         "command": "make test-hosts", "commit": commit(), "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "versions": {"penteract": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "tests": {name: row | found.get(name, {}) for name, row in rows.items()},
-        "seconds": round(sum(row["seconds"] for row in rows.values()), 1),
+        "seconds": round(sum(row["seconds"] for row in rows.values()), 1), "cpu_seconds": round(_cpu_seconds(), 1),
+        "cores": os.cpu_count(), "load": [round(n, 1) for n in os.getloadavg()],
     }  # fmt: skip
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
