@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from explore.drawn_questions import drawn, question
 from penteract.cli import main
 from penteract.errors import BadInput
-from penteract.explore.answers.answering import answer
+from penteract.explore.answering import answer
 from penteract.explore.answers.controls import leaf, names
 from penteract.explore.answers.questions import opening_question, read_question
 from penteract.explore.answers.step_curve import shortened

@@ -21,7 +21,7 @@ from measured_sweeps import case, row, sweep, written
 from penteract.cli.app import main
 from penteract.cli.explore import explore
 from penteract.errors import BadInput
-from penteract.explore.answers.answering import answer
+from penteract.explore.answering import answer
 from penteract.explore.measured_sweeps.bench_answer import bench_answer
 from penteract.explore.measured_sweeps.case_points import front_of
 from penteract.explore.measured_sweeps.read_sweeps import SweepFolders

@@ -97,7 +97,7 @@ def live(browser: Any, web: Served) -> Generator[Opened]:
 def test_the_site_has_the_page_the_planner_and_a_python(site: Path) -> None:
     assert {p.name for p in site.iterdir()} == {"assets", "pyodide", "index.html", "first.json", "penteract.zip"}
     inside = zipfile.ZipFile(site / "penteract.zip").namelist()
-    assert "penteract/explore/answers/answering.py" in inside and "penteract/config/catalog/models/llama.toml" in inside
+    assert "penteract/explore/answering.py" in inside and "penteract/config/catalog/models/llama.toml" in inside
     inside = [name for name in inside if not name.startswith(("sweeps/", "profiles/"))]
     rooms = {Path(name).parts[1] for name in inside} | {"/".join(Path(name).parts[1:3]) for name in inside}
     assert rooms.isdisjoint({"engine", "cli", "slurm", "explore/server", "measure/calibrate", "measure/rehearse"})

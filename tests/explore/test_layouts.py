@@ -15,7 +15,7 @@ import pytest
 from explore.drawn_questions import drawn, question
 from explore.test_answers import OPENING, ask, misfits, schema_of
 from penteract.cli import main
-from penteract.explore.answers.answering import answer
+from penteract.explore.answering import answer
 from penteract.explore.schemas.page_schema import VERSION
 from penteract.explore.server.lanes import Lanes
 

@@ -17,7 +17,7 @@ from explore.drawn_profiles import BEFORE, TWO_RANKS, drawn, made, written
 from explore.drawn_questions import question
 from penteract.cli.explore import explore
 from penteract.errors import BadInput
-from penteract.explore.answers.answering import answer
+from penteract.explore.answering import answer
 from penteract.explore.answers.profiles.profile_lanes import KINDS, kind_of
 from penteract.explore.answers.profiles.shown_times import time_text
 from penteract.explore.schemas.page_schema import VERSION

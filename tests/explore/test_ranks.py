@@ -11,7 +11,7 @@ import pytest
 
 from explore.drawn_questions import drawn, question
 from penteract.config.layout import Layout
-from penteract.explore.answers.answering import answer
+from penteract.explore.answering import answer
 from penteract.explore.answers.questions import read_question
 from penteract.explore.answers.ranks.rank_runs import flat, ranks_text, runs_of
 from penteract.planner.plan import estimator, plan_one

@@ -16,7 +16,7 @@ from penteract.cli.explore import explore
 from penteract.engine.run_folder import rundir
 from penteract.engine.session.outputs.metrics import MetricsWriter
 from penteract.errors import BadInput, BadNumerics
-from penteract.explore.answers.answering import answer
+from penteract.explore.answering import answer
 from penteract.explore.training_runs.read_runs import RunFolders
 from penteract.explore.training_runs.run_answer import runs_answer
 

@@ -12,7 +12,7 @@ from explore.drawn_questions import drawn, question
 from explore.test_answers import OPENING, ask
 from penteract.cli import main
 from penteract.config.layout import Layout
-from penteract.explore.answers.answering import answer
+from penteract.explore.answering import answer
 from penteract.explore.answers.questions import read_question
 from penteract.explore.answers.schedules.lane_kinds import KINDS, NUMBER
 from penteract.explore.answers.schedules.schedule_lanes import few

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penteract.errors import BadInput, DiskFailure, PenteractError
-from penteract.explore.answers.answering import answer
+from penteract.explore.answering import answer
 from penteract.explore.measured_sweeps.read_sweeps import SweepFolders, copied_files
 from penteract.explore.schemas.page_schema import VERSION, Question
 from penteract.explore.training_runs.read_profiles import ProfileFolders

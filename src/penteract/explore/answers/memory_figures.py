@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import cast
 
-from penteract.explore.answers.amounts import amount, bytes_axis, card_of, share
+from penteract.explore.amounts import amount, bytes_axis, card_of, share
 from penteract.explore.answers.glossary import TERMS
 from penteract.explore.schemas.page_schema import Fact, Figures, HeldAmount, MemoryBlock, Owner, RankGroup, SourceLines
 from penteract.ops.expression import LEGEND

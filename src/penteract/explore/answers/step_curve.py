@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from penteract.config.layout import Layout
-from penteract.explore.answers.amounts import amount, bytes_axis, card_of, seconds_axis
+from penteract.explore.amounts import amount, bytes_axis, card_of, seconds_axis
 from penteract.explore.answers.memory_figures import held, rank_label
 from penteract.explore.schemas.page_schema import VERSION, StepAnswer, StepPoint
 from penteract.planner.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penteract.errors import BadInput
-from penteract.explore.answers.amounts import amount, change, difference
+from penteract.explore.amounts import amount, change, difference
 from penteract.explore.answers.questions import changed, read_question
 from penteract.explore.schemas.page_schema import VERSION, FitAnswer, FitsEnd, Question
 from penteract.planner.ask import as_settings, budget_of

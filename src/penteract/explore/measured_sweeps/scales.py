@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Literal
 
-from penteract.explore.answers.amounts import nice
+from penteract.explore.amounts import nice
 from penteract.explore.schemas.page_values import Tick
 from penteract.units import GIB, KIB, MIB, show_bytes, show_step, show_whole
 

@@ -45,7 +45,7 @@ class Answering:
     def rows(self, line: bytes, write: Callable[[bytes], object]) -> Iterator[bytes]:
         """The lines of the answer to one request: {"request": what the page asks, "opening": what the server was
         started with}. `write`: called with lines that come in between, while a line is computed."""
-        from penteract.explore.answers.answering import answer
+        from penteract.explore.answering import answer
 
         self.stopped = False
         try:

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penteract.explore.answers.answering import answer
+from penteract.explore.answering import answer
 from penteract.explore.measured_sweeps.read_sweeps import SweepFolders
 from penteract.explore.schemas.page_schema import MOST_BYTES, MOST_FILE_BYTES, VERSION, Answer, Question
 from penteract.explore.server.guard import Guard, Keys

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from penteract.config.files.run_folder import Row
 from penteract.errors import PenteractError
-from penteract.explore.answers.amounts import difference, nice
+from penteract.explore.amounts import difference, nice
 from penteract.explore.schemas.page_schema import VERSION
 from penteract.explore.schemas.page_values import Fact, Tick
 from penteract.explore.schemas.runs_schema import (

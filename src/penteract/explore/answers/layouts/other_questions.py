@@ -10,7 +10,7 @@ from typing import Any
 
 from penteract.config.catalog.hardware import tables
 from penteract.errors import BadInput
-from penteract.explore.answers.amounts import amount
+from penteract.explore.amounts import amount
 from penteract.explore.answers.layouts.asked import Wanted, searched
 from penteract.explore.answers.layouts.points import settings_of
 from penteract.explore.answers.questions import DEGREES, changed, read_question

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import floor
 
-from penteract.explore.answers.amounts import amount, bytes_axis, nice
+from penteract.explore.amounts import amount, bytes_axis, nice
 from penteract.explore.schemas.page_schema import ChartAxis
 from penteract.explore.schemas.page_values import Value
 from penteract.explore.schemas.search_schema import LayoutPoint, RankedLayout

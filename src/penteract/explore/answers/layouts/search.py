@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from penteract.explore.answers.amounts import card_of
+from penteract.explore.amounts import card_of
 from penteract.explore.answers.layouts.asked import Wanted, filters
 from penteract.explore.answers.layouts.points import memory_axis, point, points, ranked, speed_axis
 from penteract.explore.schemas.page_schema import VERSION

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from penteract.errors import BadInput
-from penteract.explore.answers.amounts import amount, change, share
+from penteract.explore.amounts import amount, change, share
 from penteract.explore.answers.layouts.asked import Wanted
 from penteract.explore.answers.layouts.points import settings_of
 from penteract.explore.answers.memory_figures import by_owner

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from penteract.explore.answers.amounts import moments
+from penteract.explore.amounts import moments
 from penteract.explore.answers.profiles.shown_times import PS, part_of, safe, time_text
 from penteract.explore.answers.schedules.lane_kinds import KINDS as OF_SCHEDULES
 from penteract.explore.answers.schedules.lane_kinds import TimeKind

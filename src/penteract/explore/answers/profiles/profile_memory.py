@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penteract.explore.answers.amounts import amount, bytes_axis, change, share
+from penteract.explore.amounts import amount, bytes_axis, change, share
 from penteract.explore.answers.profiles.shown_times import safe
 from penteract.explore.schemas.page_values import Fact
 from penteract.explore.schemas.profile_schema import OwnerMemory, ProfiledMemory

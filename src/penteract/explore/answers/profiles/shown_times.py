@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penteract.explore.answers.amounts import share
+from penteract.explore.amounts import share
 from penteract.explore.schemas.profile_schema import ProfiledTime
 from penteract.units import printable, show_step
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from math import prod
 
 from penteract.config.mesh import Mesh
-from penteract.explore.answers.amounts import share
+from penteract.explore.amounts import share
 from penteract.explore.answers.ranks.rank_runs import count_text, flat, ranks_text, runs_of
 from penteract.explore.schemas.page_values import Fact
 from penteract.explore.schemas.ranks_schema import HeldParameter, HeldPart, ParameterChoice, StateShard

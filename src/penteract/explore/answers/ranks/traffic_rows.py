@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from penteract.explore.answers.amounts import amount, share
+from penteract.explore.amounts import amount, share
 from penteract.explore.answers.ranks.rank_runs import flat, ranks_text, runs_of
 from penteract.explore.schemas.ranks_schema import LinkSum, LinkTraffic
 from penteract.readings.rank_traffic import ACTIVATIONS, SCALES, Channel, Sent

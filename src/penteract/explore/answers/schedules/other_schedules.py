@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from penteract.config.layout import Layout
 from penteract.errors import BadInput
-from penteract.explore.answers.amounts import amount, change, difference
+from penteract.explore.amounts import amount, change, difference
 from penteract.explore.answers.questions import changed, read_question
 from penteract.explore.answers.schedules.schedule_lanes import bubble
 from penteract.explore.schemas.page_schema import VERSION

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penteract.config.layout import Layout
-from penteract.explore.answers.amounts import amount, moments
+from penteract.explore.amounts import amount, moments
 from penteract.explore.answers.memory_figures import by_owner, rank_label
 from penteract.explore.answers.questions import changed
 from penteract.explore.answers.schedules.lane_kinds import KINDS

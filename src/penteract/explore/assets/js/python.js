@@ -6,7 +6,7 @@ const PROGRAM = `
 import json, sys
 from pathlib import Path
 sys.path.insert(0, "/sources")
-from penteract.explore.answers.answering import answer
+from penteract.explore.answering import answer
 from penteract.explore.measured_sweeps.read_sweeps import SweepFolders
 
 folder = Path("/sources/sweeps")
