@@ -50,7 +50,7 @@ class RankClock:
     ended    when the device ended the last step
     unit     the unit from which keys in `state` are counted
     pending  when parameters gathered after the last update arrive, by bucket
-    held     how often the host delayed the device; `synced`: whether it waits for the device within a step
+    held     how often the host delayed the device
     doing    the number of the current computation, or `NONE`
     spent    the parts of what was simulated, and how often
     """
@@ -62,7 +62,6 @@ class RankClock:
     unit: int = 0
     pending: dict[int, int] = field(default_factory=dict[int, int])
     held: int = 0
-    synced: bool = False
     doing: int = NONE
     spent: list[tuple[Parts, int]] = field(default_factory=list[tuple[Parts, int]])
 

@@ -189,10 +189,7 @@ class Ranks:
                 return True
             before = seen.get(mark.states)
             if left and before is not None and left % (k - before) == 0:
-                quiet = [
-                    a == b and not m.synced
-                    for a, b, m in zip(mark.held, marks[before].held, self.rank_clocks, strict=True)
-                ]
+                quiet = [a == b for a, b in zip(mark.held, marks[before].held, strict=True)]
                 if _as_late(mark, marks[before], quiet):
                     self._jump(marks[before], mark, left // (k - before))
                     left = 0
