@@ -102,12 +102,8 @@ class FakeEstimator:
         """Between its bound and its time."""
         return 0.4 * estimate.at_least + 0.6 * sum(self._parts(estimate.layout).values())
 
-    def middle(self, estimate: LayoutEstimate) -> float:
-        """Nearer."""
-        return 0.2 * estimate.at_least + 0.8 * sum(self._parts(estimate.layout).values())
-
     def first(self, estimate: LayoutEstimate) -> float:
-        """Nearer still."""
+        """Nearer."""
         return 0.1 * estimate.at_least + 0.9 * sum(self._parts(estimate.layout).values())
 
     def time(self, estimate: LayoutEstimate) -> StepTime:

@@ -132,15 +132,10 @@ class Estimator:
         return self.memory.at_least(layout, self.memory.least(layout))
 
     def closer(self, estimate: LayoutEstimate) -> Seconds:
-        """A tighter lower bound of the step time than the estimate's own, by the last pipeline rank. It costs more, but
-        far less than a simulation."""
+        """A tighter lower bound of the step time than the estimate's own, by the pipeline rank with the longest passes.
+        It costs more, but far less than a simulation."""
         bound, lay = estimate.at_least, estimate.layout
-        return max(bound, self.bounds.alone(lay, lay.pp - 1)) if lay.pp > 1 else bound
-
-    def middle(self, estimate: LayoutEstimate) -> Seconds:
-        """The same by a rank in the middle. It has neither embedding nor head, but often more layers."""
-        bound, lay = estimate.at_least, estimate.layout
-        return max(bound, self.bounds.alone(lay, lay.pp // 2)) if lay.pp > 2 else bound
+        return max(bound, self.bounds.alone(lay)) if lay.pp > 1 else bound
 
     def first(self, estimate: LayoutEstimate) -> Seconds:
         """A still tighter bound: the first simulated step, from which `time` continues."""

@@ -125,15 +125,17 @@ class Bounds:
         chunk = self.steps.composer.sequence_length * largest if layout.loss == "chunked" else 0
         return self._best.passes(layout.put(micro_batch_size=largest, loss_chunk=chunk))
 
-    def alone(self, layout: Layout, place: int) -> Seconds:
-        """The bound from one pipeline rank, simulated without its peers: the one at this place in the order in which a
-        micro-batch reaches them. It costs far more than the other bounds."""
+    def alone(self, layout: Layout) -> Seconds:
+        """The bound from one pipeline rank, simulated without its peers: the one whose passes end last. It costs far
+        more than the other bounds."""
         passes, bucket_planner = self.passes(layout), self.steps.composer.bucket_planner
         reached, group, border = (
             layout.placement.reached,
             self.steps.composer.assignment(layout).group,
             self._borders(layout),
         )
+        ends = self._ends(layout, passes, 1.0)
+        place = ends.index(max(ends))
         there = back = fsum(border[:place])
         for r in reached[:place]:
             there, back = there + passes[group[r]].on, back + passes[group[r]].off
@@ -261,18 +263,21 @@ class Bounds:
 
     def _of_passes(self, layout: Layout, passes: Sequence[Passes], share: float) -> Seconds:
         """The bound from passes, each of which takes `share` times its seconds."""
+        return max(layout.gradient_accumulation_steps * max([p.host for p in passes]), *self._ends(layout, passes, share))
+
+    def _ends(self, layout: Layout, passes: Sequence[Passes], share: float) -> list[Seconds]:
+        """The bound from the passes of each pipeline rank, in the order in which a micro-batch reaches them: they begin
+        when it is there, and the last gradient goes back to the first stage."""
         lay, m = layout, layout.gradient_accumulation_steps
         works, lates = [m * share * p.work for p in passes], [m * share * p.late for p in passes]
-        there = back = 0.0
-        bound = max([m * p.host for p in passes])
+        there, back, ends = 0.0, 0.0, list[Seconds]()
         group, border = self.steps.composer.assignment(lay).group, (*self._borders(lay), 0.0)
         for r, way in zip(lay.placement.reached, border, strict=True):
             g = group[r]
             late = back - lates[g]
-            if (end := there + works[g] + (late if late > 0 else 0.0)) > bound:
-                bound = end
+            ends.append(there + works[g] + (late if late > 0 else 0.0))
             there, back = there + share * passes[g].on + way, back + share * passes[g].off + way
-        return bound
+        return ends
 
     def _longest(
         self, layout: Layout, passes: Sequence[Passes], once: Sequence[Once],
