@@ -1,7 +1,8 @@
 """Recomputation between none and full, for layouts that need some: of a few kinds, the cheapest that fits.
 
 A candidate is a layout that may fit with full recomputation, but does not fit with none. Its time without recomputation
-is a lower bound of its time with some: by this bound, candidates are one more source of a search. Of a candidate's
+is a lower bound of its time with some: by this bound, and first by that of its row, candidates are one more source of a
+search. Of a candidate's
 recomputations, the first that fits is kept: each costs more than the one before. Those that cost no less than what a
 lower ZeRO stage needs wait with their bound.
 """
@@ -61,8 +62,8 @@ class SelectiveSource:
     frontier: Frontier
     some: Sequence[Mapping[str, Any]]
     counts: Between
-    _heap: list[tuple[Seconds, int, int, Row, MemoryOptions]] = field(
-        default_factory=list[tuple[Seconds, int, int, "Row", "MemoryOptions"]]
+    _heap: list[tuple[Seconds, int, int, bool, Row, MemoryOptions]] = field(
+        default_factory=list[tuple[Seconds, int, int, bool, "Row", "MemoryOptions"]]
     )
     _taken: int = 0  # how many rows with full recomputation are in the heap already
     # By all but the sharding: the recomputation of each sharding that was tried, by its place in `some`.
@@ -74,21 +75,24 @@ class SelectiveSource:
     def lowest(self) -> Seconds:
         """A lower bound of the time of all remaining candidates; infinite if there are none."""
         rows, found = self.frontier.seconds, self.frontier.found
-        for row in rows[self._taken :]:
+        for bound, row in rows[self._taken :]:
             for memory in row.may_fit(found.usable):
-                bound = row.branch.prices.bounds.of(row.layout(memory._replace(recompute=NONE)))
-                heappush(self._heap, (bound, memory.zero, self.counts.candidates, row, memory))
+                if memory._replace(recompute=NONE) not in row.fits:  # else it needs none
+                    heappush(self._heap, (bound, memory.zero, self.counts.candidates, False, row, memory))
                 self.counts.candidates += 1
         self._taken = len(rows)
         return self._heap[0][0] if self._heap else inf
 
     def advance(self) -> None:
-        """Try the candidate with the lowest bound."""
-        _, _, _, row, memory = heappop(self._heap)
-        prices, found = row.branch.prices, self.frontier.found
+        """Try the candidate with the lowest bound, or put it back with its own bound, which that of its row is not."""
+        bound, zero, serial, close, row, memory = heappop(self._heap)
+        prices, found, none = row.branch.prices, self.frontier.found, memory._replace(recompute=NONE)
+        if not close and (closer := prices.bounds.of(row.layout(none))) > bound:
+            heappush(self._heap, (closer, zero, serial, True, row, memory))
+            return
         own = _sharing(memory)
         lower = lower_stages(*own)
-        if self._needless(row, memory, own, lower):
+        if self._needless(row, none, lower):
             return
         self.counts.looked_at += 1
         layout = row.layout(memory)
@@ -109,12 +113,9 @@ class SelectiveSource:
             found.higher.append(higher)
             by_sharing[own] = enough, higher
 
-    def _needless(self, row: Row, memory: MemoryOptions, own: Sharing, lower: Iterable[Sharing]) -> bool:
-        """Whether no recomputation is needed: this layout fits without any, or one with less sharding does and this one
-        is not known not to."""
-        none = memory._replace(recompute=NONE)
-        if none in row.fits:
-            return True
+    def _needless(self, row: Row, none: MemoryOptions, lower: Iterable[Sharing]) -> bool:
+        """Whether no recomputation is needed (`none`): a layout with less sharding fits without any, and this one is not
+        known not to."""
         if not any(none._replace(**dict(zip(_SHARING, s, strict=True))) in row.fits for s in lower):
             return False
         return row.branch.prices.estimate(row.layout(none)).allocated <= self.frontier.found.usable

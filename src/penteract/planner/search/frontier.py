@@ -27,13 +27,13 @@ class Frontier:
     """Rows to be priced, and the results so far (`found`). `largest`: an upper limit of the micro-batch size.
 
     A row waits with a rough bound, then with its own bound, before it is priced. `seconds`: rows of layouts with more
-    recomputation than others, which were priced and do not fit.
+    recomputation than others, which were not priced with them; each with a lower bound of its time without any.
     """
 
     found: Priced = field(default_factory=Priced)
     largest: int = 1
     branches: list[Branch] = field(default_factory=list[Branch])
-    seconds: list[Row] = field(default_factory=list[Row])
+    seconds: list[tuple[Seconds, Row]] = field(default_factory=list[tuple[Seconds, "Row"]])
     _rows: dict[_Key, Row] = field(default_factory=dict[_Key, Row])
     _heap: list[tuple[Seconds, int, _Key, bool]] = field(default_factory=list[tuple[Seconds, int, _Key, bool]])
     _serial: Iterator[int] = field(default_factory=count)  # of equal bounds, the first row comes first
@@ -70,7 +70,7 @@ class Frontier:
             heappush(self._heap, (own, serial, key, True))
         elif rest := self._rows.pop(key).price(self.found):
             self._rows[key] = rest
-            self.seconds.append(rest)
+            self.seconds.append((bound, rest))
             heappush(self._heap, (bound, serial, key, False))
 
     def reach(self, layout: Layout, precision: Policy) -> None:
