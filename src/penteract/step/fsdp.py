@@ -11,10 +11,9 @@ Zhao 2023 (2304.11277) §3.3 and §4: prefetching, and the limit on gathered uni
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal, NamedTuple, Protocol
 
 from penteract.errors import Bug
@@ -62,6 +61,24 @@ class FsdpState(NamedTuple):
     last_read: int = NONE
     leaving: tuple[tuple[tuple[int, bool], ...], ...] = ((),) * DEPTH
     replicating: int = NONE
+
+
+@dataclass(slots=True)
+class NumberedStates:
+    """States by number: equal ones have one. A number is a small key, a state a large one."""
+
+    states: list[FsdpState] = field(default_factory=list[FsdpState])
+    numbers: dict[FsdpState, int] = field(default_factory=dict[FsdpState, int])
+
+    def __getitem__(self, number: int) -> FsdpState:
+        """The state of this number."""
+        return self.states[number]
+
+    def number(self, state: FsdpState) -> int:
+        """The number of a state."""
+        if (found := self.numbers.setdefault(state, len(self.states))) == len(self.states):
+            self.states.append(state)
+        return found
 
 
 class Due(NamedTuple):
@@ -265,41 +282,4 @@ def upcoming(reads: Sequence[Sequence[int]]) -> list[int]:
         if own := reads[a]:
             found[a] = second if head == own[-1] else head
             head, second = own[0], own[1] if len(own) > 1 else found[a]
-    return found
-
-
-class _Whole(NamedTuple):
-    """A unit's parameters, sharded over two ranks."""
-
-    unit: int
-    cut_parameters: bool = True
-    cut_gradients: bool = False
-    shards: int = 2
-    replicate_ranks: tuple[int, ...] = ()
-
-
-@cache
-def _ring_buffer(units: int, depth: int) -> tuple[FsdpRule, dict[Any, Any]]:
-    """The rule for so many sharded units; and a cache: state and reads of an action -> new state and gathered units."""
-    return FsdpRule([_Whole(unit) for unit in range(units)], depth), {}
-
-
-def gathers(reads: Sequence[tuple[int, ...]], depth: int) -> Counter[int]:
-    """How often a step gathers each unit into a ring buffer of `depth` entries. `reads`: for each action, its units."""
-    cached: dict[tuple[FsdpState, tuple[int, ...], int], tuple[FsdpState, list[int]]]
-    rule, cached = _ring_buffer(1 + max([unit for own in {*reads} for unit in own], default=NONE), depth)
-    left, found = rule.begin(), Counter[int]()
-    times = Counter[tuple[FsdpState, tuple[int, ...], int]]()
-    for own, following in zip(reads, upcoming(reads), strict=True):
-        key = left, own, following
-        if key not in cached:
-            passing = UnitReads([(k, unit) for k, unit in enumerate(own)], ())
-            before, _, then = rule.action(left, passing, Due(), following, lambda _: False)
-            gathered = (unit for events in before.values() for question, unit in events if question == "gather")
-            cached[key] = then, list(gathered)
-        left = cached[key][0]
-        times[key] += 1
-    for key, n in times.items():
-        for unit in cached[key][1]:
-            found[unit] += n
     return found

@@ -114,8 +114,8 @@ class SelectiveSource:
             by_sharing[own] = enough, higher
 
     def _needless(self, row: Row, none: MemoryOptions, lower: Iterable[Sharing]) -> bool:
-        """Whether no recomputation is needed (`none`): a layout with less sharding fits without any, and this one is not
-        known not to."""
+        """Whether no recomputation is needed (`none`): a layout with less sharding fits without any, and this one is
+        not known not to."""
         if not any(none._replace(**dict(zip(_SHARING, s, strict=True))) in row.fits for s in lower):
             return False
         return row.branch.prices.estimate(row.layout(none)).allocated <= self.frontier.found.usable

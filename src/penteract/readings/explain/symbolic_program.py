@@ -29,9 +29,10 @@ from penteract.schedule.actions import ActionList, Compute, P2PBatch, computes
 from penteract.schedule.in_flight import action_lists
 from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.step.events import READS, Around
-from penteract.step.fsdp import Event, gathers
+from penteract.step.fsdp import Event
 from penteract.step.program import Program, layer_edits, units_of
 from penteract.step.ring_buffer import depth
+from penteract.step.unit_gathers import gathers
 
 _Reads = Mapping[str, tuple[int, ...]]  # action of a chunk -> the units whose cut parameters it reads, in order
 

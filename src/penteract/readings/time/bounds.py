@@ -263,7 +263,8 @@ class Bounds:
 
     def _of_passes(self, layout: Layout, passes: Sequence[Passes], share: float) -> Seconds:
         """The bound from passes, each of which takes `share` times its seconds."""
-        return max(layout.gradient_accumulation_steps * max([p.host for p in passes]), *self._ends(layout, passes, share))
+        host = layout.gradient_accumulation_steps * max([p.host for p in passes])
+        return max(host, *self._ends(layout, passes, share))
 
     def _ends(self, layout: Layout, passes: Sequence[Passes], share: float) -> list[Seconds]:
         """The bound from the passes of each pipeline rank, in the order in which a micro-batch reaches them: they begin

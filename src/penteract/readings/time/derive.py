@@ -20,7 +20,7 @@ from penteract.schedule.actions import Compute
 from penteract.schedule.in_flight import compute_lists
 from penteract.schedule.registry import ScheduleName
 from penteract.step import names
-from penteract.step.fsdp import Due, Event, FsdpState, upcoming
+from penteract.step.fsdp import Due, Event, NumberedStates, upcoming
 from penteract.step.walk import closing, opening
 
 PIPELINE = PART["pipeline"]
@@ -82,7 +82,7 @@ class Shared:
 
     actions  by circumstances: the number of its loops, that of the FSDP state after it, events of reductions
     made     the number of ops, by event, bucket and distance in units
-    lefts    FSDP states after actions; `numbers`: the number of each
+    lefts    FSDP states after actions
     outside  what comes before and after all actions, by the last events and the reductions in flight
     """
 
@@ -90,19 +90,10 @@ class Shared:
         default_factory=dict[Circumstances, tuple[int, int, tuple[Event, ...]]]
     )
     made: dict[tuple[str, int, int, int], int] = field(default_factory=dict[tuple[str, int, int, int], int])
-    lefts: list[FsdpState] = field(default_factory=list[FsdpState])
-    numbers: dict[FsdpState, int] = field(default_factory=dict[FsdpState, int])
+    lefts: NumberedStates = field(default_factory=NumberedStates)
     outside: dict[Any, tuple[int, int, Sequence[PlacedSegment]]] = field(
         default_factory=dict[Any, "tuple[int, int, Sequence[PlacedSegment]]"]
     )
-
-    def number(self, left: FsdpState) -> int:
-        """The number of an FSDP state: equal states have one number."""
-        if (found := self.numbers.get(left)) is not None:
-            return found
-        self.lefts.append(left)
-        self.numbers[left] = len(self.lefts) - 1
-        return len(self.lefts) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +172,7 @@ class _Derivation:
     def derive(self) -> Derived:
         program, shared, cached = self.program, self.shared, self.shared.actions
         rule, written = program.rule, self.places.written
-        left, actions, before = shared.number(rule.begin()), list[int](), list[int]()
+        left, actions, before = shared.lefts.number(rule.begin()), list[int](), list[int]()
         turns = {walk: program.walk(walk).turns for walk in self.order.firsts}
         if any(turns.values()):
             after = upcoming([turns[spot.walk] for spot in self.order.spots])
@@ -233,7 +224,7 @@ class _Derivation:
         if through.arrives != NEVER:  # wait for the message after bucket events, right before it is read
             inserted[0].append((through.arrives, 0, self._number(("m", 0, 0, 0))))
         action = program.clock.action(repeats(self._row(walk, inserted, needs)))
-        return action, self.shared.number(left), tuple(sums)
+        return action, self.shared.lefts.number(left), tuple(sums)
 
     def _row(
         self, walk: PassKey, inserted: Mapping[int, Inserted], needs: Mapping[int, tuple[int, ...]]

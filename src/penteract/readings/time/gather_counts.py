@@ -9,8 +9,8 @@ from typing import NamedTuple
 from penteract.schedule.actions import Compute
 from penteract.schedule.in_flight import compute_lists
 from penteract.schedule.registry import ScheduleName, schedule_of
-from penteract.step.fsdp import gathers
 from penteract.step.ring_buffer import DEPTH
+from penteract.step.unit_gathers import gathers
 
 
 class RankOf(NamedTuple):
