@@ -81,7 +81,7 @@ def one(kills: Kills, damage: Callable[[], Damage], kind: str, number: int) -> R
     return {"kind": kind, "number": number, **found, "seconds": round(time.monotonic() - began, 3)}
 
 
-def run(sources: str, seconds: float, begin: int) -> dict[tuple[str, int], Row]:
+def run(sources: str, seconds: float, begin: int = 0) -> dict[tuple[str, int], Row]:
     """Make the draws that are left, until it has taken `seconds`; the lines of all."""
     lines, began = drawn(sources), time.monotonic()
     left = [which for which in turns(begin) if which not in lines]

@@ -41,7 +41,7 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
 VICTIMS = ("a rank", "rank 0", "the launcher", "all")
 MOST_KILLS = 3
 _START_S = 90.0  # for the first step of a run
-_END_S = 120.0  # for a run to end by itself
+_END_S = 120.0  # without a new row, for a run to end by itself: how long steps take is the machine's affair
 _PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 # One thread each: on a busy machine, threads of one rank that wait for each other take ten times as long.
 _ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in _PLACE} | {"OMP_NUM_THREADS": "1"}
@@ -121,10 +121,8 @@ class Kills:
                 if left:
                     outcome.kills.append(_kill(folder, command, whole, dice))
                     left -= 1
-                try:
-                    done = command.result(_END_S)
-                except Exception as e:
-                    raise Wrong(f"it has not ended {_END_S:.0f} s after {outcome.kills}: {e}") from e
+                _await_end(folder, command, outcome)
+                done = command.result()
             _check_end(done.returncode, done.stderr, outcome)
             if done.returncode == 0 or _over(folder):
                 return
@@ -153,6 +151,18 @@ def _first_step(folder: Path, command: forks.Command, before: int) -> None:
         if time.monotonic() > end:
             raise Wrong(f"no step in {_START_S:.0f} s: {command.err.read_text()[-500:]}")
         time.sleep(0.005)
+
+
+def _await_end(folder: Path, command: forks.Command, outcome: Outcome) -> None:
+    """Wait until it has ended, or does nothing any more."""
+    rows, last = rows_so_far(folder / "latest"), time.monotonic()
+    while command.process.is_alive():
+        if (now := rows_so_far(folder / "latest")) != rows:
+            rows, last = now, time.monotonic()
+        if time.monotonic() - last > _END_S:
+            said = command.err.read_text()[-500:]
+            raise Wrong(f"neither a row nor an end for {_END_S:.0f} s after {outcome.kills}, at row {rows}: {said}")
+        time.sleep(0.02)
 
 
 def _kill(folder: Path, command: forks.Command, whole: Whole, dice: random.Random) -> str:
