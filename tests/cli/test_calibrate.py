@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ def test_it_writes_the_file_and_says_what_is_left(tell: Tell, tmp_path: Path, mo
         (("--out", "nowhere/a.toml"), "cannot be written"),
         (("--check", "nowhere.toml"), "No such file"),
         (("--check", "here"), "this machine was not measured"),
+        (("--check", "8xH200"), "*.toml, or here"),
         (("--check", "a.toml", "--out", "b.toml"), "a check writes no file"),
     ],
 )
@@ -57,6 +59,27 @@ def test_without_a_file_it_is_the_machines_own(tell: Tell, tmp_path: Path, monke
     monkeypatch.setattr(measuring, "calibrate", lambda out, budget, said: measuring.Calibrated(f"{budget}", 1, 0, 0))
     assert tell("calibrate").code == 0
     assert machine_file().read_text() == "480.0" and tmp_path in machine_file().parents
+
+
+def test_a_cache_folder_that_cannot_be_made_is_refused(
+    tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    said = tell("calibrate")
+    assert said.code == 2 and "cannot be made: Not a directory" in said.err and "--out FILE.toml" in said.err
+
+
+@pytest.mark.parametrize("words", [("calibrate",), ("plan", "tiny", "--gpus", "here")])
+def test_a_user_without_a_home_is_told(tell: Tell, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    def nobody(user: int) -> None:
+        raise KeyError(user)
+
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    said = tell(*words)
+    assert said.code == 2 and "set XDG_CACHE_HOME" in said.err
 
 
 def test_a_check_says_which_device_is_slow(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:

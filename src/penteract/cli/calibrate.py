@@ -60,10 +60,10 @@ def calibrate(
     if check is not None:
         if out is not None:
             raise BadInput("USAGE", "a check writes no file", found="--out and --check", fix="leave one out")
-        return _check(kept_machine_file() if check == HERE else Path(check), seconds)
+        return _check(_file_to_check(check), seconds)
     if out is None:
         out = machine_file()
-        out.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(out.parent)
     elif out.suffix != ".toml":
         raise BadInput("USAGE", "a hardware file is TOML", where="--out", found=printable(str(out)), allowed="*.toml")
     if not out.is_file() or not out.with_suffix(".rows.jsonl").is_file():
@@ -79,6 +79,25 @@ def calibrate(
     more = f"; {made.missing} are left: run it again to go on" if made.missing else ""
     print(f"{out}: {made.measured} workloads{skipped}{more}")
     return 0
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder of the machine's file. Raises BadInput."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput("FILE", f"cannot be made: {error.strerror}", where=printable(str(folder)),
+                       fix="--out FILE.toml, or set XDG_CACHE_HOME") from None  # fmt: skip
+
+
+def _file_to_check(name: str) -> Path:
+    """The file that a check compares with. Raises BadInput for a name of the catalogue: its rows are not kept."""
+    if name == HERE:
+        return kept_machine_file()
+    if not name.lower().endswith(".toml"):
+        raise BadInput("USAGE", "a hardware file is TOML", where="--check", found=printable(name),
+                       allowed=f"*.toml, or {HERE}", fix="penteract calibrate, then --check here")  # fmt: skip
+    return Path(name)
 
 
 def _check(file: Path, budget: float) -> int:

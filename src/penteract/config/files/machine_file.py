@@ -12,9 +12,15 @@ HERE = "here"
 
 
 def machine_file() -> Path:
-    """Where the file of this host lies: hosts that share a home have one each."""
+    """Where the file of this host lies: hosts that share a home have one each. Raises BadInput for a user without a
+    home, as in a container."""
     host = re.sub(r"[^A-Za-z0-9.-]+", "-", os.uname().nodename) or "host"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penteract" / "hardware" / f"{host}.toml"
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        raise BadInput("FILE", "this user has no home folder, so no file of this machine", where="HOME",
+                       fix="set XDG_CACHE_HOME, or name a file: --out or --gpus FILE.toml") from None  # fmt: skip
+    return cache / "penteract" / "hardware" / f"{host}.toml"
 
 
 def kept_machine_file() -> Path:
