@@ -10,7 +10,7 @@ from penteract.errors import BadInput
 from penteract.units import Seconds, show_seconds, show_whole
 
 _AUTO = "auto"
-_TIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,4})(?::(\d{1,2}))?(?::(\d{1,2}))?")
+_TIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d{1,2}))?(?::(\d{1,2}))?")
 
 
 @dataclass(frozen=True, slots=True)
