@@ -18,7 +18,7 @@ from penteract.config.resolve.resolved_run import resolve
 from penteract.config.resolve.write_run_file import to_toml
 from penteract.engine.rank.failures import from_exception, is_of_a_peer
 from penteract.errors import OutOfMemory
-from penteract.measure.profile.analyse.advice import beyond
+from penteract.measure.profile.analyse.advice import slower_parts
 from penteract.measure.profile.analyse.attribution import attribute, split_evenly
 from penteract.measure.profile.out_of_memory import out_of_memory_line
 from penteract.measure.profile.prediction import ask_of_run
@@ -119,10 +119,10 @@ def test_advice_names_where_time_is_and_nothing_of_the_measuring_itself():
     at = next(i for i, row in enumerate(profile["waterfall"]) if row["name"] == "predicted")
     plain: Any = {"label": "Host gaps", "about": "Nothing ran.", "level": False, "picoseconds": 10**12, "share": 0.5}
     rows: Any = [*profile["waterfall"][: at + 1], *({**plain, "name": name} for name in ("launch", "profiler"))]
-    (one,) = beyond(rows, [], 0.01)
+    (one,) = slower_parts(rows, [], 0.01)
     assert (one["what"], price_of(one)) == ("host gaps as predicted", "Nothing ran")
     op: Any = {"part": "launch", "name": "update", "measured": 2 * 10**12, "predicted": 10**12}
-    (one,) = beyond(rows, [op], 0.01)
+    (one,) = slower_parts(rows, [op], 0.01)
     assert price_of(one) == "most in: update +1.00 s"
 
 

@@ -1,7 +1,9 @@
-"""The explorer as files for any web server, under any path: the page, the planner's sources, and a Python for browsers.
+"""The explorer as files for any web server, under any path: the page, the planner's sources, and Pyodide, a Python for
+browsers.
 
-In the page a worker runs the same answers as the server does. Those to the opening question are in the files, so that
-they show at once; opened from a disk, where browsers load no modules, the page shows the first as a picture.
+A web worker of the page runs the code in `answers/`, as the server does. The answers about the layout that the page
+opens with are computed at export, so that they show at once. Where the page is opened as a local file, browsers load no
+modules: it then shows the memory of that layout as a still figure.
 """
 
 from __future__ import annotations
@@ -22,44 +24,48 @@ from penteract.measure.schemas.profile import FILE
 
 _PACKAGE = Path(__file__).parents[1]
 _EXPLORE = Path(__file__).parent
-# Of the sources: what needs more than the standard library.
+# Folders of the package that the browser does not need, or cannot import because they need more than the standard
+# library.
 _LEFT_OUT = (
     "engine", "cli", "slurm", "explore/server", "explore/assets", "explore/pyodide",
     *(f"measure/{room}" for room in ("bench", "calibrate", "profile", "rehearse", "report")),
 )  # fmt: skip
-# Answers that are made at export.
-_FIRST = ("opening", "memory", "step", "fits", "schedule", "schedules", "search", "what_if", "compare", "ranks", "runs",
-          "bench", "profile")  # fmt: skip
-_POLICY = (
+# Kinds of answers that are computed at export (`page_schema.py`).
+_AT_EXPORT = ("opening", "memory", "step", "fits", "schedule", "schedules", "search", "what_if", "compare", "ranks",
+          "runs", "bench", "profile")  # fmt: skip
+_CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'"
 )
-SWEEPS, PROFILES = "sweeps", "profiles"  # in the archive of sources: the folders of an exported page
-_DATE = (2000, 1, 1, 0, 0, 0)  # of files in the archive: the same export gives the same bytes
+SWEEPS, PROFILES = "sweeps", "profiles"  # folders of measured data in `penteract.zip`
+_DATE = (2000, 1, 1, 0, 0, 0)  # of all files in `penteract.zip`, so that equal exports have equal bytes
 
 
 def export_site(
     folder: Path, opening: Question, sweeps: SweepFolders | None = None, profiles: ProfileFolders | None = None
 ) -> None:
-    """Write the site into `folder`, which must not exist or be empty, with what is read of `sweeps` and `profiles`.
+    """Write the site into `folder`, which must not exist or be empty. The page opens with the layout of `opening`, and
+    shows the `sweeps` and `profiles`, which are copied into it.
 
-    Raises BadInput and DiskFailure."""
-    data = (_data(sweeps) if sweeps else {}) | (_profiles(profiles) if profiles else {})
+    Raises BadInput for a folder with files, a layout that cannot be shown, and data that cannot be read; DiskFailure.
+    """
+    data = (_sweeps(sweeps) if sweeps else {}) | (_profiles(profiles) if profiles else {})
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput("FILE", "it exists already", where="--export", found=folder, fix="name a new or an empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copytree(_EXPLORE / "assets", folder / "assets", ignore=shutil.ignore_patterns("index.html"))
         shutil.copytree(_EXPLORE / "pyodide", folder / "pyodide")
-        first = {kind: _rows(kind, opening, sweeps, profiles) for kind in _FIRST}
-        (folder / "first.json").write_text(json.dumps(first), encoding="utf-8")
-        (folder / "index.html").write_text(_page(first), encoding="utf-8")
+        answers = {kind: _rows(kind, opening, sweeps, profiles) for kind in _AT_EXPORT}
+        (folder / "first.json").write_text(json.dumps(answers), encoding="utf-8")
+        (folder / "index.html").write_text(_page(answers), encoding="utf-8")
         _write_sources(folder / "penteract.zip", data)
     except OSError as error:
         raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"--export {folder}") from None
 
 
 def _rows(kind: str, opening: Question, sweeps: SweepFolders | None, profiles: ProfileFolders | None) -> list[Any]:
+    """The lines of one answer about the opening layout, as JSON values. Raises BadInput if it is an error."""
     request = {"version": VERSION, "kind": kind, "question": opening, "pp_rank": None}
     rows = list(answer(request, opening, sweeps=sweeps, profiles=profiles))
     if rows and rows[0]["kind"] == "error":
@@ -67,8 +73,9 @@ def _rows(kind: str, opening: Question, sweeps: SweepFolders | None, profiles: P
     return rows
 
 
-def _data(sweeps: SweepFolders) -> dict[str, bytes]:
-    """The files of the sweeps, by their path in the archive. Raises BadInput."""
+def _sweeps(sweeps: SweepFolders) -> dict[str, bytes]:
+    """Path in `penteract.zip` -> content, of the files of the sweeps. Raises BadInput if there are none, or one cannot
+    be read."""
     try:
         found = {f"{SWEEPS}/{name}": content for name, content in copied_files(sweeps)}
     except (OSError, PenteractError) as error:
@@ -81,7 +88,7 @@ def _data(sweeps: SweepFolders) -> dict[str, bytes]:
 
 
 def _profiles(profiles: ProfileFolders) -> dict[str, bytes]:
-    """The files of the profiles, by their path in the archive. Raises BadInput."""
+    """Path in `penteract.zip` -> content, of the files of the profiles. Raises BadInput as `_sweeps` does."""
     try:
         found = {f"{PROFILES}/{name}/{FILE}": profiles.content(name) for name in profiles.written()}
     except (OSError, PenteractError) as error:
@@ -94,7 +101,7 @@ def _profiles(profiles: ProfileFolders) -> dict[str, bytes]:
 
 
 def _write_sources(path: Path, data: dict[str, bytes]) -> None:
-    """The sources that answer, with their data files, and further data."""
+    """Write `penteract.zip`: the package without `_LEFT_OUT`, and `data` by path."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(_PACKAGE.rglob("*")):
             inside = file.relative_to(_PACKAGE)
@@ -109,17 +116,19 @@ def _write_sources(path: Path, data: dict[str, bytes]) -> None:
             archive.writestr(entry, data[name])
 
 
-def _page(first: dict[str, list[Any]]) -> str:
-    """The served page, with a policy of its own, and what it shows until its modules run."""
+def _page(answers: dict[str, list[Any]]) -> str:
+    """The HTML: as the server sends it, with a content security policy, and a still figure until its modules run."""
     meta = '<meta name="answers"'
     text = (_EXPLORE / "assets" / "index.html").read_text(encoding="utf-8")
     text = text.replace('content="served"', 'content="static"')
-    text = text.replace(meta, f'<meta http-equiv="content-security-policy" content="{_POLICY}">\n    {meta}')
-    return text.replace('<p class="waiting">Loading the explorer …</p>', _still(first["memory"][0]))
+    text = text.replace(
+        meta, f'<meta http-equiv="content-security-policy" content="{_CONTENT_SECURITY_POLICY}">\n    {meta}'
+    )
+    return text.replace('<p class="waiting">Loading the explorer …</p>', _still_figure(answers["memory"][0]))
 
 
-def _still(memory: dict[str, Any]) -> str:
-    """The answer to the opening question without any script."""
+def _still_figure(memory: dict[str, Any]) -> str:
+    """The answer about memory as HTML without scripts: its bytes by owner, or the rules that the layout breaks."""
     figures = memory["figures"]
     if figures is None:
         rows = "".join(f"<li>{escape(rule['text'])}</li>" for rule in memory["broken"])
@@ -139,7 +148,8 @@ def _still(memory: dict[str, Any]) -> str:
 
 
 def _bar(figures: dict[str, Any]) -> str:
-    """The owners' bytes side by side, and how far tensors may go; the axis is the page's."""
+    """An SVG of the owners' bytes side by side, with a line at the memory that tensors may take. Its axis is that of
+    the page's own figure."""
     wide, parts, at = 1000, "", 0.0
     for owner in figures["owners"]:
         width = wide * owner["amount"]["bytes"] / figures["axis"]["most"]

@@ -1,5 +1,8 @@
-"""The numeric options of `penteract plan`: their bounds. Checks that run files share name keys of run files in their
-errors: `errors_for` puts the option there, as the user typed it."""
+"""The bounds of the numeric options of `penteract plan`, and errors in the words of the command line.
+
+Plans and run files share their checks, whose errors name keys of a run file (`memory.zero`). `errors_for` rewords them
+with the option that the user typed (`--layout zero`).
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ from penteract.config.hardware import HEADROOM
 from penteract.errors import BadInput
 from penteract.planner.ask import LAYOUT_SETTINGS
 
-# A key of a run file, in the fix of an error ("--memory.zero 3") and in its place ("memory.zero").
+# A key of a run file: in an error's `fix` ("--memory.zero 3"), and in its `where` ("memory.zero").
 _FLAG = re.compile(r"--(?:parallel|batch|memory|kernels)\.(\w+) ([^\s,]+)")
 _KEY = re.compile(r"(?:parallel|batch|memory|kernels)\.(\w+)")
 
 
 class Option(NamedTuple):
-    """An option with a number: its bounds, what an error says of a value outside of them, and an example inside."""
+    """An option with a number: its bounds, what the error for a value outside of them says, and the `fix` that it
+    proposes."""
 
     number: Number
     what: str
@@ -35,17 +39,17 @@ OPTIONS: Mapping[str, Option] = {
     "--usd-per-gpu-hour": Option(Number(float, 0, 1e6), "not a price", "--usd-per-gpu-hour 2.5"),
     "--trace-pp-rank": Option(Number(int, 0, 2**20), "pipeline ranks count from 0", "--trace-pp-rank 0"),
 }
-# Those that a run file has too are bounded as there: key, what an error says, example.
-_OF_RUN_FILES: Mapping[str, tuple[str, str, str]] = {
+# Options that are keys of a run file too have the bounds of the key: (key, what the error says, its fix).
+_RUN_FILE_OPTIONS: Mapping[str, tuple[str, str, str]] = {
     "--seq": ("batch.sequence_length", "no length of a sequence", "--seq 8192"),
     "--batch": ("batch.global_batch_size", "no number of sequences of a step", "--batch 1Mi"),
 }
 
 
 def check_option(flag: str, value: object) -> None:
-    """Raise BadInput if the value of an option, as `--top`, is outside of its bounds."""
-    if flag in _OF_RUN_FILES:
-        key, what, fix = _OF_RUN_FILES[flag]
+    """Raise BadInput if the value of an option, such as `--top`, is no number of its kind or outside of its bounds."""
+    if flag in _RUN_FILE_OPTIONS:
+        key, what, fix = _RUN_FILE_OPTIONS[flag]
         number = Number(int, keys()[key].least, keys()[key].most)
     else:
         number, what, fix = OPTIONS[flag]
@@ -57,7 +61,8 @@ def check_option(flag: str, value: object) -> None:
 
 
 def check_options(**given: float | None) -> None:
-    """Check options by their names in Python, as `usd_per_gpu_hour`; None: not given. Raises BadInput."""
+    """Check options by their Python names, such as `usd_per_gpu_hour`. None: the option was not given. Raises
+    BadInput."""
     for name, value in given.items():
         if value is not None:
             check_option(f"--{name.replace('_', '-')}", value)
@@ -65,8 +70,8 @@ def check_options(**given: float | None) -> None:
 
 @contextmanager
 def errors_for(flag: str) -> Generator[None]:
-    """Reword errors raised inside: `--memory.recompute swiglu` becomes `FLAG recompute=swiglu`, and `--precision.dtype`
-    becomes `--precision`."""
+    """Reword each BadInput raised inside for the option `flag`, and raise it again: `--memory.recompute swiglu` becomes
+    `FLAG recompute=swiglu`, and `--precision.dtype` becomes `--precision`."""
     try:
         yield
     except BadInput as bad:

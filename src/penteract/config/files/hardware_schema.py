@@ -1,7 +1,8 @@
-"""What hardware may be: the bounds of devices, fabrics, clusters and files of measured curves, each stated once.
+"""The schemas of hardware: which fields GPUs, fabrics, clusters and files of measurements have, and their bounds.
 
-The catalogue, a file given with `--gpus`, the counts in `8xH200` and values from Python are all held to it. Bounds are
-wide: they exclude what no machine is, and what arithmetic cannot bear (NaN, negative times, rates of zero).
+The catalogue, a file given with `--gpus`, the counts in `8xH200` and values from Python are all checked by them. What a
+field means is in `config/hardware.py` (`Gpu`, `Fabric`, `Curves`). Bounds are wide: they exclude what no machine has,
+and what would break the arithmetic (NaN, negative times, rates of zero).
 """
 
 from __future__ import annotations
@@ -10,31 +11,32 @@ from collections.abc import Mapping
 
 from penteract.config.files.schema import Either, Field, FixedList, NamedTable, Note, Number, RowList, Table, Text
 
-GPUS = Number(int, 1, 2**20)
+GPUS = Number(int, 1, 2**20)  # how many
 
 _TEXT, _NOTE = Text(), Note()
-_DOMAIN = Number(int, 1, 2**20, or_zero=True)  # 0: a fabric between nodes
-_RANKS = Number(int, 2, 2**20)
+_DOMAIN = Number(int, 1, 2**20, or_zero=True)  # GPUs that a fabric joins in a node; 0: a fabric between nodes
+_RANKS = Number(int, 2, 2**20)  # of a group
 _GIB = Number(float, 2**-10, 2**20)
-_TFLOPS = Number(float, 1e-6, 1e6)  # a small product on a busy CPU is far below a GFLOP/s
-_PEAK = Number(float, 1e-3, 1e6, or_zero=True)  # 0: no such products
+_TFLOPS = Number(float, 1e-6, 1e6)  # low, because a small matmul on a busy CPU is far below 1 GFLOP/s
+_PEAK = Number(float, 1e-3, 1e6, or_zero=True)  # TFLOP/s; 0: the device has no matmuls of this dtype
 _RATE = Number(float, 1e-3, 1e6)  # GB/s
 _MICROSECONDS = Number(float, 1e-3, 1e9)
-_LATENCY = Number(float, 1e-3, 1e9, or_zero=True)
+_LATENCY = Number(float, 1e-3, 1e9, or_zero=True)  # microseconds
 _BYTES = Number(float, 1, 2**50)
-_SIDE = Number(int, 1, 2**30)  # of a matrix
+_SIDE = Number(int, 1, 2**30)  # rows or columns of a matrix, or how many matrices
 _FLOPS = Number(int, 1, 2**80)
-_HEAD = Number(int, 1, 2**16)
-_SHARE = Number(float, 1e-3, 1)
+_HEAD_SIZE = Number(int, 1, 2**16)
+_FRACTION = Number(float, 1e-3, 1)
 _FACTOR = Number(float, 1e-3, 1e3)
-_VERSION = Number(int, 1, 99, or_zero=True)
+_VERSION = Number(int, 1, 99, or_zero=True)  # the major or minor part of a compute capability
 
-_POINTS = RowList((_BYTES, _MICROSECONDS))
-_FUSED = RowList((_FLOPS, _HEAD, _TFLOPS, _TFLOPS))
-_SHAPES = Table({"shapes": RowList((_SIDE, _SIDE, _SIDE, _SIDE, _TFLOPS))})
-_DTYPES = ("tf32", "fp32", "fp8", "fp64")  # besides bf16, from which a device borrows what was not measured
+_POINTS = RowList((_BYTES, _MICROSECONDS))  # `walked` has elements in place of bytes
+_FUSED = RowList((_FLOPS, _HEAD_SIZE, _TFLOPS, _TFLOPS))  # of fused attention: the rates of forward and backward
+_SHAPES = Table({"shapes": RowList((_SIDE, _SIDE, _SIDE, _SIDE, _TFLOPS))})  # matmuls: times, m, n, k and the rate
+_DTYPES = ("tf32", "fp32", "fp8", "fp64")  # optional; bf16 is required: a dtype without measurements is scaled from it
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-_PASSES = ("copy", "adamw", "h2d_all", "h2d_one", "d2h_all", "d2h_one")
+# Rates of memory: in device memory, and between pinned host memory and all devices at once, or one of them.
+_MEMORY_RATES = ("copy", "adamw", "h2d_all", "h2d_one", "d2h_all", "d2h_one")
 
 GPU = Table(
     {
@@ -50,7 +52,7 @@ GPU = Table(
 FABRIC = Table(
     {"gb_per_second": _RATE},
     {
-        "name": _TEXT, "latency_us": _LATENCY, "domain": _DOMAIN, "efficiency": _SHARE, "source": _NOTE,
+        "name": _TEXT, "latency_us": _LATENCY, "domain": _DOMAIN, "efficiency": _FRACTION, "source": _NOTE,
         "message": Number(int, 1, 2**50, or_zero=True), "devices": GPUS, "aliases": Note(read=False),
         "bus": NamedTable(RowList((Number(float, 1, 2**20), _RATE), fewest=2), fewest=0),
     },
@@ -74,7 +76,8 @@ def _gemm() -> Table:
 
 _ATTENTION = Table({"shapes": _FUSED, "flash": FixedList((_FACTOR, _FACTOR))}, {"basis": _NOTE, "fa4": _FUSED})
 
-# What one device alone cannot measure: all of these, or none. Without them, rates are modelled from the reference node.
+# What takes several devices to measure. A file has all of these or none; without them, links are those of the
+# reference node, scaled.
 LINKS = ("collectives", "p2p", "contention")
 _LINKS: dict[str, Field] = {
     "collectives": Table(dict.fromkeys(_COLLECTIVES, NamedTable(_POINTS, name=_RANKS))),
@@ -82,7 +85,7 @@ _LINKS: dict[str, Field] = {
     "contention": NamedTable(_FACTOR),
 }
 
-# MiB of a process beside tensors: all of these, or none.
+# MiB of device memory that a process takes beside its tensors. A file has all of these or none.
 PROCESS = (
     "workspace",
     "fp8_workspace",
@@ -100,7 +103,7 @@ MEASURED = Table(
         "node": _NODE,
         "provenance": NamedTable(_NOTE),
         "gemm": _gemm(),
-        "memory": Table(dict.fromkeys(_PASSES, _RATE), {"add": _RATE}),
+        "memory": Table(dict.fromkeys(_MEMORY_RATES, _RATE), {"add": _RATE}),
         "moved": Table({"points": _POINTS}),
         "walked": Table({"points": _POINTS}),
         "launch": Table(
@@ -108,7 +111,7 @@ MEASURED = Table(
         ),
     },
     {
-        "burst": Note(read=False),  # for comparison: no rate is made of it
+        "burst": Note(read=False),  # rates of short bursts, recorded for comparison: nothing reads them
         "attention": _ATTENTION,
         "process": Table(dict.fromkeys(PROCESS, _MIB)),
         **_LINKS,

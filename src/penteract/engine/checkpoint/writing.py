@@ -1,5 +1,5 @@
-"""Save a checkpoint: every rank writes the slices that it owns, rank 0 checks that they are complete and commits them
-by a rename."""
+"""Save a checkpoint: every rank writes the slices that it owns. Rank 0 checks that they are complete, and commits the
+checkpoint by renaming its folder."""
 
 from __future__ import annotations
 
@@ -29,14 +29,20 @@ def save(  # noqa: PLR0913 -- the last six describe the run and the calling rank
     *, rank: int, world: int, barrier: Callable[[], None], epoch: int = 0, finite: bool = False,
     threads: int = 1,
 ) -> Path:  # fmt: skip
-    """Commit a checkpoint of `step` below `folder`.
+    """Commit a checkpoint of `step` in `folder`, and return its own folder, `step-…`.
 
-    Called by every rank with its own slices; all other arguments but `rank` are the same. `extra` is JSON that `load`
-    returns. Files are written to a folder of the run's `epoch`, which is renamed when all are on the disk, so two saves
-    never mix. An existing checkpoint of the same step is replaced as a whole. `barrier` waits for all ranks; a rank
-    that fails does not reach it. `finite`: refuse to commit values that are not finite. `threads`: of this rank,
-    to copy, hash and write.
-    Raises DiskFailure; BadNumerics; Bug when the owned rectangles do not tile each tensor.
+    Every rank calls it with its own slices; all other arguments but `rank` are the same on all ranks. Files are written
+    to a temporary folder, which is renamed when all are on the disk. So a save is committed as a whole, and replaces an
+    existing checkpoint of the same step as a whole.
+
+    extra    JSON values that `load` returns
+    barrier  waits for all ranks; a rank that fails does not reach it
+    epoch    the number of the lease under which this process writes (`engine/run_folder/lease.py`), not a pass over the
+             data. Each has a temporary folder of its own, so two processes never mix their files
+    finite   refuse values that are not finite
+    threads  how many this rank uses to copy, hash and write
+
+    Raises DiskFailure; BadNumerics for a value that is not finite; Bug when the slices do not tile each tensor exactly.
     """
     fresh = unfinished(folder, step, epoch)
     if rank == 0:
@@ -56,9 +62,10 @@ def save(  # noqa: PLR0913 -- the last six describe the run and the calling rank
 
 
 def save_alone(folder: Path, step: int, shares: Iterable[Iterable[Slice]], extra: dict[str, Any]) -> Path:
-    """Commit a checkpoint of `step` from one process. Each of `shares` becomes the files of a rank, one after another.
+    """Commit a checkpoint of `step` from one process, as if several ranks had written it, and return its folder.
 
-    Each share is released before the next is taken, so that a model larger than memory can be written.
+    `shares` has the slices of each rank. A share is released before the next is taken, so that a model larger than
+    memory can be written. `extra`, and what it raises: as `save`.
     """
     fresh = unfinished(folder, step, 0)
     count = 0
@@ -72,7 +79,8 @@ def save_alone(folder: Path, step: int, shares: Iterable[Iterable[Slice]], extra
         return commit(folder, step, 0)
 
 
-def _share_of(rank: int) -> str:
+def _table_name(rank: int) -> str:
+    """The file in which a rank leaves its part of the manifest for rank 0."""
     return f"rank-{rank:05d}.json"
 
 
@@ -80,12 +88,14 @@ def _write_share(fresh: Path, slices: Iterable[Slice], rank: int, *, finite: boo
     """Write this rank's files, if it owns any slices, and its part of the manifest."""
     entries = [entry(s, finite=finite) for s in slices]
     text = rank_file.write(fresh, entries, rank, threads, LARGEST_FILE).text()
-    path = fresh / _share_of(rank)
+    path = fresh / _table_name(rank)
     rank_file.attempt(lambda: disk.write(path, [text.encode()]), path)
 
 
 def entry(s: Slice, *, finite: bool) -> FileEntry:
-    """A slice as it is written. `finite`: its content raises BadNumerics at a value that is not."""
+    """A slice as an entry of a file, whose bytes are read from the device when they are written. `finite`: reading them
+    raises BadNumerics at a value that is not finite. Raises Bug for a slice outside its tensor or a dtype that cannot
+    be stored."""
     if s.tensor.dtype not in NAMES or not inside(s.box, s.shape):
         raise Bug("CHECKPOINT", "a slice lies outside its tensor, or its dtype cannot be stored", where=s.name,
                   found=f"{s.tensor.dtype} {s.offset} {tuple(s.tensor.shape)} of {s.shape}")  # fmt: skip
@@ -100,23 +110,27 @@ def entry(s: Slice, *, finite: bool) -> FileEntry:
 
 
 def _host_parts(x: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
-    """These elements on the host, part by part, so that several threads that copy one from a GPU need little memory."""
+    """Elements `begin` to `end` of a tensor, copied to the host in parts, so that threads that copy from a GPU at the
+    same time need little memory."""
     flat = x.view(-1) if x.is_contiguous() else x.cpu().reshape(-1)
     yield from (part.cpu() for part in flat[begin:end].split(_PART))
 
 
 def _is_finite(values: torch.Tensor) -> bool:
-    """Whether all values are finite; in one pass without a temporary. Whole numbers are."""
+    """Whether all values are finite: their minimum and maximum are, which takes one pass and no temporary. Integers
+    always are."""
     if not values.is_floating_point() or not values.numel():
         return True
     return all(map(math.isfinite, (x.item() for x in values.aminmax())))
 
 
 def _finish(fresh: Path, step: int, extra: dict[str, Any], world: int) -> None:
-    """Finish a checkpoint from the tables that ranks left beside their files."""
+    """Write the manifest from the tables that ranks left beside their files, and remove the tables.
+
+    Raises DiskFailure if the table of a rank is not there."""
     tables = list[RankTable]()
     for rank in range(world):
-        path = fresh / _share_of(rank)
+        path = fresh / _table_name(rank)
         try:
             text = path.read_bytes()
             json.loads(text)
@@ -126,4 +140,4 @@ def _finish(fresh: Path, step: int, extra: dict[str, Any], world: int) -> None:
         tables.append(RankTable.parse(text))
     rank_file.finish(fresh, step, extra, tables)
     for rank in range(world):
-        os.unlink(fresh / _share_of(rank))
+        os.unlink(fresh / _table_name(rank))

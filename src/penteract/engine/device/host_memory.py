@@ -1,4 +1,4 @@
-"""Memory of the host that is free."""
+"""How much memory of the host this process may still take."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def available() -> Bytes | None:
-    """Bytes that Linux reports as available, at most what this process's control groups leave; None if it does
-    not tell."""
+    """Bytes that can be allocated without swapping (MemAvailable of Linux), or what the limits of this process's
+    cgroups leave, if that is less. None where /proc/meminfo does not exist or lacks it."""
     try:
         lines = MEMINFO.read_text().splitlines()
     except OSError:
         return None
     free = next((int(line.split()[1]) * KIB for line in lines if line.startswith("MemAvailable:")), None)
-    limit = cgroup.memory_left()
-    return free if limit is None or free is None else min(free, limit)
+    left = cgroup.memory_left()
+    return free if left is None or free is None else min(free, left)

@@ -1,7 +1,7 @@
-"""Settings that must not change when a run resumes. Checkpoints store them; they are checked before anything starts.
+"""Settings that must not change when a run resumes. Checkpoints store them, and they are compared before ranks start.
 
-The precision may change, because master weights and moments are saved in a common dtype (`saved.py`). A change is
-logged.
+The precision may change, because master weights and moments are saved in fp32 whatever the recipe (`saved.py`). Only
+fp64 runs save fp64, so a run can't change from or to it. Another precision is logged.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from penteract.engine.run_folder import checkpoint_folder
 from penteract.engine.session.saved import RECIPE_STATE
 from penteract.errors import BadInput
 
+# Names in a checkpoint's `extra` -> keys of a run file.
 _KEYS = {"seed": "training.seed", "sequence_length": "batch.sequence_length", "model": "model",
          "optimizer": "optimizer.kind"}  # fmt: skip
-_LAST = "model.name"  # reported only where nothing else differs
+_LAST = "model.name"  # a name is reported only if nothing else differs
 
 
 def resume_settings(spec: RunSpec) -> dict[str, Any]:
-    """The settings for a checkpoint's `extra`, as JSON values. It includes the precision, which may change."""
+    """The settings that a checkpoint stores in its `extra`, as JSON values. The precision is among them, to log a
+    change."""
     policy = spec.precision.policy
     kept = {
         "seed": spec.train.seed, "sequence_length": spec.sequence_length, "model": asdict(spec.model),
@@ -41,10 +43,10 @@ def resume_settings(spec: RunSpec) -> dict[str, Any]:
 
 
 def check_resume(folder: Path, spec: RunSpec, at: Path | None = None) -> None:
-    """Raise BadInput unless a run of `spec` may resume from the newest checkpoint of the run in `folder`. `at`: where
-    its checkpoints are, if they have been moved."""
+    """Raise BadInput unless a run of `spec` may resume from the newest checkpoint of the run in `folder`: the settings
+    agree, and the run has steps left. `at`: the folder of its checkpoints, if they have been moved."""
     stored = manifest.read(checkpoint.latest(at or checkpoint_folder.find(folder)))
-    extra = stored.extra
+    extra = stored.extra  # of the first versions, without an optimizer: it was AdamW
     then, now = (dict(_leaves({"optimizer": "adamw", **kept})) for kept in (extra, resume_settings(spec)))
     other = sorted((key for key in then | now if then.get(key) != now.get(key)), key=lambda key: key == _LAST)
     if other:
@@ -67,20 +69,20 @@ def other_precision(extra: Mapping[str, Any], spec: RunSpec) -> str:
     if then is None or then["policy"] == now["policy"]:
         return ""
     return (
-        f"trained in {then['name']} so far, goes on in {now['name']}: master weights and moments are converted to the "
+        f"trained in {then['name']} so far, now in {now['name']}: master weights and moments are converted to the "
         "new dtypes; state that only one of the recipes keeps starts afresh"
     )
 
 
 def _check_numbers(stored: Manifest, policy: Policy) -> None:
-    """Raise BadInput unless master weights and moments were saved in the dtype that is read: fp64 runs save fp64, all
-    others fp32."""
+    """Raise BadInput unless master weights and moments were saved in the dtype that the run reads: fp64 runs save and
+    read fp64, all others fp32."""
     state = (entry for name, entry in stored.tensors.items() if not name.endswith(RECIPE_STATE))
-    wide = any(DTYPES[entry.dtype] == dtype_of("stat", "fp64") for entry in state)
-    if wide != (policy.stat == "fp64"):
+    saved_fp64 = any(DTYPES[entry.dtype] == dtype_of("stat", "fp64") for entry in state)
+    if saved_fp64 != (policy.stat == "fp64"):
         kept, allowed, fix = (
             ("fp64", "fp64", "--precision.dtype fp64")
-            if wide
+            if saved_fp64
             else ("fp32", "all but fp64", "another --precision.dtype")
         )
         raise BadInput("RESUME", f"the run's state is saved in {kept}", where="--resume", found=policy.name,
@@ -88,7 +90,7 @@ def _check_numbers(stored: Manifest, policy: Policy) -> None:
 
 
 def _leaves(kept: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(key of a run file, value) of all settings; values that are None are left out."""
+    """(key of a run file, value) of all settings in nested `kept`; a value of None is left out."""
     for name, value in kept.items():
         key = f"{prefix}.{name}" if prefix else _KEYS.get(name, "")
         if isinstance(value, dict):
@@ -98,4 +100,5 @@ def _leaves(kept: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:
+    """A value as TOML, for an error; at most 80 characters."""
     return toml_value(values[key])[:80] if key in values else "none"

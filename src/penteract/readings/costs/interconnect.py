@@ -1,5 +1,5 @@
-"""Seconds of collectives and of sends: inside a node as measured; between nodes latency + bytes / bandwidth, modelled
-from the fabric."""
+"""Seconds of collectives and of sends. Inside a node they are measured. Between nodes they are modelled from the
+fabric: latency + bytes / bandwidth."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from penteract.config.hardware import Curves, Fabric, Points
 from penteract.readings.costs.curve import Curve
 from penteract.units import Bytes, Seconds
 
-_PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}  # how often the whole tensor passes a link of a ring
-_HOP = 2e-6  # seconds from rank to rank of one node inside a collective; modelled
-_PRICED_AS = {"all_to_all_v": "all_to_all"}  # as if all ranks sent the same number of rows
+# Of a ring of n ranks: each link carries this many times (n - 1) / n of the tensor. An all-reduce is a reduce-scatter
+# and an all-gather.
+_RING_PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+_HOP = 2e-6  # latency in seconds from one rank to the next of a node, inside a collective; modelled, not measured
+_COSTED_AS = {"all_to_all_v": "all_to_all"}  # uneven numbers of rows cost what even ones do
 
 
 class GroupSpan(NamedTuple):
-    """A group of `ranks` ranks over `nodes` nodes."""
+    """How a group lies in the cluster: its number of ranks, and on how many nodes they are."""
 
     ranks: int
     nodes: int
 
     @staticmethod
     def of(ranks: tuple[int, ...], gpus_per_node: int) -> GroupSpan:
-        """The span of global ranks; a node has `gpus_per_node` consecutive ones."""
+        """The span of a group of global ranks. Each node has `gpus_per_node` consecutive ranks."""
         return _span(ranks, gpus_per_node)
 
 
@@ -36,8 +38,9 @@ def _span(ranks: tuple[int, ...], gpus_per_node: int) -> GroupSpan:
 
 
 class CollectiveCost(NamedTuple):
-    """Seconds of a collective of one group: `inside` the nodes, and `latency + seconds_per_byte · bytes` between them.
-    Both parts are pipelined over the tensor, so the slower one counts."""
+    """Seconds of a collective of one group, as a function of bytes: by the curve `inside` within its nodes, and
+    `latency + seconds_per_byte · bytes` between them. The two overlap, chunk by chunk, so the slower one counts.
+    `inside` is None where a node has one rank of the group."""
 
     inside: Curve | None
     latency: Seconds
@@ -52,13 +55,14 @@ class CollectiveCost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Interconnect:
-    """What joins the GPUs of a cluster, as costs of collectives and of sends.
+    """The links of a cluster, as costs of collectives and of sends. Curves are seconds by bytes, inside a node.
 
-    measured   (kind, ranks) -> curve, inside a node
-    one_way    a send inside a node; `both_ways`: with an equal one coming back
-    between    the fabric between nodes; `bus`: its measured bus bandwidth, by kind
-    best       whether curves are replaced by their lower bounds (`Curve.at_best`)
-    costs      the cache of `collective`
+    measured   (kind of collective, number of ranks) -> curve
+    one_way    of a send; `both_ways`: of a send while an equal one comes back, as in a `shift` of a ring
+    between    the fabric between nodes
+    bus        kind of collective -> (nodes, GB/s): measured bus bandwidth between nodes, as nccl-tests define it
+    best       whether curves are replaced by their lower bounds (`Curve.at_best`), for bounds of a search
+    costs      (kind, span) -> cost: the cache of `collective`
     """
 
     measured: Mapping[tuple[str, int], Curve]
@@ -73,18 +77,19 @@ class Interconnect:
 
     @staticmethod
     def of(curves: Curves, inside: Fabric, between: Fabric) -> Interconnect:
-        """The measured `curves`, scaled to the fabric `inside`: the part above the latency is stretched by the ratio of
-        their links."""
+        """The measured `curves` of one node, scaled to nodes with the fabric `inside`: all but the latency is
+        multiplied by the ratio of the two bandwidths. `between` is the fabric between nodes."""
         slower = curves.inside.gb_per_second / inside.gb_per_second
         one, both = (_curve(points, slower) for points in curves.p2p)
         measured = {(kind, ranks): _curve(points, slower) for kind, ranks, points in curves.collectives}
         return Interconnect(measured, one, both, between, dict(between.bus))
 
     def collective(self, kind: str, span: GroupSpan, amount: Bytes) -> Seconds:
-        """Seconds of a collective. `amount`: bytes of the output of a gather, of the input of others."""
+        """Seconds of a collective, a "send" or a "shift" (a send and a receive at once). `amount`: bytes on one rank:
+        of the output of an all-gather, of the input of others."""
         cost = self.costs.get((kind, span))
         if cost is None:
-            cost = self._cost(_PRICED_AS.get(kind, kind), span)
+            cost = self._cost(_COSTED_AS.get(kind, kind), span)
             if self.best and cost.inside:
                 cost = cost._replace(inside=cost.inside.at_best())
             self.costs[kind, span] = cost
@@ -106,8 +111,9 @@ class Interconnect:
     # ---- inside a node -------------------------------------------------------------------------------------------
 
     def _inside(self, kind: str, ranks: int) -> Curve:
-        """The curve of a group inside a node. Between two measured group sizes it is interpolated; beyond them it
-        follows a ring: the latency of more rounds, and the bandwidth of the nearest size."""
+        """The curve of a group inside a node. Between two measured group sizes it is interpolated. Beyond them it is
+        scaled from the nearest size: latency by the number of rounds (log2 of ranks), the rest by a ring's
+        (n - 1) / n."""
         if (kind, ranks) in self.measured:
             return self.measured[kind, ranks]
         sizes = sorted(n for k, n in self.measured if k == kind)
@@ -117,38 +123,39 @@ class Interconnect:
         if above != below and below < ranks:
             high, weight = self.measured[kind, above], (ranks - below) / (above - below)
             return Curve.of((s, low(s) * (1 - weight) + high(s) * weight) for s in low.sizes)
-        share = (ranks - 1) / ranks / ((below - 1) / below)
-        floor, rounds = low.floor, log2(ranks) / log2(below)
-        return Curve.of((s, floor * rounds + (low(s) - floor) * share) for s in low.sizes)
+        traffic = (ranks - 1) / ranks / ((below - 1) / below)  # bytes on a link of the ring, relative to `below` ranks
+        latency, rounds = low.floor, log2(ranks) / log2(below)
+        return Curve.of((s, latency * rounds + (low(s) - latency) * traffic) for s in low.sizes)
 
     # ---- between nodes -------------------------------------------------------------------------------------------
 
     @property
     def _port(self) -> float:
-        """Bytes/s of one device's port."""
+        """Bytes/s that one GPU's network port reaches in one direction."""
         return self.between.gb_per_second * 1e9 * self.between.efficiency
 
     def _seconds_per_byte(self, kind: str, span: GroupSpan) -> float:
-        """Between nodes. A group uses the ports of its own devices, as neighbouring groups use the others.
+        """Seconds per byte between nodes. A group has the network ports of its own GPUs alone, because other groups use
+        the others at the same time.
 
-        Where the bus bandwidth of whole nodes was measured, the time beyond the latency of rounds gives the rate.
+        Where the bus bandwidth of whole nodes was measured, the rate is that of the measured time less the latency.
         """
         local, n = span.ranks / span.nodes, span.ranks
         if kind == "all_to_all":
             return (n - local) / n / self._port
-        port = _PASSES[kind] * (n - 1) / n / (self._port * local)
+        port = _RING_PASSES[kind] * (n - 1) / n / (self._port * local)
         points, fabric = self.bus.get(kind), self.between
         if points is None:
             return port
         whole = GroupSpan(span.nodes * fabric.devices, span.nodes)
-        passed = _PASSES[kind] * (whole.ranks - 1) / whole.ranks
-        took = fabric.message * passed / (_interpolated(points, span.nodes) * 1e9) - self._latency(kind, whole)
-        share = (n - 1) / n / ((whole.ranks - 1) / whole.ranks)
-        return took / fabric.message * share * fabric.devices / local if took > 0 else port
+        per_byte = _RING_PASSES[kind] * (whole.ranks - 1) / whole.ranks  # bus bytes by bytes of the tensor
+        took = fabric.message * per_byte / (_interpolated(points, span.nodes) * 1e9) - self._latency(kind, whole)
+        traffic = (n - 1) / n / ((whole.ranks - 1) / whole.ranks)
+        return took / fabric.message * traffic * fabric.devices / local if took > 0 else port
 
     def _latency(self, kind: str, span: GroupSpan) -> Seconds:
-        """Latency of the call and of a ring's hops inside and between nodes. An all-reduce takes a tree if that is
-        faster."""
+        """Seconds of the call, and of a ring's hops inside and between nodes. An all-reduce uses a tree where that is
+        faster, as NCCL does."""
         hop, call = self.between.latency_us * 1e-6, self.one_way.floor
         ring = span.nodes * hop + (span.ranks - span.nodes) * _HOP
         tree = 2 * ceil(log2(span.nodes)) * hop + 2 * span.ranks / span.nodes * _HOP
@@ -156,12 +163,13 @@ class Interconnect:
 
 
 def _curve(points: Points, slower: float) -> Curve:
-    """A curve from points in microseconds."""
+    """A curve from (bytes, µs); all but the latency takes `slower` times as long."""
     return Curve.of((size, us * 1e-6) for size, us in points).stretched(slower)
 
 
 def _interpolated(points: Points, x: float) -> float:
-    """Linear between points in log-log; extrapolated beyond them along the outermost segments."""
+    """The value at `x`, linear between points on logarithmic axes, and on along the first or last segment beyond
+    them."""
     i = min(max(sum(p[0] < x for p in points), 1), len(points) - 1)
     (x0, y0), (x1, y1) = points[i - 1], points[i]
     return y0 * (y1 / y0) ** (log(x / x0) / log(x1 / x0))

@@ -1,4 +1,5 @@
-"""What gains most: other values of the run file, each priced by the planner, and time that no prediction explains."""
+"""What would shorten a measured step most: other values of the run file, as the planner predicts them, and parts of the
+step that take longer than predicted."""
 
 from __future__ import annotations
 
@@ -12,21 +13,25 @@ from penteract.planner.ask import as_settings
 from penteract.planner.plan import estimator, plan_one
 from penteract.units import show_bytes, show_step
 
-_LEAST = 0.01  # of a step
-_PS = 10**12
-_MOST = 5
-_OF_MEASURING = ("profiler",)  # a row that no change of the run shortens
+_LEAST_SHARE = 0.01  # of a step: smaller gains are left out
+_PS = 10**12  # picoseconds in a second
+_MOST = 5  # pieces of advice
+_OF_MEASURING = ("profiler",)  # rows of the waterfall that no change of the run shortens
 
 
 def advice(predicted: Prediction, waterfall: Sequence[WaterfallRow], rows: Sequence[OpRow]) -> list[Advice]:
-    """The largest wins first."""
-    least = _LEAST * predicted.step
-    found = [*_layouts(predicted, least), *beyond(waterfall, rows, _LEAST)]
+    """At most five changes, the largest gain first.
+
+    predicted  the planner's step of this run
+    waterfall  rows from the ideal step to the predicted to the measured one
+    rows       the ops, with predicted and measured picoseconds
+    """
+    found = [*_faster_layouts(predicted), *slower_parts(waterfall, rows, _LEAST_SHARE)]
     return sorted(found, key=lambda one: -one["gain"])[:_MOST]
 
 
-def _layouts(predicted: Prediction, least: float) -> Iterator[Advice]:
-    """Neighbours of the layout that are predicted to be faster, each with what it takes in memory."""
+def _faster_layouts(predicted: Prediction) -> Iterator[Advice]:
+    """Neighbours of the layout that fit and are predicted to be faster, each with the memory that it takes."""
     ask, own = ask_of_run(predicted.run, predicted.prices.cluster), as_settings(predicted.run.layout)
     was = predicted.timed.estimate.allocated
     for what, changes in _neighbours(own):
@@ -37,13 +42,14 @@ def _layouts(predicted: Prediction, least: float) -> Iterator[Advice]:
             continue
         gain = predicted.step - round(plan.best.time.seconds * _PS)
         more = plan.best.estimate.allocated - was
-        if gain > least and plan.fits(plan.best.estimate):
+        if gain > _LEAST_SHARE * predicted.step and plan.fits(plan.best.estimate):
             price = f"{show_bytes(abs(more))} {'more' if more > 0 else 'less'} a rank" if more else "no memory"
             yield {"kind": "layout", "what": what, "gain": gain, "price": price}
 
 
 def _neighbours(own: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Changes of one decision that leave the step's samples as they are."""
+    """Layouts that differ in one decision and train on the same samples in a step: what the change is, in words, and
+    the settings that it changes. `own`: the settings of the run's layout."""
     if own.get("recompute") not in (None, "none", "nothing", ()):
         yield "recompute nothing", {"recompute": "none"}
     micro = int(own.get("micro_batch_size", 1))
@@ -60,11 +66,12 @@ def _neighbours(own: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from ((f"schedule {name}", {"schedule": name}) for name in ("1f1b", "zb_h1") if name != own["schedule"])
 
 
-def beyond(waterfall: Sequence[WaterfallRow], rows: Sequence[OpRow], least: float) -> Iterator[Advice]:
-    """Parts that take longer than predicted, with the ops that make most of it."""
+def slower_parts(waterfall: Sequence[WaterfallRow], rows: Sequence[OpRow], least_share: float) -> Iterator[Advice]:
+    """Parts of the step that take longer than predicted, each with the two ops that add most to it. Parts whose excess
+    is less than `least_share` of the step are left out."""
     at = next(i for i, row in enumerate(waterfall) if row["name"] == "predicted")
     for row in waterfall[at + 1 :]:
-        if row["level"] or row["name"] in _OF_MEASURING or row["picoseconds"] <= 0 or row["share"] < least:
+        if row["level"] or row["name"] in _OF_MEASURING or row["picoseconds"] <= 0 or row["share"] < least_share:
             continue
         own = [r for r in rows if r["part"] == row["name"] and r["measured"] > r["predicted"]]
         most = sorted(own, key=lambda r: r["predicted"] - r["measured"])[:2]
