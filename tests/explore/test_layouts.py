@@ -17,7 +17,7 @@ from explore.test_answers import OPENING, ask, misfits, schema_of
 from penteract.cli import main
 from penteract.explore.answering import answer
 from penteract.explore.schemas.page_schema import VERSION
-from penteract.explore.server.lanes import Lanes
+from penteract.explore.server.worker_queues import WorkerQueues
 
 Json = dict[str, Any]
 TINY = question("tiny", "dp=4,mbs=1", sequence_length=256, global_batch_size=16)
@@ -153,22 +153,22 @@ def test_a_search_delays_no_price_and_stops_within_a_tenth_of_a_second() -> None
         return {"version": VERSION, "kind": kind, "question": asked}
 
     async def use() -> None:
-        lanes = Lanes(OPENING)
-        await lanes.start()
+        queues = WorkerQueues(OPENING)
+        await queues.start()
         try:
-            assert [row async for row in lanes.rows(request("compare", TINY))]  # both processes have begun
-            assert [row async for row in lanes.rows(request("search", TINY))]
-            async with aclosing(lanes.rows(request("search", LONG))) as rows:
+            assert [row async for row in queues.rows(request("compare", TINY))]  # both processes have begun
+            assert [row async for row in queues.rows(request("search", TINY))]
+            async with aclosing(queues.rows(request("search", LONG))) as rows:
                 assert json.loads(await anext(rows))["kind"] == "search_progress"
                 began = time.perf_counter()
-                assert [row async for row in lanes.rows(request("memory", TINY))]
+                assert [row async for row in queues.rows(request("memory", TINY))]
                 assert time.perf_counter() - began < 2
                 began = time.perf_counter()
             assert time.perf_counter() - began < 0.3  # on a machine with other work; the patience is a tenth
-            kinds = [json.loads(row)["kind"] async for row in lanes.rows(request("search", TINY))]
+            kinds = [json.loads(row)["kind"] async for row in queues.rows(request("search", TINY))]
             assert kinds[-1] == "search_end"
         finally:
-            await lanes.end()
+            await queues.end()
 
     with ThreadPoolExecutor(1) as thread:  # a browser of other tests has an event loop in this one
         thread.submit(lambda: asyncio.run(use())).result()

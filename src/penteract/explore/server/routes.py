@@ -20,7 +20,7 @@ from penteract.explore.answering import answer
 from penteract.explore.measured_sweeps.read_sweeps import SweepFolders
 from penteract.explore.schemas.page_schema import MOST_BYTES, MOST_FILE_BYTES, VERSION, Answer, Question
 from penteract.explore.server.guard import Guard, Keys
-from penteract.explore.server.lanes import Lanes
+from penteract.explore.server.worker_queues import WorkerQueues
 from penteract.explore.training_runs.read_profiles import ProfileFolders
 from penteract.explore.training_runs.read_runs import RunFolders
 from penteract.explore.training_runs.run_answer import runs_answer
@@ -48,13 +48,13 @@ def application(opening: Question, keys: Keys, port: int, given: Given) -> ASGIA
     runs = RunFolders(given.runs) if given.runs else None
     sweeps = SweepFolders(given.sweeps) if given.sweeps else None
     profiled = ProfileFolders(tuple(at for at in (given.profiles, given.runs) if at))
-    lanes, files = Lanes(opening), _files()
+    queues, files = WorkerQueues(opening), _files()
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        await lanes.start()
+        await queues.start()
         yield
-        await lanes.end()
+        await queues.end()
 
     async def file(request: Request) -> Response:
         found = files.get(request.path_params.get("path", "index.html"))
@@ -79,7 +79,7 @@ def application(opening: Question, keys: Keys, port: int, given: Given) -> ASGIA
             return _Lines(_read(profiled.turn, lambda: next(answer(asked, opening, profiles=profiled))))
         if (folders := sweeps) and _is_about("bench", asked) and not _has_file(asked):
             return _Lines(_read(folders.turn, lambda: next(answer(asked, opening, sweeps=folders))))
-        return _Lines(lanes.rows(asked))
+        return _Lines(queues.rows(asked))
 
     routes = [Route("/", file), Route("/assets/{path:path}", file), *(Route(path, ask, methods=["POST"]) for path in
               ("/api/ask", FILES))]  # fmt: skip

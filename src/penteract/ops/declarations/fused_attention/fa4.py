@@ -1,7 +1,11 @@
-"""Declarations of FlashAttention-4 (package flash-attn-4), which writes into the registers that it is given.
+"""Declarations of FlashAttention-4 (package flash-attn-4), which writes its results into the given registers.
 
-On Hopper its kernels are those of FlashAttention-3 (Shah et al. 2024, 2407.08608), compiled at first use. What they
-allocate is read off their source, for compute capability 9.0 and heads up to 128.
+On Hopper its kernels are those of FlashAttention-3 (Shah et al. 2024, 2407.08608), compiled at first use. The workspace
+here follows from the allocations in their source, for compute capability 9.0 and head sizes up to 128. All sizes are in
+bytes, unless a name says otherwise.
+
+Shapes: queries [s, b, heads · head size], keys and values [t, b, …]; `t` is larger than `s` where a context rank has
+gathered the keys of all ranks. A call's own order of tokens is that of the sequence.
 """
 
 from __future__ import annotations
@@ -15,23 +19,25 @@ from penteract.ops.declarations.fused_attention.flash import INT, made_lists, qu
 from penteract.ops.declarations.fused_attention.fused import FusedAttention
 from penteract.ops.spec import Widths
 
-KEY_BLOCK = 128  # keys of a tile, in backward
-SEARCHED = 256  # sequences of a call above which it makes lists to find a tile's
+KEY_BLOCK = 128  # keys of a tile of backward's kernel
+LISTED_ABOVE = 256  # a call of more documents than this makes lists in which each tile finds its document
 
 
-def _up(n: int, block: int) -> int:
+def _round_up(n: int, block: int) -> int:
+    """The least multiple of `block` that is at least `n`."""
     return -(-n // block) * block
 
 
 def query_block(head_size: int, *, forward: bool) -> int:
-    """Query rows of a tile under a causal mask or a window."""
+    """Query tokens of a kernel's tile under a causal mask or a window."""
     if forward:
         return 192 if head_size <= 96 else 128
     return 128 if head_size <= 64 else 64
 
 
 class _Heads(NamedTuple):
-    """Heads of queries and of keys; their size, and as the sums of backward have it."""
+    """How many heads queries and keys have on this rank, and their size. `padded`: their size in the sums of
+    backward."""
 
     queries: int
     keys: int
@@ -39,7 +45,7 @@ class _Heads(NamedTuple):
 
     @property
     def padded(self) -> int:
-        return _up(self.size, 32)
+        return _round_up(self.size, 32)
 
     @staticmethod
     def of(ins: Sequence[Shape], attrs: Attrs) -> _Heads:
@@ -47,21 +53,23 @@ class _Heads(NamedTuple):
         return _Heads(ins[0][2] // size, ins[1][2] // size, size)
 
 
-def _sums(heads: _Heads, queries: int, keys: int) -> int:
-    """Bytes of backward's fp32 sums, of so many rows: dq, o times its gradient, log-sum-exp to base 2; and where query
-    heads share keys, dk and dv."""
+def _backward_sums(heads: _Heads, queries: int, keys: int) -> int:
+    """Bytes of what backward accumulates in fp32, for one sequence of so many query and key tokens, padded to tiles:
+    the gradient of q, the row sums of o times its gradient, and the log-sum-exp to base 2. With grouped queries, the
+    gradients of k and v too."""
     shared = 2 * heads.keys * keys * heads.padded if heads.keys < heads.queries else 0
     return (heads.queries * queries * (heads.padded + 2) + shared) * FLOAT
 
 
 class Fa4(FusedAttention):
-    """What both ways to call it have in common."""
+    """What the declarations with and without documents have in common."""
 
     speed: FusedKernel = "fa4"
 
     def reordered(self, phase: str, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
-        """Bytes of what is made in the order of the sequence, because registers lie otherwise: results of rows where
-        heads were dealt, gradients of keys and values where these are many ranks'."""
+        """Bytes of results that the kernel writes to temporaries in sequence order, because their registers have
+        another order. With Ulysses: o and log-sum-exp in forward, the gradient of q in backward. With Ulysses or
+        gathered keys: the gradients of k and v."""
         (s, b, width), (t, _, kv_width), compute = ins[0], ins[1], widths["compute"]
         o = s * b * width // attrs["head_size"] * attrs["value_size"] * compute
         if phase == "forward":
@@ -71,45 +79,49 @@ class Fa4(FusedAttention):
 
 
 class Fa4Attention(Fa4):
-    """All sequences in one call."""
+    """Attention without documents: one call for all sequences of the micro-batch."""
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        made = self.restored(phase, ins, attrs, widths) + self.reordered(phase, ins, attrs, widths)
+        copies = self.restored(phase, ins, attrs, widths) + self.reordered(phase, ins, attrs, widths)
         if phase == "forward":
-            return made
+            return copies
         (s, b, _), t, heads = ins[0], ins[1][0], _Heads.of(ins, attrs)
-        rows = _up(s, query_block(heads.size, forward=False))
-        return made + b * _sums(heads, rows, _up(t, KEY_BLOCK))
+        rows = _round_up(s, query_block(heads.size, forward=False))
+        return copies + b * _backward_sums(heads, rows, _round_up(t, KEY_BLOCK))
 
 
 class Fa4Documents(Fa4):
-    """One call a sequence and chunk of queries, over the documents in it."""
+    """Attention within packed documents: one call for each sequence, and of a context rank for each of its chunks of
+    queries. The call gets the ends of the documents in it."""
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
         (s, b, _), t, heads = ins[0], ins[1][0], _Heads.of(ins, attrs)
         n = query_tokens(s, t)
-        made, lists = made_lists(n)
-        restored = self.restored(phase, ins, attrs, widths) + self.ulysses * s * b * widths["index"]  # starts too
-        one = [(rows, 1, width) for rows, _, width in ins[:3]]  # of one sequence
-        called = lists + self.reordered(phase, one, attrs, widths) + self._searched(phase, n, heads)
+        making, lists = made_lists(n)  # at the peak while the ends of documents are computed, and of the ends
+        starts = self.ulysses * s * b * widths["index"]  # where documents start, in sequence order
+        restored = self.restored(phase, ins, attrs, widths) + starts
+        one = [(rows, 1, width) for rows, _, width in ins[:3]]  # shapes of one sequence
+        calling = lists + self.reordered(phase, one, attrs, widths) + self._document_lists(phase, n, heads)
         if phase == "forward":
-            return restored + max(made, called)
-        log_sum = heads.queries * n * FLOAT  # its copy: of a chunk, or where a sequence's does not lie at 16 bytes
-        moved = n < s or (b > 1 and heads.queries * s % 4)
+            return restored + max(making, calling)
+        # The log-sum-exp is copied if it is that of a chunk, or if a sequence's is not aligned to 16 bytes.
+        log_sum = heads.queries * n * FLOAT
+        copied = n < s or (b > 1 and heads.queries * s % 4)
         block, ends = query_block(heads.size, forward=False), most_documents(n) + 2
         rows, keys = ((m + ends * by - 1) // by * by for m, by in ((n, block), (t, KEY_BLOCK)))
-        return restored + max(made, called + (log_sum if moved else 0) + _sums(heads, rows, keys))
+        return restored + max(making, calling + (log_sum if copied else 0) + _backward_sums(heads, rows, keys))
 
-    def _searched(self, phase: str, n: int, heads: _Heads) -> int:
-        """Bytes of the lists in which tiles find their document, where documents may be many."""
+    def _document_lists(self, phase: str, n: int, heads: _Heads) -> int:
+        """Bytes of the lists in which tiles find their document, where `n` query tokens may hold so many that the call
+        makes them."""
         count = most_documents(n) + 1
-        if count <= SEARCHED:
+        if count <= LISTED_ABOVE:
             return 0
         if phase != "forward":
             return 2 * (count + 1) * INT
-        block, together = query_block(heads.size, forward=True), heads.queries // heads.keys
-        return (count + 1 + (n * together + count * (block - 1)) // block + 1) * INT
+        block, queries_per_key = query_block(heads.size, forward=True), heads.queries // heads.keys
+        return (count + 1 + (n * queries_per_key + count * (block - 1)) // block + 1) * INT

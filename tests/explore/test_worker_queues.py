@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from explore.drawn_questions import question
-from penteract.explore.server.lanes import Lanes
+from penteract.explore.server.worker_queues import WorkerQueues
 
 pytestmark = pytest.mark.alone
 
@@ -25,61 +25,61 @@ def request(kind: str) -> dict[str, Any]:
     return {"version": 1, "kind": kind, "question": TINY}
 
 
-async def kinds(lanes: Lanes, kind: str) -> list[str]:
-    return [json.loads(row)["kind"] async for row in lanes.rows(request(kind))]
+async def kinds(queues: WorkerQueues, kind: str) -> list[str]:
+    return [json.loads(row)["kind"] async for row in queues.rows(request(kind))]
 
 
-async def with_lanes(use: Any) -> None:
-    lanes = Lanes(OPENING)
-    await lanes.start()
+async def with_queues(use: Any) -> None:
+    queues = WorkerQueues(OPENING)
+    await queues.start()
     try:
-        await use(lanes)
+        await use(queues)
     finally:
-        await lanes.end()
+        await queues.end()
 
 
 def run(use: Any) -> None:
     """In a thread of its own: a browser of other tests has an event loop in this one."""
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(lambda: asyncio.run(with_lanes(use))).result()
+        thread.submit(lambda: asyncio.run(with_queues(use))).result()
 
 
 def test_a_worker_that_ends_is_an_answer_and_the_next_question_has_another() -> None:
-    async def use(lanes: Lanes) -> None:
-        assert await kinds(lanes, "memory") == ["memory"]
-        first = lanes.prices.worker
+    async def use(queues: WorkerQueues) -> None:
+        assert await kinds(queues, "memory") == ["memory"]
+        first = queues.prices.worker
         assert first
         os.kill(first.process.pid, signal.SIGKILL)
         await first.process.wait()
-        assert await kinds(lanes, "memory") == ["error"]
-        assert await kinds(lanes, "memory") == ["memory"]
-        assert lanes.prices.worker is not first
+        assert await kinds(queues, "memory") == ["error"]
+        assert await kinds(queues, "memory") == ["memory"]
+        assert queues.prices.worker is not first
 
     run(use)
 
 
 def test_an_answer_that_nobody_reads_is_stopped_and_its_worker_goes_on() -> None:
-    async def use(lanes: Lanes) -> None:
-        worker = lanes.searches.worker
-        async with aclosing(lanes.rows(request("fits"))) as rows:
+    async def use(queues: WorkerQueues) -> None:
+        worker = queues.searches.worker
+        async with aclosing(queues.rows(request("fits"))) as rows:
             async for _ in rows:
                 break  # the page has gone after the first row
-        assert lanes.searches.worker is worker and worker and not worker.dead
-        assert (await kinds(lanes, "fits"))[-1] == "fits_end"
+        assert queues.searches.worker is worker and worker and not worker.dead
+        assert (await kinds(queues, "fits"))[-1] == "fits_end"
 
     run(use)
 
 
 def test_a_worker_that_does_not_stop_is_replaced() -> None:
-    async def use(lanes: Lanes) -> None:
-        worker = lanes.searches.worker
+    async def use(queues: WorkerQueues) -> None:
+        worker = queues.searches.worker
         assert worker
-        async with aclosing(lanes.rows(request("fits"))) as rows:
+        async with aclosing(queues.rows(request("fits"))) as rows:
             async for _ in rows:
                 os.kill(worker.process.pid, signal.SIGSTOP)  # as if it hung
                 break
         assert worker.dead
-        assert (await kinds(lanes, "fits"))[-1] == "fits_end"
-        assert lanes.searches.worker is not worker
+        assert (await kinds(queues, "fits"))[-1] == "fits_end"
+        assert queues.searches.worker is not worker
 
     run(use)

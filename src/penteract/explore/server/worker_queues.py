@@ -1,7 +1,8 @@
-"""Lanes of answers: each computes in a process of its own, one request after another. A search never delays a price.
+"""Two queues of requests, each with a worker process that answers one request after another. So a search, which takes
+seconds, never delays a price, which takes milliseconds.
 
-A request whose page has gone is stopped: its process is told to, and one that does not stop at once is replaced by a
-spare that is warm already.
+When a page closes its request, the worker gets SIGUSR1 and stops computing. A worker that does not stop in time is
+killed, and a spare one takes its place, which has imported the planner already.
 """
 
 from __future__ import annotations
@@ -19,29 +20,31 @@ from penteract.errors import Bug
 from penteract.explore.schemas.page_schema import VERSION, Question
 from penteract.explore.server.answering_process import END
 
-PATIENCE = 0.1  # seconds in which a process stops
-_LONGEST = 2**26  # bytes of a line
+STOP_SECONDS = 0.1  # how long a worker may take to stop, before it is killed
+_LONGEST_LINE = 2**26  # bytes
+# Kinds of requests that take long (`page_schema.py`); all others go to the queue of prices.
 _SEARCHES = ("step", "fits", "schedule", "schedules", "search", "what_if", "ranks", "bench")
 
 
 @dataclass(slots=True)
 class Worker:
-    """One process. `dead`: it has ended, or was told to."""
+    """A worker process (`answering_process.py`). `dead`: it has ended, or was told to."""
 
     process: Process
     dead: bool = False
 
     @staticmethod
     async def start() -> Worker:
-        """A new process, which imports the planner at once. It is in a session of its own: Ctrl-C is not for it."""
+        """Start a process, which imports the planner at once. It has a session of its own, so that Ctrl-C in the
+        terminal does not reach it."""
         command = (sys.executable, "-m", "penteract.explore.server.answering_process")
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, limit=_LONGEST, start_new_session=True
+            *command, stdin=PIPE, stdout=PIPE, limit=_LONGEST_LINE, start_new_session=True
         )  # fmt: skip
         return Worker(process)
 
     async def rows(self, request: bytes) -> AsyncGenerator[bytes]:
-        """The lines of an answer. Raises Bug if the process ends."""
+        """Send a request (one line of JSON), and yield the lines of its answer. Raises Bug if the process ends."""
         assert self.process.stdin and self.process.stdout
         try:
             self.process.stdin.write(request)
@@ -59,13 +62,14 @@ class Worker:
         raise Bug("WORKER", "a worker process has ended", found=str(self.process.returncode), fix="ask again")
 
     async def stop(self) -> bool:
-        """Stop the present answer. -> whether the process can take another one."""
+        """Stop the answer that is being computed, and drop the rest of its lines. -> whether the process can take
+        another request; False also if it has not stopped within `STOP_SECONDS`."""
         assert self.process.stdout
         if self.dead:
             return False
         self.process.send_signal(signal.SIGUSR1)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(STOP_SECONDS):
                 while (line := await self.process.stdout.readline()) != END:
                     if not line:
                         return False
@@ -74,7 +78,7 @@ class Worker:
         return True
 
     async def end(self) -> None:
-        """End the process, and wait until it has ended."""
+        """Kill the process, and wait until it has ended."""
         assert self.process.stdin and self.process.stdout
         self.dead = True
         if self.process.returncode is None:
@@ -85,39 +89,41 @@ class Worker:
 
 
 @dataclass(slots=True)
-class Spare:
-    """One warm process, for a lane that loses its own."""
+class SpareWorker:
+    """A worker that has started ahead of need, for a queue that loses its own."""
 
     _next: asyncio.Task[Worker] | None = None
 
     def warm(self) -> None:
-        """Start one in the background."""
+        """Start a worker in the background."""
         self._next = asyncio.create_task(Worker.start())
 
     async def take(self) -> Worker:
-        """The warm process; another is started."""
+        """The spare worker, once it has started. Another one is started in its place."""
         assert self._next
         worker = await self._next
         self.warm()
         return worker
 
     async def end(self) -> None:
-        """End the process that nobody took."""
+        """End the spare worker, if there is one."""
         if self._next:
             await (await self._next).end()
 
 
 @dataclass(slots=True)
-class Lane:
-    """Answers one request after another; those of pages that have gone leave the queue."""
+class WorkerQueue:
+    """Answers one request after another, in the order in which they come. A request that its page has closed leaves the
+    queue. `lock` is held by the request that is being answered; the others wait for it."""
 
-    spare: Spare
+    spare: SpareWorker
     worker: Worker | None = None
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def rows(self, request: bytes) -> AsyncGenerator[bytes]:
-        """The lines of an answer. Closing the iterator stops it."""
-        async with self.turn:
+        """The lines of the answer to a request, once earlier ones are answered. Closing the iterator stops the
+        answer."""
+        async with self.lock:
             if self.worker is None or self.worker.dead:
                 if self.worker:
                     await self.worker.end()
@@ -133,36 +139,37 @@ class Lane:
 
 
 @dataclass(slots=True)
-class Lanes:
-    """The lane of prices and that of searches."""
+class WorkerQueues:
+    """The queue of prices and the queue of searches. `opening`: the question that the page opens with."""
 
     opening: Question
-    spare: Spare = field(default_factory=Spare)
-    prices: Lane = field(init=False)
-    searches: Lane = field(init=False)
+    spare: SpareWorker = field(default_factory=SpareWorker)
+    prices: WorkerQueue = field(init=False)
+    searches: WorkerQueue = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make the lanes; `start` starts their processes."""
-        self.prices, self.searches = Lane(self.spare), Lane(self.spare)
+        """Make the queues; `start` starts their workers."""
+        self.prices, self.searches = WorkerQueue(self.spare), WorkerQueue(self.spare)
 
     async def start(self) -> None:
-        """Start all processes; they import while the browser opens."""
+        """Start all workers; they import the planner while the browser opens."""
         self.prices.worker, self.searches.worker = await asyncio.gather(Worker.start(), Worker.start())
         self.spare.warm()
 
     async def end(self) -> None:
-        """End all processes."""
-        for lane in (self.prices, self.searches):
-            if lane.worker:
-                await lane.worker.end()
+        """End all workers."""
+        for queue in (self.prices, self.searches):
+            if queue.worker:
+                await queue.worker.end()
         await self.spare.end()
 
     async def rows(self, request: Any) -> AsyncGenerator[bytes]:
-        """The lines of the answer to a request, from its lane. A process that ends is an answer too."""
+        """The lines of the answer to a request, from the queue of its kind. If the worker ends, the answer is one line
+        with the error."""
         kind = cast("dict[str, Any]", request).get("kind") if isinstance(request, dict) else ""
-        lane = self.searches if kind in _SEARCHES else self.prices
+        queue = self.searches if kind in _SEARCHES else self.prices
         line = json.dumps({"request": request, "opening": self.opening}).encode() + b"\n"
-        rows = lane.rows(line)
+        rows = queue.rows(line)
         try:
             async for row in rows:
                 yield row
