@@ -15,7 +15,7 @@ from penteract.units import show_bytes, show_step
 
 _LEAST_SHARE = 0.01  # of a step: smaller gains are left out
 _PS = 10**12  # picoseconds in a second
-_MOST = 5  # pieces of advice
+_MOST = 5  # changes that are shown
 _OF_MEASURING = ("profiler",)  # rows of the waterfall that no change of the run shortens
 
 
