@@ -14,6 +14,7 @@ import platform
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from penteract._version import __version__
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.engine.checkpoint import rank_file
+from penteract.engine.checkpoint.packing import rank_of
 from penteract.engine.checkpoint.rank_file import RankTable
 from penteract.engine.checkpoint.writing import entry
 from penteract.engine.session.saved import KINDS, load_state, state_slices
@@ -36,6 +38,7 @@ RESULT = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "re
 CPU, STEP = torch.device("cpu"), 7
 MODEL = ModelSpec(**SIZES, tied=True, qkv_bias=True, moe=MoESpec(experts=4, top_k=2, ffn_size=24, dense_layers=(0,)))
 PRECISION = "bf16"  # parameters in 16 bits, master weights split
+LARGEST = 2**14  # bytes of a file, so that a rank has several
 _TWO: dict[str, Any] = {"gradient_accumulation_steps": 2}
 LAYOUTS = (
     Layout(), Layout(dp=2), Layout(dp=2, zero=1), Layout(dp=4, zero=1, bucket_bytes=2**12), Layout(dp=3, zero=2),
@@ -67,7 +70,8 @@ def save(at: Path, programs: list[Program], source: Path | None) -> None:
         state = random_state(p) if source is None else allocate(p, CPU)
         if source is not None:
             load_state(source, p, state)
-        tables.append(rank_file.write(at, [entry(s, finite=True) for s in state_slices(p, state)], p.rank))
+        entries = [entry(s, finite=True) for s in state_slices(p, state)]
+        tables.append(rank_file.write(at, entries, p.rank, largest=LARGEST))
     rank_file.finish(at, STEP, {"step": STEP}, tables)
 
 
@@ -103,11 +107,12 @@ def main() -> int:
     torch.set_grad_enabled(False)
     with tempfile.TemporaryDirectory() as folder:
         found = differing(Path(folder))
+        origin = Counter(rank_of(path.name) for path in Path(folder, "origin").glob("*.safetensors"))
     pairs = len(LAYOUTS) * (len(LAYOUTS) - 1)
     record = {
         "command": "python tests/reshard_long.py", "commit": commit(), "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "versions": {"penteract": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "layouts": [str(lay) for lay in LAYOUTS], "pairs": pairs, "equal": pairs - len(found), "differing": found,
+        "layouts": [str(lay) for lay in LAYOUTS], "largest_file": LARGEST, "files_of_one_rank": origin[0], "pairs": pairs, "equal": pairs - len(found), "differing": found,
         "seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
