@@ -112,7 +112,8 @@ def main() -> int:
     record = {
         "command": "python tests/reshard_long.py", "commit": commit(), "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "versions": {"penteract": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "layouts": [str(lay) for lay in LAYOUTS], "largest_file": LARGEST, "files_of_one_rank": origin[0], "pairs": pairs, "equal": pairs - len(found), "differing": found,
+        "layouts": [str(lay) for lay in LAYOUTS], "largest_file": LARGEST, "files_of_one_rank": origin[0],
+        "pairs": pairs, "equal": pairs - len(found), "differing": found,
         "seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip
     RESULT.write_text(json.dumps(record, indent=1) + "\n")

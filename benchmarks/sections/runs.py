@@ -71,7 +71,7 @@ def hosts_and_long_runs() -> str:
         f"""\
 On a CPU. Hosts are namespaces of one machine with torchrun between them (`make test-hosts`); each run must end bitwise as
 one on a single host. Of {pairs["pairs"]} pairs of {len(pairs["layouts"])} layouts, {pairs["equal"]} read what the other saved, and
-would save it again, byte for byte. {soak["steps"]:,} steps with {soak["saves"]} saves in the background: from step
+would save it again, byte for byte, in up to {pairs["files_of_one_rank"]} files a rank. {soak["steps"]:,} steps with {soak["saves"]} saves in the background: from step
 {late[0]["step"]:,} on {late[0]["resident_mib"]:.1f} MiB are resident, {late[-1]["resident_mib"]:.1f} at the end;
 {late[0]["descriptors"]} descriptors, {late[-1]["descriptors"]} at the end.""",
         table("hosts | outcome | seconds", rows),
