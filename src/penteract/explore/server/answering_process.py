@@ -15,8 +15,9 @@ from typing import Any
 
 END = b'{"kind": "end"}\n'  # after the last line of an answer
 _MODULES = (
-    "answering", "step_curve", "would_fit", "schedules.schedule_lanes", "schedules.other_schedules", "layouts.search",
-    "layouts.other_questions", "layouts.side_by_side", "ranks.rank_answer",
+    "answering", "answers.step_curve", "answers.would_fit", "answers.schedules.schedule_lanes",
+    "answers.schedules.other_schedules", "answers.layouts.search", "answers.layouts.other_questions",
+    "answers.layouts.side_by_side", "answers.ranks.rank_answer",
 )  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def main() -> None:
     answering = Answering()
     signal.signal(signal.SIGUSR1, answering.stop)
     for name in _MODULES:  # before the first request
-        import_module(f"penteract.explore.answers.{name}")
+        import_module(f"penteract.explore.{name}")
     out = sys.stdout.buffer
 
     def write(row: bytes) -> None:
