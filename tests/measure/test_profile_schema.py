@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Literal, NotRequired, TypedDict
 
 import pytest
@@ -63,6 +66,19 @@ def test_what_is_no_profile_is_refused_with_its_reason(text: str | None, message
 
 
 FIXTURE = Path(__file__).parent / "profiles" / "tiny_tp2_pp2.json"
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "profile.json")
+
+    def write() -> None:
+        """What a reader that waits gets, so that it does not wait for ever."""
+        with suppress(OSError):
+            (tmp_path / "profile.json").write_text("{}")
+
+    Thread(target=write, daemon=True).start()
+    with pytest.raises(BadInput, match="no profile"):
+        read_profile(tmp_path)
 
 
 def test_a_profile_of_a_run_is_of_its_schema_and_its_waterfall_adds_up():

@@ -12,10 +12,9 @@ from penteract.errors import BadInput
 from penteract.explore.answers.profiles.opened_files import ParsedFiles
 from penteract.explore.training_runs.read_runs import moment
 from penteract.measure.schemas.profile import FILE, ProfileFile
-from penteract.measure.schemas.profile_reader import profile_of
+from penteract.measure.schemas.profile_reader import LARGEST, profile_of
 from penteract.units import printable
 
-_LARGEST = 2**26  # bytes of a file
 _MOST, _KEPT = 500, 4  # profiles that are listed, the newest; and that stay in memory
 _DEEP = 2  # folders below one that was given: a profile may lie in its run's
 
@@ -62,7 +61,7 @@ class ProfileFolders:
     def content(self, name: str) -> bytes:
         """The file of one of them, by a name that was listed. Raises BadInput."""
         self.read(name)
-        return read_regular(self._places[name] / FILE, largest=_LARGEST)
+        return read_regular(self._places[name] / FILE, largest=LARGEST)
 
     def read(self, name: str) -> ProfileFile:
         """One of them, by a name that was listed. Raises BadInput."""
@@ -76,7 +75,7 @@ class ProfileFolders:
             key = found.st_ino, found.st_size, found.st_mtime_ns
             if (kept := self._kept.get(file)) and kept[0] == key:
                 return kept[1]
-            text = read_regular(file, largest=_LARGEST)
+            text = read_regular(file, largest=LARGEST)
         except OSError as error:
             raise BadInput("PROFILE", error.strerror or str(error), where=printable(name, 100)) from None
         profile = profile_of(text, printable(name, 100))

@@ -8,10 +8,13 @@ from math import isfinite
 from pathlib import Path
 from typing import cast
 
+from penteract.config.files.regular import read_regular
 from penteract.errors import BadInput
 from penteract.measure.schemas.profile import FILE, VERSION, ProfileFile
 from penteract.measure.schemas.typed_json import mismatches
+from penteract.units import Bytes
 
+LARGEST: Bytes = 2**26  # of a file
 _DIGITS = 18
 
 
@@ -19,7 +22,7 @@ def read_profile(path: Path) -> ProfileFile:
     """The profile in a folder or file. Raises BadInput where there is none, or one of another version."""
     file = path / FILE if path.is_dir() else path
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_regular(file, largest=LARGEST)
     except (OSError, ValueError):
         raise BadInput("PROFILE", "no profile", where=str(path), fix="penteract profile RUN.toml makes one") from None
     return profile_of(text, str(file))
