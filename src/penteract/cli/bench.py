@@ -44,46 +44,56 @@ bench = App(
 
 @bench.default
 def run(  # noqa: PLR0913 (the options of a verb are its parameters)
-    target: Annotated[str, Parameter(help="A sweep's file; a folder of a sweep, to go on; a run file; or a model.")],
+    target: Annotated[
+        str, Parameter(help="A sweep's file, a sweep's folder to continue, a run file, a preset, or a published model.")
+    ],
     /,
     *,
     grid: Annotated[
         tuple[str, ...], Parameter(help="A key of a run file and its values: parallel.tp=1/2/4. May be repeated.")
     ] = (),
-    top: Annotated[int | None, Parameter(help="The first layouts of `plan` with these options.")] = None,
+    top: Annotated[
+        int | None, Parameter(help="Run this many layouts, the fastest of `penteract plan` with these options.")
+    ] = None,
     gpus: Annotated[
-        str | None, Parameter(help="Such as 8xH200, or a file of `calibrate`: predicts the time, and what fits.")
+        str | None,
+        Parameter(help="Such as 8xH200, or a file of `calibrate`: predict the time of a step, and what fits."),
     ] = None,
     ranks: Annotated[
-        int | None, Parameter(help="Of each case; dp is what is left. By default those of --gpus.")
+        int | None, Parameter(help="Ranks of each case; dp follows. By default the number of --gpus.")
     ] = None,
-    seq: Annotated[
-        int | None, Parameter(help="With --top: as in `plan`. So are batch, fix, precision, optimizer.")
+    seq: Annotated[int | None, Parameter(help="With --top: tokens a sequence.")] = None,
+    batch: Annotated[
+        str | None, Parameter(help="With --top: global batch size in tokens (1Mi) or sequences (128seqs).")
     ] = None,
-    batch: Annotated[str | None, Parameter(help="With --top: tokens of a step (1Mi), or sequences (128seqs).")] = None,
-    fix: Annotated[str | None, Parameter(help="With --top: settings that are held, as tp=2/4.")] = None,
-    precision: Annotated[str | None, Parameter(help="With --top: a recipe, or several.")] = None,
+    fix: Annotated[str | None, Parameter(help="With --top: only layouts with these settings, such as tp=2/4.")] = None,
+    precision: Annotated[
+        str | None, Parameter(help="With --top: a precision recipe, or several: bf16,bf16_pure.")
+    ] = None,
     optimizer: Annotated[str | None, Parameter(help="With --top: adamw or muon.")] = None,
-    headroom: Annotated[float | None, Parameter(help="Share of a GPU's memory that is kept free of tensors.")] = None,
+    headroom: Annotated[
+        float | None, Parameter(help="Fraction of a GPU's memory that is kept free of tensors.")
+    ] = None,
     steps: Annotated[int | None, Parameter(help="Timed steps of a case; by default 10.")] = None,
-    warmup: Annotated[int | None, Parameter(help="Steps before them; by default 3.")] = None,
-    limit: Annotated[
-        float | None, Parameter(help="Seconds of a case, after which it is stopped; by default 600.")
-    ] = None,
+    warmup: Annotated[int | None, Parameter(help="Steps of a case before the timed ones; by default 3.")] = None,
+    limit: Annotated[float | None, Parameter(help="Seconds after which a case is stopped; by default 600.")] = None,
     budget: Annotated[
-        float | None, Parameter(help="GPU-minutes of all cases: none begins that would exceed it.")
+        float | None, Parameter(help="GPU-minutes of all cases: no case starts that would exceed it.")
     ] = None,
-    data: Annotated[str | None, Parameter(help="random, or run: the run file's data.")] = None,
-    out: Annotated[Path | None, Parameter(help="The sweep's folder; by default sweeps/ and its name.")] = None,
+    data: Annotated[
+        str | None,
+        Parameter(help="What cases train on: random tokens, or run, the run file's data. By default random."),
+    ] = None,
+    out: Annotated[Path | None, Parameter(help="The sweep's folder; by default sweeps/NAME.")] = None,
     slurm: Annotated[
-        bool, Parameter(negative="", help="Each case is a job of Slurm, as [slurm] of its run says.")
+        bool, Parameter(negative="", help="Run each case as a Slurm job, with the settings of [slurm] in its run file.")
     ] = False,
-    usd_per_gpu_hour: Annotated[float | None, Parameter(help="Short for --slurm.usd_per_gpu_hour.")] = None,
+    usd_per_gpu_hour: Annotated[float | None, Parameter(help="Short for --slurm.usd_per_gpu_hour: US dollars.")] = None,
     dry_run: Annotated[
-        bool, Parameter(negative="", help="Print the cases, with --slurm the batch files, and what they cost; stop.")
+        bool, Parameter(negative="", help="Print the cases and their cost, with --slurm the batch files, and exit.")
     ] = False,
     json: Annotated[bool, Parameter(negative="", help="Print one JSON object at the end.")] = False,
-    debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, Parameter(negative="", help="Show the traceback of an error.")] = False,
     overrides: Annotated[Sequence[str], Parameter(parse=False)],
 ) -> int:
     """Run a sweep: each case for some steps, in fresh processes. Run it again, and it goes on with what is not done.

@@ -34,8 +34,8 @@ def calibrate(
     out: Annotated[
         Path | None,
         Parameter(
-            help="The hardware file to write; rows are kept beside it, as .rows.jsonl. By default the one that"
-            " --gpus here takes."
+            help="The hardware file to write; the measurements are kept beside it, as .rows.jsonl. By default the file "
+            "that --gpus here reads."
         ),
     ] = None,
     budget: Annotated[
@@ -44,11 +44,13 @@ def calibrate(
     ] = None,
     check: Annotated[
         str | None,
-        Parameter(help="A hardware file, or here: say which device is slower than it, in a minute. Writes nothing."),
+        Parameter(
+            help="A hardware file, or here: measure a minute, and say which devices are slower than it. Writes nothing."
+        ),
     ] = None,
-    debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, Parameter(negative="", help="Show the traceback of an error.")] = False,
 ) -> int:
-    """Measure one device of this machine while it is hot, and write a file for `plan --gpus FILE.toml`.
+    """Measure one device of this machine under sustained load, and write a file for `plan --gpus FILE.toml`.
 
     It measures products of each dtype, the fused attention of each library that is installed, pointwise kernels, copies
     and launches, the most used first. Stopped or out of budget, the same command goes on. Links between devices are not

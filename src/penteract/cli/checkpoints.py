@@ -44,10 +44,12 @@ def checkpoints(
     run: Annotated[str, Parameter(help="A run folder, or latest.")] = "latest",
     /,
     *,
-    verify: Annotated[bool, Parameter(negative="", help="Read all bytes and compare their digests.")] = False,
+    verify: Annotated[bool, Parameter(negative="", help="Read every byte and compare digests.")] = False,
     prune: Annotated[
         int | None,
-        Parameter(help="Keep so many steps, besides the newest proven one; remove older ones and all set aside."),
+        Parameter(
+            help="Keep this many checkpoints, and the newest proven one; remove older ones and all that are set aside."
+        ),
     ] = None,
     json: Annotated[bool, Parameter(negative="", help="Print one JSON object.")] = False,
 ) -> int:

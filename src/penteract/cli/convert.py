@@ -26,22 +26,23 @@ EXAMPLES = (
 
 
 def convert(
-    weights: Annotated[str, Parameter(help="A run folder, one of its steps, latest, or a Hugging Face folder.")],
+    weights: Annotated[str, Parameter(help="A run folder, one of its checkpoints, latest, or a Hugging Face folder.")],
     to: Annotated[Path, Parameter(help="The folder to write; it must not exist.")],
     /,
     *,
     dtype: Annotated[
         Literal["bf16", "fp32", "fp64"] | None,
-        Parameter(help="Of the written tensors; by default bf16 for Hugging Face, fp32 for penteract."),
+        Parameter(help="Dtype of the written tensors; by default bf16 for Hugging Face, fp32 for penteract."),
     ] = None,
     shard_gib: Annotated[
-        float, Parameter(help="The largest size of one file; converting takes up to twice as much memory.")
+        float, Parameter(help="The largest size of a file in GiB; converting takes up to twice as much memory.")
     ] = 5.0,
     vocab_size: Annotated[
-        int, Parameter(help="Rows of the embedding to write, without padding; 0: as in the original weights.")
+        int,
+        Parameter(help="Rows of the embedding to write, without padding rows; 0: as many as the original weights had."),
     ] = 0,
-    json: Annotated[bool, Parameter(negative="", help="Print one closing JSON object.")] = False,
-    debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
+    json: Annotated[bool, Parameter(negative="", help="Print one JSON object at the end.")] = False,
+    debug: Annotated[bool, Parameter(negative="", help="Show the traceback of an error.")] = False,
 ) -> int:
     """Write weights as a folder that transformers and vLLM load, or read such a folder.
 

@@ -35,11 +35,19 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
     model: Annotated[str, Parameter(help="What the page opens with: a published model, or a config.json.")] = "",
     /,
     *,
-    gpus: Annotated[str, Parameter(help="Such as 8xH200.")] = "8xH200",
-    layout: Annotated[str, Parameter(help="As in `penteract plan --layout`; dp is what is left of the GPUs.")] = "",
-    seq: Annotated[int | None, Parameter(help="Tokens of a sequence; by default 8192, or the model's limit.")] = None,
-    batch: Annotated[str, Parameter(help="Tokens of a step (1Mi), or sequences (128seqs).")] = "1Mi",
-    precision: Annotated[str, Parameter(help="A recipe: bf16, fp8_tensorwise.")] = "bf16",
+    gpus: Annotated[
+        str, Parameter(help="The GPUs that the page opens with: 8xH200, or 64x8xH100 (nodes x GPUs).")
+    ] = "8xH200",
+    layout: Annotated[
+        str, Parameter(help="The layout that the page opens with, as in `penteract plan --layout`; dp follows.")
+    ] = "",
+    seq: Annotated[
+        int | None, Parameter(help="Tokens a sequence; by default 8192, or the model's limit if that is less.")
+    ] = None,
+    batch: Annotated[
+        str, Parameter(help="Global batch size of a step: in tokens (1Mi) or sequences (128seqs).")
+    ] = "1Mi",
+    precision: Annotated[str, Parameter(help="A precision recipe: bf16, fp8_tensorwise.")] = "bf16",
     runs: Annotated[Path | None, Parameter(help="A folder of runs, or one run, to show; read, never written.")] = None,
     profiles: Annotated[
         Path | None, Parameter(help="A folder of profiles, or one profile, to show; read, never written.")
@@ -47,8 +55,8 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
     sweeps: Annotated[
         Path | None, Parameter(help="A folder of sweeps of bench, or one sweep, to show; read, never written.")
     ] = None,
-    port: Annotated[int, Parameter(help="Of this machine; 0 takes a free one.")] = 0,
-    browser: Annotated[bool, Parameter(help="Open the browser.")] = True,
+    port: Annotated[int, Parameter(help="The port on this machine; 0 takes a free one.")] = 0,
+    browser: Annotated[bool, Parameter(help="Open the page in a browser.")] = True,
     export: Annotated[
         Path | None, Parameter(help="Write the page into this folder instead, as files for any web server.")
     ] = None,

@@ -42,24 +42,27 @@ EXAMPLES = (
 
 def profile(  # noqa: PLR0913 (the options of a verb are its parameters)
     run: Annotated[str | None, Parameter(help="A run file, a run's folder, or latest.")] = None,
-    other: Annotated[str | None, Parameter(help="With two profiles: which ops make the difference.")] = None,
+    other: Annotated[str | None, Parameter(help="A second profile: compare the first with it, op by op.")] = None,
     /,
     *,
     preset: Annotated[str | None, Parameter(help=f"Start from {', '.join(PRESETS)}, or a published model.")] = None,
     gpus: Annotated[
-        str | None, Parameter(help="What predictions rest on: a hardware file of this machine, or a name as of plan.")
+        str | None,
+        Parameter(help="The rates of the prediction: a hardware file of this machine, or a name such as 8xH200."),
     ] = None,
-    init: Annotated[str | None, Parameter(help="Weights to start from, as of train.")] = None,
-    out: Annotated[Path | None, Parameter(help="The folder to write; it must not exist.")] = None,
+    init: Annotated[str | None, Parameter(help="Weights to start from, as in train.")] = None,
+    out: Annotated[
+        Path | None, Parameter(help="The folder to write; it must not exist. By default a new one in profiles/.")
+    ] = None,
     all: Annotated[bool, Parameter(negative="", help="Print every op.")] = False,
     json: Annotated[bool, Parameter(negative="", help="Print the profile as JSON.")] = False,
-    debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, Parameter(negative="", help="Show the traceback of an error.")] = False,
     overrides: Annotated[Sequence[str], Parameter(parse=False)],
 ) -> int:
-    """Measure a step of a run on all of its ranks, lay it over the predicted one, and tell what would make it faster.
+    """Measure a step of a run on all of its ranks, compare it with the prediction, and say what would make it faster.
 
     Ten steps are timed bare, three more under torch's profiler, and one counts memory. Any value of a run file can be
-    set, as of train. Nothing of the run is changed.
+    set, as in train. Nothing of the run is changed.
     """
     if other is not None:
         ours = {"--preset": preset, "--gpus": gpus, "--init": init, "--out": out}

@@ -30,16 +30,21 @@ def rehearse(  # noqa: PLR0913 (the options of a verb are its parameters)
     run: Annotated[Path | None, Parameter(help="A run file; see `penteract init` and `penteract plan --out`.")] = None,
     /,
     *,
-    rank: Annotated[int | None, Parameter(help="The rank to rehearse; by default 0.")] = None,
-    corners: Annotated[bool, Parameter(negative="", help="Rehearse a rank of every kind instead.")] = False,
-    gpus: Annotated[str | None, Parameter(help="The GPUs that it is for, as `plan` takes them: 512x8xH100.")] = None,
-    headroom: Annotated[float, Parameter(help="Share of a GPU's memory that is kept free of tensors.")] = HEADROOM,
+    rank: Annotated[int | None, Parameter(help="The global rank to rehearse; by default 0.")] = None,
+    corners: Annotated[
+        bool, Parameter(negative="", help="Rehearse a rank of every kind: first and last stage, the ends of each axis.")
+    ] = False,
+    gpus: Annotated[
+        str | None,
+        Parameter(help="The GPUs of the run, as in `plan`: 512x8xH100. Without it, no memory limit is checked."),
+    ] = None,
+    headroom: Annotated[float, Parameter(help="Fraction of a GPU's memory that is kept free of tensors.")] = HEADROOM,
     preset: Annotated[str | None, Parameter(help="Start from a preset or a published model, as `train` does.")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print one JSON object: schema penteract.rehearsal/1.")] = False,
-    debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, Parameter(negative="", help="Show the traceback of an error.")] = False,
     overrides: Annotated[Sequence[str], Parameter(parse=False)],
 ) -> int:
-    """Walk a rank's start, two steps, their updates and its checkpoint, with the engine's own code and no device.
+    """Run one rank's start, two steps and checkpoint with the engine's own code, without a GPU: tensors have no data.
 
     It needs torch, but no GPU, and takes a world of any size. Exit code 0: nothing is wrong; 70: a mismatch, each as
     one line; 71: a rank does not fit its GPU. Any value of a run file can be set: `--section.key VALUE`.

@@ -27,16 +27,21 @@ EXAMPLES = (
 
 def report(
     *,
-    records: Annotated[Path, Parameter(help="The folder of records of a checkout.")] = Path("benchmarks/results"),
-    sweeps: Annotated[tuple[Path, ...], Parameter(help="Folders of `penteract bench`.", consume_multiple=True)] = (),
+    records: Annotated[Path, Parameter(help="The folder of records, in a checkout of the repository.")] = Path(
+        "benchmarks/results"
+    ),
+    sweeps: Annotated[
+        tuple[Path, ...], Parameter(help="Folders of sweeps of `penteract bench` to read, too.", consume_multiple=True)
+    ] = (),
     published: Annotated[
-        Path | None, Parameter(help="A folder of measurements of others: of each set, the errors alone are kept.")
+        Path | None,
+        Parameter(help="A folder of published measurements of other projects: only the errors of each set are kept."),
     ] = None,
-    out: Annotated[Path, Parameter(help="The page; its plots are beside it.")] = Path("docs/accuracy.md"),
-    record: Annotated[Path, Parameter(help="The errors of each row, which later reports compare with.")] = Path(
+    out: Annotated[Path, Parameter(help="The page to write; its plots are beside it.")] = Path("docs/accuracy.md"),
+    record: Annotated[Path, Parameter(help="The file of each row's error: compared with, then written anew.")] = Path(
         "benchmarks/results/accuracy.json"
     ),
-    debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, Parameter(negative="", help="Show the traceback of an error.")] = False,
 ) -> int:
     """Write a page of predicted against measured memory and step time, of every row that was recorded.
 

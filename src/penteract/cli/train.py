@@ -43,30 +43,37 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     /,
     *,
     preset: Annotated[
-        str | None, Parameter(help=f"Start from {', '.join(PRESETS)}, or a published model: llama-3.1-8b.")
+        str | None,
+        Parameter(help=f"Start from {', '.join(PRESETS)}, or the name of a published model, such as llama-3.1-8b."),
     ] = None,
-    steps: Annotated[int | None, Parameter(help="Short for --training.steps.")] = None,
-    compare: Annotated[str | None, Parameter(help="A run folder, or latest: compare each step's loss with it.")] = None,
+    steps: Annotated[int | None, Parameter(help="Short for --training.steps: the last step of the run.")] = None,
+    compare: Annotated[
+        str | None, Parameter(help="A run folder, or latest: show how far losses and first gradients are from its.")
+    ] = None,
     resume: Annotated[str | None, Parameter(help="A run folder, or latest: continue from its last checkpoint.")] = None,
     init: Annotated[
         str | None, Parameter(help="Weights to start from: a Hugging Face folder, a run folder, or latest.")
     ] = None,
     into: Annotated[
-        Path | None, Parameter(help="The run's folder: made, or, where it has a checkpoint, gone on with.")
+        Path | None, Parameter(help="The run's folder. It is made; if it has a checkpoint, the run resumes from it.")
     ] = None,
-    slurm: Annotated[bool, Parameter(negative="", help="Submit the run as a job of Slurm, as [slurm] says.")] = False,
-    dry_run: Annotated[
-        bool, Parameter(negative="", help="With --slurm: print the batch file with GPU-hours and cost.")
+    slurm: Annotated[
+        bool,
+        Parameter(negative="", help="Submit the run as a Slurm job, with the settings of [slurm] in the run file."),
     ] = False,
-    usd_per_gpu_hour: Annotated[float | None, Parameter(help="Short for --slurm.usd_per_gpu_hour.")] = None,
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="With --slurm: print the batch file, GPU-hours and cost, and submit nothing.")
+    ] = False,
+    usd_per_gpu_hour: Annotated[float | None, Parameter(help="Short for --slurm.usd_per_gpu_hour: US dollars.")] = None,
     grace: Annotated[
-        float, Parameter(help="Seconds from a scheduler's signal to its kill: said if a step and a save take longer.")
+        float,
+        Parameter(help="Seconds between a scheduler's signal and its kill: warn if a step and a save take longer."),
     ] = 30.0,
     json: Annotated[
-        bool, Parameter(negative="", help="Print one closing JSON object; steps are in metrics.jsonl.")
+        bool, Parameter(negative="", help="Print one JSON object at the end; the steps are in metrics.jsonl.")
     ] = False,
-    draw: Annotated[bool, Parameter(negative="", help="Draw the pipeline's schedule and stop.")] = False,
-    debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
+    draw: Annotated[bool, Parameter(negative="", help="Draw the pipeline schedule and exit.")] = False,
+    debug: Annotated[bool, Parameter(negative="", help="Show the traceback of an error.")] = False,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None, Parameter(help="Short for --training.log_level.")
     ] = None,
