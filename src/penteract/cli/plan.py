@@ -49,77 +49,48 @@ EXAMPLES = (
 
 @uncollected()
 def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
-    model: Annotated[
-        str, Parameter(help="The name of a published model (--models), a config.json, or its folder.")
-    ] = "",
+    model: Annotated[str, Parameter(help="A published model (--models), a config.json, or its folder.")] = "",
     /,
     *,
-    gpus: Annotated[
-        str, Parameter(help="The GPUs: 8xH200, 64x8xH100 (nodes x GPUs), here, or a file of `penteract calibrate`.")
-    ] = "",
+    gpus: Annotated[str, Parameter(help="8xH200, 64x8xH100 (nodes x GPUs), here, or a file of `calibrate`.")] = "",
     models: Annotated[bool, Parameter(negative="", help="List the published models and exit.")] = False,
     seq: Annotated[
-        int | None, Parameter(help="Tokens a sequence; by default 8192, or the model's limit if that is less.")
-    ] = None,
-    batch: Annotated[
-        str, Parameter(help="Global batch size of a step: in tokens (1Mi) or sequences (128seqs).")
-    ] = "1Mi",
+        int | None, Parameter(help="Tokens a sequence; by default 8192, or less if the model's limit is.")] = None,
+    batch: Annotated[str, Parameter(help="Global batch size in tokens (1Mi) or sequences (128seqs).")] = "1Mi",
     top: Annotated[int, Parameter(help="How many layouts to show, the fastest first.")] = 10,
     why: Annotated[
         int | None,
-        Parameter(help="Explain the layout of this number in the table: its time, its memory, what would beat it."),
-    ] = None,
-    layout: Annotated[
-        str | None, Parameter(help="Estimate this layout alone: tp=2,pp=2,zero=1. dp follows from the GPUs.")
-    ] = None,
+        Parameter(help="Explain the layout of this number: time, memory, and what would beat it.")] = None,
+    layout: Annotated[str | None, Parameter(help="Estimate this layout alone: tp=2,pp=2,zero=1. dp follows.")] = None,
     fix: Annotated[
         str | None,
-        Parameter(
-            help="Search only layouts with these settings, a slash between values: tp=2/4,recompute=none. "
-            "Settings have the names of the table, or of keys of run files in parallel, memory and kernels."
-        ),
-    ] = None,
-    tp_across_nodes: Annotated[
-        bool, Parameter(negative="", help="Try tensor-parallel groups that span nodes, too.")
-    ] = False,
+        Parameter(help="Search only layouts with these settings, a slash between values: tp=2/4,recompute=none. "
+            "Settings have names as in the table, or as keys of run files in parallel, memory and kernels.")] = None,
+    tp_across_nodes: Annotated[bool, Parameter(negative="", help="Also try tensor groups that span nodes.")] = False,
     draw: Annotated[
-        bool, Parameter(negative="", help="Draw the pipeline schedule of the fastest layout, or of --why.")
-    ] = False,
-    tokens: Annotated[
-        str | None, Parameter(help="Tokens of the whole training (15T): show its days and GPU-hours.")
-    ] = None,
-    usd_per_gpu_hour: Annotated[
-        float | None, Parameter(help="With --tokens: US dollars a GPU-hour, to show the cost.")
-    ] = None,
+        bool, Parameter(negative="", help="Draw the pipeline schedule of the fastest layout, or of --why.")] = False,
+    tokens: Annotated[str | None, Parameter(help="Tokens of the whole training (15T): its days, GPU-hours.")] = None,
+    usd_per_gpu_hour: Annotated[float | None, Parameter(help="With --tokens: US dollars, for the cost.")] = None,
     precision: Annotated[
         str,
-        Parameter(
-            help="A precision recipe, or several to compare: bf16,bf16_pure. Its parts are set as in run files: "
-            "--precision.moments int8. It changes the numerics of the training."
-        ),
-    ] = "bf16",
+        Parameter(help="A precision recipe, or several to compare: bf16,bf16_pure. Its parts are set as in run files: "
+            "--precision.moments int8. It changes the numerics of the training.")] = "bf16",
     modules: Annotated[
         str,
-        Parameter(help="Short for --precision.modules, by parameter names: `*:moments=int8,embedding*:moments=fp32`."),
-    ] = "",
+        Parameter(help="Short for --precision.modules, by name: `*:moments=int8,embedding*:moments=fp32`.")] = "",
     optimizer: Annotated[
-        str, Parameter(help="adamw; or muon, which uses AdamW for all but matrices between hidden states.")
-    ] = "adamw",
+        str, Parameter(help="adamw; or muon, which uses AdamW for all but matrices between hidden states.")] = "adamw",
     headroom: Annotated[float, Parameter(help="Fraction of a GPU's memory that is kept free of tensors.")] = HEADROOM,
     out: Annotated[Path | None, Parameter(help="Write a run file of the fastest layout, or of --why.")] = None,
     trace: Annotated[
         Path | None,
-        Parameter(help="Write the timeline of a step, of the fastest layout or of --why, for ui.perfetto.dev."),
-    ] = None,
-    trace_pp_rank: Annotated[
-        int | None, Parameter(help="With --trace: write this pipeline rank alone; the first is 0.")
-    ] = None,
+        Parameter(help="Write a step of the fastest layout, or of --why, for ui.perfetto.dev.")] = None,
+    trace_pp_rank: Annotated[int | None, Parameter(help="With --trace: this pipeline rank alone, from 0.")] = None,
     json: Annotated[
-        bool, Parameter(negative="", help="Print one JSON object (schema_version 1) instead of the table.")
-    ] = False,
+        bool, Parameter(negative="", help="Print one JSON object (schema_version 1) instead of the table.")] = False,
     debug: Annotated[bool, Parameter(negative="", help="Show the traceback of an error.")] = False,
     overrides: Annotated[Sequence[str], Parameter(parse=False)],
-) -> int:
+) -> int:  # fmt: skip
     """Rank the layouts that fit in the memory of a cluster, by the simulated time of a training step.
 
     Layouts that recompute or shard more than they need to fit are left out; --layout and --fix can still name them.

@@ -44,41 +44,32 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     *,
     preset: Annotated[
         str | None,
-        Parameter(help=f"Start from {', '.join(PRESETS)}, or the name of a published model, such as llama-3.1-8b."),
-    ] = None,
+        Parameter(help=f"Start from {', '.join(PRESETS)}, or a published model, as llama-3.1-8b.")] = None,
     steps: Annotated[int | None, Parameter(help="Short for --training.steps: the last step of the run.")] = None,
     compare: Annotated[
-        str | None, Parameter(help="A run folder, or latest: show how far losses and first gradients are from its.")
-    ] = None,
+        str | None, Parameter(help="A run folder, or latest: compare losses and the first gradients.")] = None,
     resume: Annotated[str | None, Parameter(help="A run folder, or latest: continue from its last checkpoint.")] = None,
     init: Annotated[
-        str | None, Parameter(help="Weights to start from: a Hugging Face folder, a run folder, or latest.")
-    ] = None,
+        str | None, Parameter(help="Weights to start from: a Hugging Face folder, a run folder, or latest.")] = None,
     into: Annotated[
-        Path | None, Parameter(help="The run's folder. It is made; if it has a checkpoint, the run resumes from it.")
-    ] = None,
+        Path | None, Parameter(help="The run's folder, made if need be. A checkpoint in it is resumed.")] = None,
     slurm: Annotated[
         bool,
-        Parameter(negative="", help="Submit the run as a Slurm job, with the settings of [slurm] in the run file."),
-    ] = False,
+        Parameter(negative="", help="Submit a Slurm job, with the settings of [slurm].")] = False,
     dry_run: Annotated[
-        bool, Parameter(negative="", help="With --slurm: print the batch file, GPU-hours and cost, and submit nothing.")
-    ] = False,
+        bool, Parameter(negative="", help="With --slurm: print the batch file and cost, submit nothing.")] = False,
     usd_per_gpu_hour: Annotated[float | None, Parameter(help="Short for --slurm.usd_per_gpu_hour: US dollars.")] = None,
     grace: Annotated[
         float,
-        Parameter(help="Seconds between a scheduler's signal and its kill: warn if a step and a save take longer."),
-    ] = 30.0,
+        Parameter(help="Seconds from a scheduler's signal to its kill: warn if a step and save take longer.")] = 30.0,
     json: Annotated[
-        bool, Parameter(negative="", help="Print one JSON object at the end; the steps are in metrics.jsonl.")
-    ] = False,
+        bool, Parameter(negative="", help="Print one JSON object at the end; steps are in metrics.jsonl.")] = False,
     draw: Annotated[bool, Parameter(negative="", help="Draw the pipeline schedule and exit.")] = False,
     debug: Annotated[bool, Parameter(negative="", help="Show the traceback of an error.")] = False,
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"] | None, Parameter(help="Short for --training.log_level.")
-    ] = None,
+        Literal["debug", "info", "warning", "error"] | None, Parameter(help="Short for --training.log_level.")] = None,
     overrides: Annotated[Sequence[str], Parameter(parse=False)],
-) -> int:
+) -> int:  # fmt: skip
     """Train a model, on this machine or on the ranks that torchrun starts.
 
     Any value of a run file can be set here: `--section.key VALUE` or `section.key=VALUE`.
