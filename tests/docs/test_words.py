@@ -53,6 +53,7 @@ RETIRED_NAMES = {
     "period of a schedule, tick of a watch, last_read of FSDP": "last_turn unit_turns UnitTurns",
     "failure_row, one_line, print_grace, refuse_used_folder": "_told _say_grace refuse_taken",
     "as_settings, parse_settings, SettingFilter": "as_axes parse_axes changed_axes AxisFilter",
+    "RecipeState; LearningRateSchedule, lr_schedule of a run; WorkerQueue": "Recipe RECIPE LearningRate Lane Lanes",
     "P2PBatch, post_p2p, wait_recv, wait_sends": "Exchange exchange exchanges _exchange",
 }
 RETIRED_STRINGS = {"tp_all_gather, tp_reduce_scatter": "enter leave", "rotary_columns": "turned"}
