@@ -9,12 +9,15 @@ import pytest
 import torch
 from hypothesis import settings
 
+from draws import TIMES, USUAL
 from pool import Pool
 
 pytest_plugins = ["shards", "browsers"]
 
-# `pytest --hypothesis-profile=ci`: the same draws every time. Otherwise new ones, and failures are remembered.
+# `pytest --hypothesis-profile=ci`: the same draws every time. `wide`: more of those
+# that `draws` counts, by a seed. Otherwise new ones, and failures are remembered.
 settings.register_profile("ci", derandomize=True, database=None, deadline=None, print_blob=True)
+settings.register_profile("wide", max_examples=TIMES * USUAL, database=None, deadline=None, print_blob=True)
 settings.register_profile("local", deadline=None)
 settings.load_profile("local")
 

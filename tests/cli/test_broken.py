@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from draws import draws
 from penteract.cli import main
 from penteract.config.files.keys import keys
 from penteract.config.files.read import read_overrides
@@ -18,7 +19,7 @@ from penteract.config.layout import CP_METHODS
 from penteract.config.resolve.resolved_run import resolve
 from penteract.schedule.registry import SCHEDULES
 
-QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = draws(24)
 
 DEGREE = st.integers(1, 40) | st.sampled_from([64, 1000, 2**14, 2**20])
 LAYOUT = {
@@ -121,7 +122,7 @@ def _is_fine(words: list[str]) -> bool:
     return True
 
 
-@settings(QUIET, max_examples=40)
+@QUIET
 @given(words=st.lists(WORDS, min_size=1, max_size=5))
 def test_a_broken_command_line_is_told_in_lines(started: list[Any], words: list[str]) -> None:
     started.clear()

@@ -145,7 +145,7 @@ def test_measuring_commands_are_understood(command: str) -> None:
 
 @pytest.mark.parametrize("command", QUICK)
 def test_quick_commands_run(command: str, tmp_path: Path) -> None:
-    done = run(["-m", "penteract", *shlex.split(command)[1:]], tmp_path)
+    done = forks.penteract(shlex.split(command)[1:], ENVIRONMENT, folder=tmp_path, limit=60)
     assert done.returncode == 0, done.stderr
 
 

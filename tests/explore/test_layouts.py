@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from draws import seeds
 from explore.drawn_questions import drawn, question
 from explore.test_answers import OPENING, ask, misfits, schema_of
 from penteract.cli import main
@@ -75,7 +76,7 @@ def test_rows_have_the_schema_and_the_front_is_one(asked: Json) -> None:
         assert one["front"] == (not better) or [p for p in better if p["seconds"] == one["seconds"]]
 
 
-@pytest.mark.parametrize("seed", range(100, 124))
+@seeds(10, first=100)
 def test_a_step_is_its_ideal_and_what_is_lost(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     """To the picosecond; and each part is the planner's own."""
     [row] = ask("compare", drawn(seed))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from draws import seeds
 from explore.drawn_questions import drawn, question
 from explore.opened import Opened, opened
 from explore.served import Served, link, served
@@ -58,7 +59,7 @@ def test_the_view_is_whole(shared: Opened) -> None:
 # ---- what the command line says --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(100, 130))
+@seeds(10, first=100)
 def test_the_screen_says_what_the_command_line_says(
     shared: Opened, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
+from draws import draws
 from faults.test_saved_state import at_step, session, steps
 from layouts import Case, _prepare
 from penteract.config.run import Optimizer
@@ -73,7 +74,7 @@ def flipped(rank: int, groups: ProcessGroups, case: Case, odd: int) -> list[list
     return found
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@draws(6)
 @given(case=cases(max_ranks=8))
 def test_layouts_have_no_false_alarm_and_miss_nothing(pool: Pool, case: Case) -> None:
     odd = case.layout.world - 1

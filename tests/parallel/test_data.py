@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hypothesis import given
 
+from draws import draws
 from layouts import Case
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
@@ -33,6 +34,7 @@ def test_shards_of_a_bucket_are_equal_and_make_it_whole(case: Case) -> None:
                 assert b.shard_ranks == (b.reduce_ranks if lay.zero else (p.rank,))
 
 
+@draws(40)
 @given(case=cases(max_ranks=8))
 def test_holders_agree_on_who_has_which_shard(case: Case) -> None:
     """The same buckets for all; each sharer has another shard, and replicas have the same."""

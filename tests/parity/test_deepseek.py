@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 import mutations as m
+from draws import draws
 from layouts import Case, Mutation
 from parity.test_layouts import check
 from parity.test_mutations import red
@@ -34,7 +35,7 @@ FAULTS: list[tuple[Mutation, Case, set[str]]] = [
 ]
 
 
-@settings(max_examples=5, suppress_health_check=list(HealthCheck))
+@draws(3)
 @given(case=cases(max_ranks=8, deepseek=True))
 def test_a_layout_is_one_process_and_its_price(pool: Pool, case: Case) -> None:
     check(pool, case)

@@ -12,8 +12,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 
+from draws import draws
 from layouts import Case, Subject, _prepare, _step, made_once
 from penteract.config.layout import FUSIONS, Layout
 from penteract.config.mesh import Mesh
@@ -195,7 +196,7 @@ def test_what_is_cast_once_is_priced_without_a_walk(model: ModelSpec, layout: La
         same_price(deep, layout, replace(RECIPES["bf16"], fp8=RECIPE["tensorwise"]))
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@draws(4)
 @given(cast_once_cases())
 def test_any_layout_that_casts_once_is_one_process(pool: Pool, case: Case) -> None:
     lay = case.layout

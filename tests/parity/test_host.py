@@ -8,9 +8,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from draws import draws
 from layouts import CPU, Case, _prepare
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
@@ -127,7 +128,7 @@ def edited(rank: int, groups: ProcessGroups, case: Case, more: dict[str, object]
     return wrong + [f"buffer {i} of {len(want)} differs" for i in differ(seen, want)]
 
 
-@settings(max_examples=10, suppress_health_check=list(HealthCheck), deadline=None)
+@draws(5)
 @given(case=cases(max_ranks=8), more=recomputes(), precision=st.sampled_from(["fp64", "fp32", "bf16"]))
 def test_what_is_made_again_or_comes_back_is_the_same(
     pool: Pool, case: Case, more: dict[str, object], precision: str

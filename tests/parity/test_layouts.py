@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
+from draws import draws
 from layouts import Case, run_case
 from pool import Pool
 from strategies import cases
@@ -15,7 +16,7 @@ def check(pool: Pool, case: Case) -> None:
     assert not red, "\n".join([repr(case), *red])
 
 
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@draws(16)
 @given(case=cases(max_ranks=8))
 def test_a_layout_is_one_process_and_its_price(pool: Pool, case: Case) -> None:
     check(pool, case)

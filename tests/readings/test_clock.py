@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from draws import draws
 from layouts import Case
 from observed_calls import Seen, observation
 from penteract.config.hardware import cluster
@@ -166,7 +167,7 @@ def _shifts(case: Case, rank: int) -> set[int]:
     return {s.number for s in observation(case.compile(rank)).seen if s.what == "send"}
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@draws(50)
 @given(cases(), st.integers(0, 3), st.integers(0, 7), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS))
 def test_plays_what_a_run_does(
     case: Case, deeper: int, of: int, precision: Policy, optimizer_kinds: OptimizerKinds

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from draws import draws
 from layouts import Case
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.policy import RECIPES
@@ -22,7 +23,7 @@ PRECISIONS = [*(RECIPES[name] for name in ("fp32", "bf16", "bf16_pure")), *CHANG
 OPTIMIZERS = [PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 5))]
 
 
-@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+@draws(16)
 @given(cases(max_ranks=8), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS))
 def test_all_ranks_copy_what_is_priced(case: Case, precision: object, optimizer_kinds: OptimizerKinds) -> None:
     if optimizer_kinds is not PLAIN:

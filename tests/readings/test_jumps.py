@@ -8,9 +8,10 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from draws import draws
 from layouts import Case
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
@@ -27,7 +28,7 @@ from strategies import cases
 LAUNCHES = [0.0, 1e-6, 20e-6, 84e-6]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@draws(25)
 @given(
     cases(), st.integers(0, 12), st.integers(1, 24), st.sampled_from(LAUNCHES),
     st.sampled_from(["8xH100", "2x4xH100"]), st.booleans(),

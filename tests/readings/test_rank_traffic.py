@@ -7,9 +7,10 @@ from collections import Counter
 from dataclasses import replace
 from itertools import product
 
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from draws import draws
 from layouts import Case
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
@@ -25,7 +26,7 @@ from strategies import cases
 
 TINY = ModelSpec(layers=2, hidden_size=64, heads=4, kv_heads=4, head_size=16, ffn_size=128, vocab_size=256)
 
-DRAWN = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+DRAWN = draws(16)
 OWN = ("compute", "host", "waits beside compute", "copies")
 
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from draws import draws
 from layouts import Case
 from penteract.config import catalog
 from penteract.config.hardware import cluster
@@ -40,7 +41,7 @@ from tiny import SIZES
 
 NODE = cluster("8xH100")
 NARROW = replace(RECIPES["bf16"], reduce="bf16")
-DRAWN = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+DRAWN = draws(16)
 # What a run does inside of a part that has a name, or waits for where it has none.
 INSIDE = {names.NARROW, names.QUANTISE, names.WAIT_GRADIENTS, names.LARGEST, names.ORTHOGONALISE, "copy", *OFFLOAD_OPS}
 # And between them: compute stands still until its peers are there. A run names the wait for its sends.

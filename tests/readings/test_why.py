@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import penteract
+from draws import draws
 from formula import read
 from layouts import Case
 from penteract.config.hardware import cluster
@@ -71,7 +72,7 @@ def check_sums(told: Why, p: Program) -> None:
     assert told.total("kept") == kept_before_going_back(p, priced)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(25)
 @given(
     case=cases(),
     precision=st.sampled_from(["fp32", "bf16", NARROW, BY_NAME]),

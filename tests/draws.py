@@ -1,0 +1,30 @@
+"""Properties of which `make test` draws few examples, and `make test-all` five times as many (`tests/wide_long.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+USUAL = 100  # examples of a profile that does not say how many
+TIMES = 5  # as many, of the profile `wide`
+
+
+def more(few: int) -> int:
+    """`few`, or as many times more as today's profile draws more than usual."""
+    return few * settings().max_examples // USUAL
+
+
+def draws(few: int) -> Callable[[Any], Any]:
+    """Examples that hypothesis draws."""
+    examples = more(few)
+    drawn = settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    return lambda test: pytest.mark.wide(examples)(drawn(test))
+
+
+def seeds(few: int, first: int = 0) -> Callable[[Any], Any]:
+    """Numbers from `first`, each of them a test's `seed`."""
+    numbered = pytest.mark.parametrize("seed", range(first, first + more(few)))
+    return lambda test: pytest.mark.wide(1)(numbered(test))
