@@ -69,7 +69,7 @@ def other_precision(extra: Mapping[str, Any], spec: RunSpec) -> str:
     if then is None or then["policy"] == now["policy"]:
         return ""
     return (
-        f"trained in {then['name']} so far, now in {now['name']}: master weights and moments are converted to the "
+        f"trained in {then['name']} so far, goes on in {now['name']}: master weights and moments are converted to the "
         "new dtypes; state that only one of the recipes keeps starts afresh"
     )
 
