@@ -388,3 +388,21 @@ def test_slurm_is_asked_where_jobs_are_silent_and_not_often(launcher: SlurmLaunc
     (made[0].folder / EXIT).unlink()
     (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\nexit 1\n")  # the controller is away: no news
     assert launcher.states(handles) == [None, JobState(state="ended", exit_code=0, seconds=5)]
+
+
+def test_a_sweep_of_jobs_says_what_it_leaves_to_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`train` chooses precision and kernels for the GPU that it sees; cases of jobs are written where none is."""
+    monkeypatch.chdir(tmp_path)
+    sweep = 'preset = "tiny"\n[grid]\n"batch.micro_batch_size" = [1, 2]\n[set]\n"slurm.partition" = "gpu"\n'
+    words = ["bench", "sweep.toml", "--slurm", "--dry-run"]
+    for device, more, left in (
+        ("cpu", "", ""),
+        ("cuda", "", "precision.dtype, kernels.attention, kernels.elementwise"),
+        ("cuda", '"precision.dtype" = "bf16"\n', "kernels.attention, kernels.elementwise"),
+    ):
+        Path("sweep.toml").write_text(f'{sweep}"precision.device" = "{device}"\n{more}')
+        assert main(words) == 0
+        assert capsys.readouterr().err == (f"note: no GPU is asked from here: {left} keep their defaults unless the "
+                                           "sweep sets them\n" if left else "")  # fmt: skip

@@ -14,6 +14,7 @@ from penteract.measure.bench.sweep_loop import job_of
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
 _SECTION = "slurm."
+_OF_A_CARD = ("precision.dtype", "kernels.attention", "kernels.elementwise")  # chosen where a run starts on GPUs
 
 
 def slurm_words(words: Sequence[str], usd: float | None, *, slurm: bool) -> tuple[list[str], list[str]]:
@@ -34,6 +35,16 @@ def for_slurm(cases: Expanded, words: Sequence[str]) -> Expanded:
         run = replace(one.run.run, slurm=replace(one.run.run.slurm, **given))
         changed.append(replace(one, run=replace(one.run, run=run)))
     return Expanded(tuple(changed), cases.refused)
+
+
+def left_open(cases: Expanded) -> str:
+    """A line that names what `penteract train` would choose for a node's GPU and these jobs do not: cases are written
+    here, where that GPU is not seen. "" where the sweep decides, or runs on CPUs."""
+    runs = [one.run for one in cases.cases if one.run.run.precision.device != "cpu"]
+    names = [key for key in _OF_A_CARD if any(run.origins.get(key, "default") == "default" for run in runs)]
+    return f"note: no GPU is asked from here: {', '.join(names)} keep their defaults unless the sweep sets them" * any(
+        names
+    )
 
 
 def slurm_launcher(folder: SweepFolder) -> SlurmLauncher:
