@@ -22,6 +22,8 @@ from penteract.readings.time.bounds import Bounds
 from penteract.readings.time.step import StepClock
 from penteract.units import Bytes, Flops, Seconds
 
+_FEW_PASSES = 512  # forward passes of a step: playing so many costs less than simulating one rank
+
 
 @dataclass(frozen=True, slots=True)
 class LayoutEstimate:
@@ -131,9 +133,15 @@ class Estimator:
         """A lower bound of the bytes on the fullest rank: `estimate.allocated` is never less."""
         return self.memory.at_least(layout, self.memory.least(layout))
 
+    def played(self, estimate: LayoutEstimate) -> Seconds:
+        """A tighter lower bound of the step time than the estimate's own, by the waits of its schedule, if that has so
+        few passes that the bound costs little."""
+        bound, lay = estimate.at_least, estimate.layout
+        few = lay.stages * lay.gradient_accumulation_steps <= _FEW_PASSES
+        return max(bound, self.bounds.played(lay)) if lay.pp > 1 and few else bound
+
     def closer(self, estimate: LayoutEstimate) -> Seconds:
-        """A tighter lower bound of the step time than the estimate's own, by the pipeline rank with the longest passes.
-        It costs more, but far less than a simulation."""
+        """The same by the pipeline rank with the longest passes. It costs more, but far less than a simulation."""
         bound, lay = estimate.at_least, estimate.layout
         return max(bound, self.bounds.alone(lay)) if lay.pp > 1 else bound
 

@@ -121,7 +121,7 @@ class Search:
         key, prices = (estimate.layout, estimate.precision), self.estimators[estimate.precision]
         if key in self._times:
             return self._times[key].time.seconds
-        bounds, found = (prices.closer, prices.first), self._closer.setdefault(key, [estimate.at_least])
+        bounds, found = (prices.played, prices.closer, prices.first), self._closer.setdefault(key, [estimate.at_least])
         while found[-1] <= than and len(found) <= len(bounds):
             found.append(max(found[-1], bounds[len(found) - 1](estimate)))
         return found[-1]

@@ -44,6 +44,7 @@ class Passes(NamedTuple):
     on     the forward of the first chunk; `off`: its backward, without weight gradients
     waits  waits within the passes, without `slack`: waits that more work shortens
     host   seconds of the host
+    chunks the seconds of each action, by chunk
     """
 
     work: Seconds
@@ -54,6 +55,7 @@ class Passes(NamedTuple):
     waits: Seconds
     slack: Seconds
     host: Seconds
+    chunks: tuple[Pass, ...]
 
 
 class Once(NamedTuple):
@@ -124,6 +126,12 @@ class Bounds:
             self._best = Bounds(StepClock(steps.composer, steps.cluster, steps.rates.at_best()))
         chunk = self.steps.composer.sequence_length * largest if layout.loss == "chunked" else 0
         return self._best.passes(layout.put(micro_batch_size=largest, loss_chunk=chunk))
+
+    @tracked
+    def played(self, layout: Layout) -> Seconds:
+        """The bound from passes and messages with all waits of the schedule. It holds for any ZeRO stage."""
+        passes, group = self.passes(layout), self.steps.composer.assignment(layout).group
+        return self.steps.of_passes(layout, [passes[g].chunks for g in group])
 
     def alone(self, layout: Layout) -> Seconds:
         """The bound from one pipeline rank, simulated without its peers: the one whose passes end last. It costs far
@@ -334,4 +342,4 @@ def _of_group(own: Sequence[Chunk]) -> Passes:
         fsum([chunk.get("Wgt", 0.0) for chunk in passes]),
     )
     back = first.get("Bwd", 0.0) + first.get("Inp", 0.0)
-    return Passes(work, tail, late, first["Fwd"], back, sum(waits), sum(slack), sum(host))
+    return Passes(work, tail, late, first["Fwd"], back, sum(waits), sum(slack), sum(host), passes)

@@ -5,7 +5,7 @@ that the step before has left in flight.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from penteract.readings.time.derive import Derived, derive, order_of
 from penteract.readings.time.numbered_schedule import NumberedSchedule, numbered_schedule, period_begins
 from penteract.readings.time.one_rank_bound import alone
 from penteract.readings.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, layer_ops
+from penteract.readings.time.passes_bound import ranks_of_passes
 from penteract.readings.time.rank_clock import Clock, Log
 from penteract.readings.time.ranks import Ranks, Unsettled
 from penteract.schedule.registry import schedule_of
@@ -120,14 +121,29 @@ class StepClock:
 
     def _begin(self, layout: Layout, periods: int) -> Ranks:
         """The ranks after one simulated step."""
+        return self._first_step(lambda kept: self.build(layout, kept), periods)
+
+    def _first_step(self, build: Callable[[int], Ranks], periods: int) -> Ranks:
+        """The same of any ranks; `build` makes them, with so many periods of their schedule."""
         while True:
-            ranks = self.build(layout, periods if self.skip_repeats else 0)
+            ranks = build(periods if self.skip_repeats else 0)
             try:
                 ranks.step()
             except Unsettled:
                 periods *= 2
             else:
                 return ranks
+
+    def of_passes(self, layout: Layout, passes: Sequence[Sequence[Mapping[str, Seconds]]]) -> Seconds:
+        """A lower bound of the step time from passes and messages: the actions of each pipeline rank take these
+        seconds, by chunk and kind."""
+
+        def build(periods: int) -> Ranks:
+            num_micro_batches, skipped = _shortened(layout, periods)
+            line = numbered_schedule(layout.schedule, layout.pp, layout.vpp, num_micro_batches)
+            return ranks_of_passes(line, passes, self._wires(layout, line), skipped)
+
+        return self._first_step(build, _PERIODS).met[0] / PS
 
     def lower_bound(self, layout: Layout, r: int, arrives: Seconds, back: Seconds) -> Seconds:
         """A lower bound of the step time from pipeline rank `r` alone.
