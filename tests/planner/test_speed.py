@@ -37,10 +37,10 @@ def counts() -> dict[str, int]:
 
 
 def test_a_plan_stays_within_its_calls() -> None:
-    """13 000 are enumerated, of which some 140 are priced, with 2.0 million calls: with kernels that pass over memory
+    """13 000 are enumerated, of which some 140 are priced, with 1.9 million calls: with kernels that pass over memory
     once, recomputing norms and activations is so cheap that many layouts come close to the best."""
     assert counts()["enumerated"] > 13_000
-    assert counts()["calls"] < 2_500_000
+    assert counts()["calls"] < 2_300_000
 
 
 def test_what_layouts_share_is_recorded_and_lowered_once() -> None:
