@@ -9,20 +9,22 @@ def planner_speed() -> str:
     found, asked, planned = record("planner_speed"), record("asked_2000"), record("planned_40")
     rows = [
         (name, f"{run['counts']['enumerated']:,}", f"{run['counts']['priced']:,}", run["counts"]["simulated"],
-         f"{run['seconds']['median']:.1f} ({run['seconds']['least']:.1f}–{run['seconds']['most']:.1f})")
+         f"{run['seconds']['median']:.1f} ({run['seconds']['least']:.1f}–{run['seconds']['most']:.1f})", f"{plans['ratio']:.2f}")
         for name, plans in found["plans"].items() for run in (plans["now"],)
     ]  # fmt: skip
+    tried = " and ".join([f"{plans['base']['counts']['enumerated']:,}" for plans in found["plans"].values()])
     others = sum(bool(row["failure"]) for row in planned["rows"])
     unlike = sum(one["unlike_fresh"] + one["unlike_fresh_then"] for one in asked["models"].values())
     return section(
         "Speed of the planner",
         f"""\
-Whole searches on a CPU, {found["runs"]} runs each. The second record has estimates of {asked["layouts"]:,} layouts in random
+Whole searches in one process: seconds of a CPU, {found["runs"]} runs each, and their ratio to those of commit
+`{found["base_commit"][:7]}` in the same run, which tried {tried} layouts. The second record has estimates of {asked["layouts"]:,} layouts in random
 order by one planner, each compared with the estimate of a new planner. The third has the plans of {planned["questions"]} drawn
 questions, each compared with simulating each of its layouts that fit.
 
 {"Falls short: " if unlike or others else ""}{unlike} of these estimates and {others} of these plans differ.""",
-        table("search | layouts | priced | simulated | seconds", rows),
+        table("search | layouts | priced | simulated | seconds | ratio", rows),
         records=["planner_speed.json", "asked_2000.json", "planned_40.json"],
     )
 

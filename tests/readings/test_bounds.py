@@ -69,6 +69,17 @@ def test_long_schedules_gather_as_short_ones_foretell(
     assert gathered(of, micro_batches) == count_gathers(of, micro_batches)
 
 
+@settings(max_examples=40)
+@given(cases(), st.sampled_from([1, 8, 24]))
+def test_playing_passes_leaves_out_nothing_but_repeats_and_ends_before_the_first_step(case: Case, times: int) -> None:
+    assume(case.schedule is None and case.layout.pp > 1)
+    lay = replace(case.layout, gradient_accumulation_steps=times * case.layout.gradient_accumulation_steps)
+    steps = StepClock(Composer(case.model, case.sequence_length, RECIPES["bf16"]), NODE, Rates.of(NODE, "bf16"))
+    played = Bounds(steps).played(lay)
+    assert played == Bounds(replace(steps, skip_repeats=False)).played(lay)
+    assert 0 < played <= steps.seconds_to_first_norm(lay) * (1 + 1e-9)
+
+
 class SlowSums(BucketCosts):
     """Adding reduced gradients takes so long that it fills waits for other collectives."""
 
