@@ -26,7 +26,15 @@ from sections.kernels import (
 )
 from sections.page_parts import ROOT
 from sections.planning import explore_page, planner_speed, rehearsals
-from sections.runs import background_saves, drawn_faults, hosts_and_long_runs, parity, precision_recipes, training_runs
+from sections.runs import (
+    background_saves,
+    drawn_faults,
+    hosts_and_long_runs,
+    parity,
+    precision_recipes,
+    training_runs,
+    wide_draws,
+)
 from sections.step_times import drawn_sweeps, four_gpus, planned_times, profile_of_a_step, profiles, start_of_a_step
 
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -53,7 +61,7 @@ NOT_MEASURED = """\
 - **Latent attention and weights from Hugging Face on GPUs.** Tests on CPUs compare them with plain torch and transformers.
 - **macOS and Windows.** Nothing has been run there."""
 SECTIONS = (against_torchtitan, against_torchtitan_elsewhere, profile_of_a_step, drawn_sweeps, without_memory, playbook_figures, triton_kernels, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
-            optimizer_update, update_forms, loss_forms, captured_step, parity, drawn_faults, hosts_and_long_runs, background_saves, training_runs, precision_recipes, other_trainers, planner_speed,
+            optimizer_update, update_forms, loss_forms, captured_step, parity, drawn_faults, wide_draws, hosts_and_long_runs, background_saves, training_runs, precision_recipes, other_trainers, planner_speed,
             rehearsals, explore_page, rates)  # fmt: skip
 
 

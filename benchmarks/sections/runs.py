@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from statistics import mean
 
@@ -55,6 +56,23 @@ sound to hostile), {len(inputs["failures"])} ended with a traceback, left someth
 {inputs["allowed_cpu_seconds"]:.0f} s of the processor: the slowest took {slowest:.2f} s. {refused:,} of {inputs["inputs"]:,} draws were refused.""",
         table("layout that was killed | draws", rows),
         records=["test_faults.json", "drawn_10000.json"],
+    )
+
+
+def wide_draws() -> str:
+    found = record("drawn_wide")
+    files = Counter[str]()
+    for row in found["rows"]:
+        files[row["property"].partition("::")[0].removeprefix("tests/")] += row["draws"]
+    rest = found["properties"] - found["run"]
+    return section(
+        "Properties drawn wide",
+        f"""\
+Properties of layouts, programs and inputs that `make test` draws fewer of, each five times as often by a seed (`make test-all`):
+{found["draws"]:,} draws of {found["run"]} properties, of which {found["failed"]} failed.\
+{f" Falls short: {rest} more were not run." if rest else ""}""",
+        table("tests | draws", list(files.items())),
+        records=["drawn_wide.json"],
     )
 
 
