@@ -444,8 +444,9 @@ def test_layouts_are_ranked_over_several_precisions(tell: Tell) -> None:
     one = json.loads(tell("plan", *TINY_STEP, *FEW, "--precision", "bf16_pure", "--json").out)
     other = json.loads(tell("plan", *TINY_STEP, *FEW, "--json").out)
     assert found["counts"]["enumerated"] == one["counts"]["enumerated"] + other["counts"]["enumerated"]
-    best = min(one["layouts"][0], other["layouts"][0], key=lambda lay: lay["time"]["step_s"])
-    assert found["layouts"][0] == best
+    firsts = [one["layouts"][0], other["layouts"][0]]  # as fast as each other where the host cannot launch faster
+    least = min(lay["time"]["step_s"] for lay in firsts)
+    assert found["layouts"][0] in [lay for lay in firsts if lay["time"]["step_s"] == least]
     assert "bf16_pure" in tell("plan", *TINY_STEP, *FEW, "--precision", "bf16,bf16_pure", "--why", "1").out
 
 

@@ -141,7 +141,7 @@ def test_the_real_writer_has_no_torch_hears_no_signals_and_dies_with_its_rank(tm
         "from penteract.engine.checkpoint.background.shared_memory import SharedMemory\n"
         "from penteract.engine.checkpoint.background.writer import BackgroundWriter\n"
         "memory = SharedMemory.of_size('test', 64)\n"
-        'writer = BackgroundWriter(memory, b\'{"rank": 0, "threads": 1, "levels": {}, "entries": []}\')\n'
+        'writer = BackgroundWriter(memory, b\'{"rank": 0, "threads": 1, "largest": 4096, "levels": {}, "entries": []}\')\n'
         f"asking = writer.ask('write', fresh={str(tmp_path)!r})\n"
         "try:\n"
         "    while True:\n"
@@ -154,7 +154,7 @@ def test_the_real_writer_has_no_torch_hears_no_signals_and_dies_with_its_rank(tm
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as rank:
         assert rank.stdout is not None
         pid, _, answer = rank.stdout.readline().partition(" ")
-        assert '"size": 0' in answer
+        assert json.loads(answer) == {"files": {}, "tensors": {}}
         loaded = Path(f"/proc/{pid}/maps").read_text()
         assert "numpy" in loaded and "torch" not in loaded
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -172,7 +172,7 @@ def test_a_writer_whose_rank_is_gone_ends_without_a_word(capfd: pytest.CaptureFi
     """Killed while its writer writes: found by a drawn kill, whose run printed the writer's traceback too."""
     own, theirs = socket.socketpair()
     memory, payload = SharedMemory.of_size("test", 64), SharedMemory.of_size("test")
-    described = json.dumps({"rank": 0, "threads": 1, "levels": {}, "entries": []}).encode()
+    described = json.dumps({"rank": 0, "threads": 1, "largest": 4096, "levels": {}, "entries": []}).encode()
     payload.put(described)
     own.sendall(json.dumps({"do": "describe", "length": len(described)}).encode() + b"\n")
     own.close()
