@@ -141,7 +141,8 @@ def test_the_real_writer_has_no_torch_hears_no_signals_and_dies_with_its_rank(tm
         "from penteract.engine.checkpoint.background.shared_memory import SharedMemory\n"
         "from penteract.engine.checkpoint.background.writer import BackgroundWriter\n"
         "memory = SharedMemory.of_size('test', 64)\n"
-        'writer = BackgroundWriter(memory, b\'{"rank": 0, "threads": 1, "largest": 4096, "levels": {}, "entries": []}\')\n'
+        'described = b\'{"rank": 0, "threads": 1, "largest": 4096, "levels": {}, "entries": []}\'\n'
+        "writer = BackgroundWriter(memory, described)\n"
         f"asking = writer.ask('write', fresh={str(tmp_path)!r})\n"
         "try:\n"
         "    while True:\n"
