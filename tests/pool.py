@@ -35,10 +35,12 @@ def _serve(rank: int, world: int, port: int, inbox: Any, outbox: Any) -> None:
     from penteract.engine.comm.groups import ProcessGroups
 
     groups = ProcessGroups()
-    while (job := inbox.get()) is not None:
-        function, arguments, others = job
-        _keep_count(rank, others)
-        try:
+    while True:
+        try:  # a job whose module cannot be imported here is an answer too, not silence
+            if (job := inbox.get()) is None:
+                return
+            function, arguments, others = job
+            _keep_count(rank, others)
             answer = function(rank, groups, *arguments)
         except Exception:
             answer = Failed(traceback.format_exc())

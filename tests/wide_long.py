@@ -59,6 +59,7 @@ class Rows:
 
 
 def main(words: list[str]) -> int:
+    sys.path.insert(0, str(TESTS.parent))  # as `python -m pytest`: ranks import the tests from there
     told = ["-m", "wide", "--hypothesis-profile=wide", f"--hypothesis-seed={SEED}", *(words or [str(TESTS)])]
     return int(pytest.main(told, plugins=[Rows(record=not words)]))
 
