@@ -7,7 +7,7 @@ FLOPs are those of matrix products (2·m·n·k each); everything else is bytes m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import fsum, prod
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -40,6 +40,11 @@ def linear_products(phase: str, rows: int, width: int, out: int) -> tuple[Produc
     """x [rows, width] times w [out, width], or one of its two gradients, which permute the same three sizes."""
     sizes = {"forward": (rows, out, width), "input_gradient": (rows, width, out), "weight_gradient": (out, width, rows)}
     return (Product(1, *sizes[phase]),)
+
+
+def product_flops(products: Iterable[Product]) -> int:
+    """FLOPs of matrix products: 2·m·n·k each."""
+    return sum(2 * p.times * p.m * p.n * p.k for p in products)
 
 
 class CallShapes(NamedTuple):
@@ -117,7 +122,7 @@ class OpDeclaration:
 
     def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
         """FLOPs of a phase: 2·m·n·k for each matrix product, nothing for other kernels."""
-        return sum(2 * p.times * p.m * p.n * p.k for p in self.products(phase, ins, weights, attrs))
+        return product_flops(self.products(phase, ins, weights, attrs))
 
     # ---- of an implementation ----------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from penteract.ops.declarations.declaration import (
     Specs,
     linear_products,
     narrow_product,
+    product_flops,
 )
 from penteract.ops.declarations.dense import Linear
 from penteract.ops.declarations.kernel_sequences import local_targets
@@ -158,8 +159,8 @@ class Logits(Linear):
         return tuple(p for n in parts for p in linear_products(phase, rows, width, n))
 
     def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
-        """Those of the whole product, for each phase: a large vocabulary has a thousand parts."""
-        return 2 * prod(ins[0]) * weights[0][0]
+        """Those of the whole product: its parts, of which a large vocabulary has a thousand, have the same together."""
+        return product_flops(linear_products(phase, prod(ins[0][:-1]), ins[0][-1], weights[0][0]))
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
