@@ -21,6 +21,7 @@ class LayoutEstimate:
     by_pp_rank: tuple[int, ...]
     at_least: float
     precision: Policy = RECIPES["bf16"]
+    host: int = 0
 
 
 @dataclass(frozen=True)

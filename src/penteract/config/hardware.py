@@ -157,6 +157,10 @@ class Cluster:
         """Bytes of a host's memory for each of its devices; 0 if it is not known."""
         return int(self.host_memory_gib * 2**30) // min(self.gpus, self.gpus_per_node)
 
+    def host_holds(self, each: int) -> bool:
+        """Whether a host has room for so many bytes of each of its devices, as far as is known."""
+        return not self.host_memory_gib or each <= self.host_share
+
     def usable(self, headroom: float = HEADROOM) -> int:
         """Bytes of a device that tensors may take; 0 if its memory is not known."""
         return int(self.memory_gib * 2**30 * (1 - headroom))

@@ -135,7 +135,7 @@ class Plan:
     def off_hosts(self, estimate: LayoutEstimate) -> BadInput | None:
         """The error if what a layout offloads does not fit its hosts, else None."""
         cluster = self.ask.cluster
-        if not 0 < cluster.host_share < estimate.host:
+        if cluster.host_holds(estimate.host):
             return None
         ranks = min(estimate.layout.world, cluster.gpus_per_node)
         return BadInput("FIT", "what is offloaded does not fit a host", where=cluster.name,
@@ -198,7 +198,7 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1, watch:
     if number > enumerated:
         raise _no_such(number, enumerated)
     estimators, between = dict[Policy, Estimator](), Between()
-    frontier = Frontier(Priced(ask.usable, ask.cluster.host_share), ask.global_batch_size)
+    frontier = Frontier(Priced(ask.usable, ask.cluster.host_holds), ask.global_batch_size)
     search = Search(estimators, frontier)
     search.pulse = Pulse(watch, lambda seconds: search.progress(seconds, enumerated + between.tried, most))
     try:
@@ -251,7 +251,7 @@ def plan_one(ask: Ask, settings: Mapping[str, Values], make: Make) -> Plan:
             prices.check_sizes(layout)
         search.add(prices.estimate(layout))
     every, found = search.estimates, search.frontier.found
-    found.host = ask.cluster.host_share
+    found.host_holds = ask.cluster.host_holds
     for q in every:
         if ask.usable and q.allocated > ask.usable:
             found.miss(q.allocated, q.layout, q.precision)

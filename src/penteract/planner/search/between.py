@@ -2,9 +2,8 @@
 
 A candidate is a layout that may fit with full recomputation, but does not fit with none. Its time without recomputation
 is a lower bound of its time with some: by this bound, and first by that of its row, candidates are one more source of a
-search. Of a candidate's
-recomputations, the first that fits is kept: each costs more than the one before. Those that cost no less than what a
-lower ZeRO stage needs wait with their bound.
+search. Of a candidate's recomputations, the first that fits is kept: each costs more than the one before. Those that
+cost no less than what a lower ZeRO stage needs wait with their bound.
 """
 
 from __future__ import annotations

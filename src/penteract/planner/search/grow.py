@@ -53,7 +53,7 @@ def _frugal(ask: Ask, make: Make) -> LayoutEstimate | None:
         if cut in hopeless or (ask.precision.fp8 and unfit(prices, lay)):
             continue
         estimate = prices.estimate(lay)
-        if estimate.allocated <= ask.usable and not (0 < ask.cluster.host_share < estimate.host):
+        if estimate.allocated <= ask.usable and ask.cluster.host_holds(estimate.host):
             return estimate
         if sum(estimate.memory.get(kind, 0) for kind in _STATE) > ask.usable:
             hopeless.add(cut)

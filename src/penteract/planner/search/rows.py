@@ -94,11 +94,16 @@ class Miss(NamedTuple):
     precision: Policy
 
 
+def _unlimited(_: Bytes) -> bool:
+    return True
+
+
 @dataclass(slots=True)
 class Priced:
     """The results of pricing legal layouts.
 
-    `usable`   bytes that a layout may take; 0 if not known. `host`: that a rank may take of its host
+    `usable`   bytes that a layout may take; 0 if not known
+    `host_holds` whether a host has room for so many bytes of each of its ranks
     `fits`     the estimates of layouts that fit
     `slower`   layouts with more recomputation than one that fits: no faster; estimated only to find leaner layouts
     `higher`   layouts with a higher ZeRO stage than one that fits: estimated only if their bound is among the best
@@ -109,7 +114,7 @@ class Priced:
     """
 
     usable: Bytes = 0
-    host: Bytes = 0
+    host_holds: Callable[[Bytes], bool] = _unlimited
     fits: list[LayoutEstimate] = field(default_factory=list[LayoutEstimate])
     slower: list[Slower] = field(default_factory=list[Slower])
     higher: list[Higher] = field(default_factory=list[Higher])
@@ -150,7 +155,7 @@ class Priced:
 
     def on_hosts(self, estimate: LayoutEstimate) -> bool:
         """Whether what a layout offloads fits its hosts. If not, record it."""
-        if not self.host or estimate.host <= self.host:
+        if self.host_holds(estimate.host):
             return True
         if self.offloads is None or estimate.host < self.offloads.host:
             self.offloads = estimate
