@@ -30,8 +30,8 @@ from asked_long import commit
 from cli.attempts import SECONDS, Ended, no_ranks
 from cli.drawn import INPUTS, Input
 from cli.test_drawn import bounded_memory, try_in
+from drawn_lines import ROOT, digest, kept_lines
 
-ROOT = Path(__file__).resolve().parent.parent
 INPUTS_PLANNED, BATCH, SEED = 10_000, 500, 7
 PROGRESS = ROOT / "build" / "drawn.jsonl"
 RESULT = ROOT / "benchmarks" / "results" / f"drawn_{INPUTS_PLANNED}.json"
@@ -39,23 +39,6 @@ SOURCES = ("cli/attempts.py", "cli/drawn.py", "cli/test_drawn.py")
 VERBS = ("train", "plan", "convert", "checkpoints")
 SLOWEST = 5  # inputs whose words are kept with their seconds
 Row = dict[str, Any]
-
-
-def digest() -> str:
-    """Of all that a draw depends on."""
-    files = [*sorted((ROOT / "src").rglob("*.py")), *(ROOT / "tests" / name for name in SOURCES)]
-    of = hashlib.sha256(f"{SEED} {BATCH}".encode())
-    for path in files:
-        of.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
-    return of.hexdigest()[:16]
-
-
-def drawn(sources: str) -> dict[int, Row]:
-    """The lines of the batches that were drawn with these sources."""
-    if not PROGRESS.exists():
-        return {}
-    lines = [json.loads(line) for line in PROGRESS.read_text().splitlines() if line.endswith("}")]
-    return {line["batch"]: line for line in lines if line.pop("sources") == sources}
 
 
 def name(drawn: Input) -> str:
@@ -98,7 +81,7 @@ def distinct(lines: Mapping[int, Row]) -> int:
 
 def run(sources: str, most: int) -> dict[int, Row]:
     """Draw what is left, at most so many batches; the lines of all."""
-    lines, here = drawn(sources), Path.cwd()
+    lines, here = {line["batch"]: line for line in kept_lines(PROGRESS, sources)}, Path.cwd()
     print(f"{len(lines)} batches were drawn before with sources {sources}", flush=True)
     PROGRESS.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, PROGRESS.open("a") as out, no_ranks(), bounded_memory():
@@ -136,7 +119,7 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.fresh:
         PROGRESS.unlink(missing_ok=True)
-    sources = digest()
+    sources = digest(f"{SEED} {BATCH}", SOURCES)
     lines = run(sources, asked.batches)
     RESULT.write_text(json.dumps(record(lines, sources), indent=1) + "\n")
     failed = sum(len(line["failures"]) for line in lines.values())

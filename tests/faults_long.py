@@ -13,7 +13,6 @@ how much. Exit status 1: a draw failed.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import logging
 import platform
@@ -28,11 +27,11 @@ from typing import Any
 import torch
 
 from asked_long import commit
+from drawn_lines import ROOT, digest, kept_lines
 from faults.corruptions import Damage
 from faults.kills import LAYOUTS, Kills
 from penteract._version import __version__
 
-ROOT = Path(__file__).resolve().parent.parent
 PROGRESS = ROOT / "build" / "faults.jsonl"
 RESULT = ROOT / "benchmarks" / "results" / "test_faults.json"
 SOURCES = ("forks.py", "faults/corruptions.py", "faults/kills.py")
@@ -41,21 +40,9 @@ TURN = 12  # kills of a turn; as many corruptions as keep both in step
 Row = dict[str, Any]
 
 
-def digest() -> str:
-    """Of all that a draw depends on."""
-    files = [*sorted((ROOT / "src").rglob("*.py")), *(ROOT / "tests" / name for name in SOURCES)]
-    of = hashlib.sha256(f"{SEED}".encode())
-    for path in files:
-        of.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
-    return of.hexdigest()[:16]
-
-
 def drawn(sources: str) -> dict[tuple[str, int], Row]:
     """(kind, number) -> its line, of the draws that were made with these sources."""
-    if not PROGRESS.exists():
-        return {}
-    lines = [json.loads(line) for line in PROGRESS.read_text().splitlines() if line.endswith("}")]
-    return {(line["kind"], line["number"]): line for line in lines if line.pop("sources") == sources}
+    return {(line["kind"], line["number"]): line for line in kept_lines(PROGRESS, sources)}
 
 
 def turns(begin: int = 0) -> list[tuple[str, int]]:
@@ -144,7 +131,7 @@ def main() -> int:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     logging.getLogger("penteract").setLevel(logging.ERROR)
-    sources = digest()
+    sources = digest(f"{SEED}", SOURCES)
     lines = run(sources, asked.seconds, asked.begin)
     RESULT.write_text(json.dumps(record(lines, sources), indent=1) + "\n")
     failed = sum(bool(line["wrong"]) for line in lines.values())

@@ -11,43 +11,29 @@ changed. When all cases have been run, benchmarks/results/test_all.json is writt
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import platform
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from drawn_lines import ROOT, digest, kept_lines
 from layouts import Case, Verdict, run_case
 from penteract._version import __version__
 from pool import Pool
 from sweep_cases import WORLDS, possible_pairs, sweep
 
-ROOT = Path(__file__).resolve().parent.parent
 PROGRESS = ROOT / "build" / "sweep.jsonl"
 RESULT = ROOT / "benchmarks" / "results" / "test_all.json"
 OBSERVERS = ("forks", "layouts", "observe", "oracle", "pool", "samples", "tolerances")
 
 
-def digest() -> str:
-    """Of all that a verdict depends on."""
-    files = [*sorted((ROOT / "src").rglob("*.py")), *(ROOT / "tests" / f"{name}.py" for name in OBSERVERS)]
-    of = hashlib.sha256()
-    for path in files:
-        of.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
-    return of.hexdigest()[:16]
-
-
 def done(sources: str) -> dict[str, dict[str, Any]]:
     """case -> its line, of the cases that were run with these sources."""
-    if not PROGRESS.exists():
-        return {}
-    lines = [json.loads(line) for line in PROGRESS.read_text().splitlines() if line.endswith("}")]
-    return {line["case"]: line for line in lines if line["sources"] == sources}
+    return {line["case"]: line for line in kept_lines(PROGRESS, sources)}
 
 
 def verdict(pool: Pool, case: Case) -> dict[str, Any]:
@@ -126,7 +112,7 @@ def main() -> int:
     if said.fresh:
         PROGRESS.unlink(missing_ok=True)
     torch.set_num_threads(1)
-    sources = digest()
+    sources = digest("", (f"{name}.py" for name in OBSERVERS))
     cases, coverage = sweep()
     lines = run(cases[first::step], sources)
     if step == 1:
