@@ -13,6 +13,7 @@ from pathlib import Path
 from penteract.config.hardware import Cluster, reference
 from penteract.config.layout import FUSIONS, Layout
 from penteract.config.resolve.resolved_run import Resolved
+from penteract.config.resolve.write_run_file import OF_THE_DEVICE
 from penteract.config.rules.expert_kernels import fastest_experts
 from penteract.config.rules.kernel_limits import (
     FA4,
@@ -30,7 +31,6 @@ from penteract.units import Bytes, show_bytes
 DRIVER = Path("/proc/driver/nvidia/version")
 BF16 = (8, 0)  # compute capability from which GPUs multiply bf16
 ROOM = 0.92  # of a GPU's free memory that tensors may take: the rest is for libraries and gaps between blocks
-SAVES = "checkpoint.asynchronous"
 LONGEST = 2**16  # tokens of a micro-batch: more make no product faster
 
 Again = Callable[[list[str]], Resolved]  # resolves the run anew, with these words before those of the command line
@@ -73,8 +73,8 @@ def settle_defaults(
     if card is None:
         return resolved, ""
     words, made = list[str](), resolved
-    if _open(resolved, SAVES):  # saves in the background have not been run on a GPU yet
-        words.append(f"{SAVES}=false")
+    # Saves in the background have not been run on a GPU yet.
+    words += [f"{key}=false" for key in OF_THE_DEVICE if _open(resolved, key)]
     if not resumed and _open(resolved, "precision.dtype") and card.capability >= BF16:
         words.append("precision.dtype=bf16")
         made = again(words)

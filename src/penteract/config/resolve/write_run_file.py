@@ -21,7 +21,7 @@ _HEAD = """\
 """
 
 # A default that is another on GPUs: where nobody decided it, a file leaves it to the machine that trains it.
-_OF_THE_DEVICE = ("checkpoint.asynchronous",)
+OF_THE_DEVICE = ("checkpoint.asynchronous",)
 
 _TEMPLATE_HEAD = """\
 # A run of penteract.  penteract train {name}
@@ -53,7 +53,7 @@ def to_toml(resolved: Resolved, name: str = "run.toml", *, planned: bool = False
 def _row(key: str, text: str, origins: Mapping[str, str]) -> tuple[str, str]:
     """What a file says of a key, and the comment."""
     setting, comment = f"{key.rpartition('.')[2]} = {text}", _comment(origins.get(key, ""))
-    if key in _OF_THE_DEVICE and comment == "default":
+    if key in OF_THE_DEVICE and comment == "default":
         return f"# {setting}", "default, but not on GPUs"
     return setting, comment
 
