@@ -42,9 +42,8 @@ def left_open(cases: Expanded) -> str:
     here, where that GPU is not seen. "" where the sweep decides, or runs on CPUs."""
     runs = [one.run for one in cases.cases if one.run.run.precision.device != "cpu"]
     names = [key for key in _OF_A_CARD if any(run.origins.get(key, "default") == "default" for run in runs)]
-    return f"note: no GPU is asked from here: {', '.join(names)} keep their defaults unless the sweep sets them" * any(
-        names
-    )
+    kept = f"{', '.join(names)} keep their defaults unless the sweep sets them"
+    return f"note: no GPU is asked from here: {kept}" if names else ""
 
 
 def slurm_launcher(folder: SweepFolder) -> SlurmLauncher:

@@ -89,7 +89,7 @@ def _is_stored(part: Slice, stored: Mapping[str, ManifestEntry]) -> bool:
     """Whether a checkpoint has this state, which only one precision recipe keeps. If not, it starts afresh."""
     found = part.name in stored and stored[part.name].shape == tuple(part.shape)
     if not found:
-        log.info("%s is not in the checkpoint, or of another shape: it begins anew", part.name)
+        log.info("%s is not in the checkpoint, or of another shape: it starts afresh", part.name)
     return found
 
 
