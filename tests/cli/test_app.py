@@ -42,6 +42,12 @@ def test_a_mistyped_verb(tell: Tell) -> None:
     assert told.err.startswith('error[USAGE]: Unknown command "trian". Did you mean "train"?')
 
 
+def test_a_word_without_its_option(tell: Tell) -> None:
+    told = tell("plan", "llama-3.1-8b", "8xH200")
+    assert told.code == 2
+    assert told.err == "error[USAGE]: no option takes this · found 8xH200 · fix: penteract plan --help\n"
+
+
 def test_options_and_values_are_told_apart() -> None:
     words = ["train", "--parallel.tp", "2", "a.b/run.toml", "x.y=1 2", "--data.pack_documents", "--json", "--", "p.q=1"]
     verb, overrides = split_overrides(words)

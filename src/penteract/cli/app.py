@@ -12,12 +12,13 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from cyclopts import App, CycloptsError, UnknownOptionError
+from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from penteract._version import __version__
 from penteract.cli.resolve.overrides import split_overrides
 from penteract.config.files.keys import nearest_key, show_key
 from penteract.errors import BadInput, Bug, PenteractError
+from penteract.units import printable
 
 VERBS = (
     "plan",
@@ -128,8 +129,11 @@ def _usage(error: CycloptsError, verb: str) -> BadInput:
     near = nearest_key(word) if isinstance(error, UnknownOptionError) and word else ""
     if near.endswith(f".{word}"):
         return BadInput("USAGE", "a value of the run is named with its section", found=f"--{word}", fix=f"--{near}")
+    fix = f"penteract {verb} --help" if verb else "penteract --help"
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return BadInput("USAGE", "no option takes this", found=printable(" ".join(error.unused_tokens)), fix=fix)
     what = " ".join(str(error).split()) or "the command line is not understood"
-    return BadInput("USAGE", what[:300], fix=f"penteract {verb} --help" if verb else "penteract --help")
+    return BadInput("USAGE", what[:300], fix=fix)
 
 
 def _report(error: PenteractError, output: _ErrorOutput) -> int:
