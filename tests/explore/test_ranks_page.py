@@ -236,7 +236,16 @@ def test_one_rank_sends_nothing_and_a_click_makes_eight(shared: Opened) -> None:
     assert row["missing"] in shared.text("#traffic") and shared.text(".big") == "0 B"
     shared.page.click("text=Show eight ranks")
     shared.until("document.querySelector('#mesh canvas').getAttribute('aria-valuemax') === '7'")
-    assert shared.page.query_selector("#traffic .call")
+    shared.until("document.querySelector('#traffic .call') !== null")
+
+
+def test_a_page_that_opens_on_one_rank_draws_the_traffic_of_eight(browser: Any, here: Served) -> None:
+    """The figure's element is not there when its component begins."""
+    with opened(browser, here) as page:
+        show(page, question("gpt2", "dp=1", sequence_length=256, global_batch_size=4))
+        page.page.click("text=Show eight ranks")
+        page.until("document.querySelector('#traffic .call') !== null")
+        assert page.said == []
 
 
 @pytest.mark.alone

@@ -2,17 +2,18 @@
 import { html, useLayoutEffect, useRef, useState } from "./html.js";
 import { Term } from "./tip.js";
 
-/** The width of an element, in pixels, kept up to date. */
+/** The width of an element, in pixels, kept up to date. The element may come later than its component, and go. */
 export function useWidth() {
-  const ref = useRef(null);
+  const [element, ref] = useState(null);
   const [width, set] = useState(0);
   useLayoutEffect(() => {
-    const measure = () => ref.current && set(Math.floor(ref.current.getBoundingClientRect().width)); // it may have gone
+    if (element === null) return undefined;
+    const measure = () => set(Math.floor(element.getBoundingClientRect().width));
     const observer = new ResizeObserver(measure);
-    observer.observe(ref.current);
+    observer.observe(element);
     measure();
     return () => observer.disconnect();
-  }, []);
+  }, [element]);
   return [ref, width];
 }
 
