@@ -34,7 +34,7 @@ TRIES: dict[str, tuple[str, ...]] = {
     "no_recomputation": ("--preset=llama-3.2-1b", "model.layers=64", "batch.sequence_length=8192", "batch.micro_batch_size=2",
                          "batch.global_batch_size=2"),
     "other_process": ("--preset=llama-3.2-1b", "batch.sequence_length=4096", "batch.micro_batch_size=4", "batch.global_batch_size=4"),
-    "no_zero": ("--preset=llama-3.1-8b", "parallel.dp=2", "parallel.zero=0", "batch.sequence_length=4096",
+    "no_zero": ("--preset=llama-3.1-8b", "model.layers=40", "parallel.dp=2", "parallel.zero=0", "batch.sequence_length=4096",
                 "batch.micro_batch_size=1", "batch.global_batch_size=2"),
 }  # fmt: skip
 HOLD = """
