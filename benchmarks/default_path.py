@@ -1,0 +1,163 @@
+"""What a newcomer gets: `penteract train --preset llama-3.2-1b` on a GPU, and how soon.
+
+    python benchmarks/default_path.py --out OUT.json [--parts speed,losses,start] [--seconds 200]
+
+- **speed**: the command as it is, beside the same batch with settings by hand: every micro-batch size that divides it, the
+  fastest kernels. `share`: the default's tokens per second over the best of those by hand.
+- **losses**: steps on text with the default's kernels with two seeds, and with the reference's kernels in plain torch with
+  the first. `kernels_apart`, `seeds_apart`: mean absolute difference of the losses, nats a token.
+- **start**: seconds from the command to the end of the first step and of the second, for an 8B on two GPUs: with no compiled
+  kernel kept from before, and again.
+
+Each run is a process of its own. A part that does not fit into `--seconds` is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
+
+from provenance import hexadecimal, provenance
+
+PRESET, STEPS, LAST, LIMIT = "llama-3.2-1b", 24, 10, 240.0
+SHORT = ("--training.sample_tokens=0", "--training.validation_every=0", "--checkpoint.every=0")
+REFERENCE = ("--kernels.attention=reference", "--kernels.elementwise=reference", "--kernels.loss=reference",
+             "--kernels.fuse=none")  # fmt: skip
+
+
+class Run:
+    """One `penteract train` until its step `last` is told of."""
+
+    def __init__(self, folder: Path, words: list[str], last: int, environment: dict[str, str] | None = None) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        self.folder, self.at, self.lines = folder / "latest", dict[int, float](), list[str]()
+        command = [sys.executable, "-m", "penteract", "train", *words, *SHORT, f"--output.folder={folder}"]
+        begun = time.monotonic()
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | (environment or {}),
+        ) as process:  # fmt: skip
+            alarm = threading.Timer(LIMIT, os.killpg, (process.pid, signal.SIGKILL))
+            alarm.start()
+            for line in process.stdout or ():
+                self.lines.append(line.rstrip())
+                if found := re.match(r"step (\d+)/", line):
+                    self.at[int(found[1])] = time.monotonic() - begun
+                    if int(found[1]) >= last:  # nothing is saved: that would take longer than all this
+                        os.killpg(process.pid, signal.SIGKILL)
+                        break
+            process.wait()
+            alarm.cancel()
+        if not self.at:
+            raise RuntimeError("\n".join(self.lines[-12:]))
+
+    def column(self, name: str) -> list[float]:
+        """A metric of all steps."""
+        rows = [
+            json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines() if line[-1:] == "}"
+        ]
+        return [row[name] for row in rows if row.get(name) is not None]
+
+    def resolved(self, name: str) -> str:
+        """A setting in the run's file; the first of this name."""
+        found = re.search(rf"^{name} = (.+?)(?: *#.*)?$", (self.folder / "run.toml").read_text(), re.MULTILINE)
+        return found[1] if found else ""
+
+
+def speed(folder: Path) -> dict[str, Any]:
+    """The default beside settings by hand."""
+
+    def timed(words: list[str]) -> tuple[Run, float]:
+        run = Run(folder / "run", words, STEPS)
+        return run, median(run.column("perf/tokens_per_sec")[-LAST:])
+
+    head = [f"--preset={PRESET}", f"--training.steps={STEPS + 1}"]
+    run, rate = timed(head)
+    names = ("sequence_length", "global_batch_size", "micro_batch_size", "attention", "elementwise", "fuse", "dtype")
+    found: dict[str, Any] = {"default": {"tokens_per_s": round(rate), **{name: run.resolved(name) for name in names}}}
+    found["said"] = [line for line in run.lines if "chosen" in line or "micro" in line][:4]
+    batch, by_hand = int(run.resolved("global_batch_size")), dict[str, Any]()
+    for size in (n for n in (1, 2, 4, 8, 16, 32) if batch % n == 0):
+        words = [f"--batch.micro_batch_size={size}", f"--batch.sequence_length={run.resolved('sequence_length')}",
+                 f"--batch.global_batch_size={batch}", "--precision.dtype=bf16", "--kernels.elementwise=triton",
+                 "--kernels.fuse=all", "--kernels.loss=chunked", f"--kernels.attention={run.resolved('attention')[1:-1]}"]  # fmt: skip
+        try:
+            by_hand[str(size)] = round(timed(head + words)[1])
+        except RuntimeError as error:
+            by_hand[str(size)] = str(error)[-300:]
+    best = max(rate for rate in by_hand.values() if isinstance(rate, int))
+    return found | {"by_hand": by_hand, "share": round(rate / best, 4)}
+
+
+def losses(folder: Path) -> dict[str, Any]:
+    """The default's kernels with two seeds, and the reference's."""
+    steps = 200
+    head = [f"--preset={PRESET}", f"--training.steps={steps + 1}", "--batch.sequence_length=1024",
+            "--batch.global_batch_size=8", "--precision.dtype=bf16"]  # fmt: skip
+    kinds = {"default": [], "another seed": ["--training.seed=1"], "reference": list(REFERENCE)}
+    curves = {
+        name: Run(folder / "run", head + words, steps).column("train/loss")[:steps] for name, words in kinds.items()
+    }
+    first = curves["default"]
+
+    def apart(name: str) -> float:
+        return round(fmean(abs(x - y) for x, y in zip(first, curves[name], strict=True)), 5)
+
+    return {"steps": steps, "kernels_apart": apart("reference"), "seeds_apart": apart("another seed"),
+            "curves": {name: [round(x, 4) for x in curve] for name, curve in curves.items()}}  # fmt: skip
+
+
+def start(folder: Path) -> dict[str, Any]:
+    """The first steps of an 8B on two GPUs."""
+    words = ["--preset=llama-3.1-8b", "--parallel.dp=2", "--parallel.zero=1", "--batch.sequence_length=8192",
+             "--batch.micro_batch_size=1", "--batch.global_batch_size=2", "--training.steps=4"]  # fmt: skip
+    home = {"TRITON_CACHE_DIR": str(folder / "triton"), "XDG_CACHE_HOME": str(folder / "cache"), "HOME": str(folder)}
+    found = dict[str, Any]()
+    for name in ("cold", "warm"):
+        run = Run(folder / "run", words, 2, home)
+        found[name] = {"first_step_s": round(run.at[1], 1), "second_step_s": round(run.at.get(2, 0.0), 1)}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--parts", default="speed,losses,start")
+    parser.add_argument("--commit", type=hexadecimal, default="")
+    asked = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
+    )
+    record: dict[str, Any] = {**provenance("python benchmarks/default_path.py", asked.commit), "model": PRESET}
+    import torch
+
+    record |= {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        for name in asked.parts.split(","):
+            try:
+                record[name] = {"speed": speed, "losses": losses, "start": start}[name](Path(folder))
+            except Exception as error:
+                record[name] = {"failed": str(error)[-1500:]}
+            asked.out.write_text(json.dumps(record, indent=1) + "\n")
+            print(name, json.dumps({k: v for k, v in record[name].items() if k != "curves"}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
