@@ -2,7 +2,7 @@
 
     python benchmarks/step_kernels.py --out FILE.json [--cases A1,A1:plain,B1] [--commit HASH]
 
-Each case (`beside_sides.py`) runs in a process of its own: steps as in `beside_torchtitan.py`, then four under torch's
+Each case (`beside_sides.py`; `D1` to `D6`: `drawn_shapes.py`) runs in a process of its own: steps as in `beside_torchtitan.py`, then four under torch's
 profiler, of which the third is summed up. FILE.json is written after each case. `CASE:plain` is the same step as PyTorch
 has it: no fused ops, plain elementwise kernels, cuDNN's attention, experts one by one. The record's `ceilings` are what
 this card does at its best: FLOP/s of one large product of random bf16 numbers, sustained, and bytes/s of a copy. A row
@@ -33,6 +33,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 import torch
 from beside_ours import RandomBatches, run_of
 from beside_sides import CASES, MEASURED, STEPS, Clock
+from drawn_shapes import read_cases
 from measuring import seconds
 from provenance import hexadecimal, provenance
 from step_profile import kernels
@@ -143,7 +144,7 @@ def parts_of(rows: Iterable[Sequence[Any]], work: Mapping[str, Mapping[str, int]
 def row_of(name: str) -> dict[str, Any]:
     """The row of a case, measured in this process."""
     torch.set_grad_enabled(False)
-    case, rank = CASES[name.removesuffix(":plain")], join({}, "cuda")
+    case, rank = (CASES | read_cases())[name.removesuffix(":plain")], join({}, "cuda")
     run = run_of(case, PLAIN if name.endswith(":plain") else {}, {})
     work = {"planned": planned(run), "flops": planned(run, FlopsOnly), "bytes": planned(run, BytesOnly)}
     samples, trainer, clock = RandomBatches(case), Trainer.build(run, rank), Clock(case)
