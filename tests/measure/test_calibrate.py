@@ -151,11 +151,16 @@ def test_a_device_is_slower_than_a_file_that_says_half_its_times(measured: Path,
         checking.check_devices(file, 60.0, [CPU])
 
 
-def test_a_link_is_slow_beside_the_others() -> None:
-    pairs = {(a, b): 300.0 for a in range(4) for b in range(4) if a != b}
-    assert not any(link.slow for link in checking.judged(pairs))
-    assert [(x.source, x.target) for x in checking.judged({**pairs, (1, 3): 200.0}) if x.slow] == [(1, 3)]
-    assert checking.judged({}) == checking.check_links([CPU]) == []
+def test_a_link_is_slow_beside_its_file_or_the_others() -> None:
+    pairs = {(a, b, 2**26): 200.0 for a in range(4) for b in range(4) if a != b}
+    assert not any(link.slow for link in checking.judged(pairs, pairs))
+    slow = [x for x in checking.judged({**pairs, (1, 3, 2**26): 300.0}, {}) if x.slow]
+    assert [(x.source, x.target, x.ratio) for x in slow] == [(1, 3, None)]
+    assert slow[0].slow == "slower than the others, 1.50 times their time"
+    assert slow[0].rate == pytest.approx(2**26 / 300e-6 / 1e9)
+    all_slow = checking.judged({key: 300.0 for key in pairs}, pairs)
+    assert {x.slow for x in all_slow} == {"slower than its file, 1.50 times its time"}
+    assert checking.judged({}, {}) == checking.check_links(Path("a.toml"), CPU) == []
 
 
 def test_the_machines_own_file(measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

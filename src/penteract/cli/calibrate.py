@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "penteract calibrate",
     "penteract calibrate --budget 60 --out mine.toml",
+    "penteract calibrate --ranks 4",
     "penteract plan llama-3.2-1b --gpus here",
     "penteract calibrate --check mine.toml",
 )
 _LONGEST = 86_400.0
 _MEASURED, _CHECKED = 480.0, 45.0  # seconds
+_LINKS = 0.4  # of the budget, at most
 
 
 def calibrate(
@@ -42,6 +45,13 @@ def calibrate(
         float | None,
         Parameter(help="Seconds to measure, by default 480. What was measured before is not repeated."),
     ] = None,
+    ranks: Annotated[
+        int | None,
+        Parameter(
+            help="Devices between which links are measured: by default all GPUs of this host; two processes of a CPU. "
+            "1 leaves links out."
+        ),
+    ] = None,
     check: Annotated[
         str | None,
         Parameter(
@@ -50,11 +60,12 @@ def calibrate(
     ] = None,
     debug: Annotated[bool, Parameter(negative="", help="Show the traceback of an error.")] = False,
 ) -> int:
-    """Measure one device of this machine under sustained load, and write a file for `plan --gpus FILE.toml`.
+    """Measure this machine under sustained load, and write a file for `plan --gpus FILE.toml`.
 
-    It measures products of each dtype, the fused attention of each library that is installed, pointwise kernels, copies
-    and launches, the most used first. Stopped or out of budget, the same command goes on. Links between devices are not
-    measured. Without a GPU it measures the CPU.
+    Between all devices it measures each collective, over every group size, and messages, alone and beside products; on
+    one device products of each dtype, the fused attention of each library that is installed, pointwise kernels, copies
+    and launches: the most used first. Stopped or out of budget, the same command goes on. Links take up to 40 % of the
+    budget. Without a GPU it measures the CPU.
     """
     seconds = budget if budget is not None else _CHECKED if check is not None else _MEASURED
     if not 0 < seconds <= _LONGEST:
@@ -70,9 +81,14 @@ def calibrate(
         raise BadInput("USAGE", "a hardware file is TOML", where="--out", found=printable(str(out)), allowed="*.toml")
     if not out.is_file() or not out.with_suffix(".rows.jsonl").is_file():
         check_file(out, "--out")
+    begun = time.monotonic()
+    links = torch_module("measure.calibrate.links.measure_links", "measuring needs")
     measuring = torch_module("measure.calibrate.measuring", "measuring needs")
+    between = links.LinkRows.of(measuring.rows_path(out), ranks)
+    if code := between.measure(_LINKS * seconds, lambda line: print(line, file=sys.stderr, flush=True)):
+        return code
     with _ProgressLine() as line:
-        made: Any = measuring.calibrate(out, seconds, line)
+        made: Any = measuring.calibrate(out, max(0.0, seconds - (time.monotonic() - begun)), line, links=between.keys)
     try:
         out.write_text(made.text, encoding="utf-8")
     except OSError as error:
@@ -106,17 +122,22 @@ def _check(file: Path, budget: float) -> int:
     """A line a device and a slow link; exit code 1 where one is slow."""
     cluster(str(file))  # what is no hardware file is refused by its line
     checking = torch_module("measure.calibrate.checking", "measuring needs")
-    host, devices, links = os.uname().nodename, checking.check_devices(file, budget), checking.check_links()
+    host, devices = os.uname().nodename, checking.check_devices(file, budget)
     for one in devices:
         key, worst = one.worst
         verdict = "slower than its file" if one.slow else "as its file"
         print(f"{host} {one.name}: {verdict}, {one.middle:.2f} times its time in the median of {len(one.ratios)}"
               f" workloads; {' '.join(map(str, key))} {worst:.2f} times")  # fmt: skip
+    try:
+        links = checking.check_links(file)
+    except checking.LinksFailed as failed:
+        return failed.code
     slow = [link for link in links if link.slow]
     for link in slow:
-        print(f"{host} link {link.source} to {link.target}: {link.rate:.0f} GB/s, slower than the others")
+        print(f"{host} link {link.source} to {link.target}: {link.rate:.0f} GB/s, {link.slow}")
     if links and not slow:
-        print(f"{host} links: {min(link.rate for link in links):.0f} to {max(link.rate for link in links):.0f} GB/s")
+        verdict = "as their file" if any(link.ratio is not None for link in links) else "their file has none"
+        print(f"{host} links: {verdict}, {min(x.rate for x in links):.0f} to {max(x.rate for x in links):.0f} GB/s")
     return 1 if slow or any(one.slow for one in devices) else 0
 
 

@@ -102,6 +102,7 @@ class Curves:
     collectives  (kind, ranks, points), points as (bytes of the whole tensor, µs)
     p2p          in one direction, and in both at once: (bytes, µs)
     contention   how much longer a matrix product takes while a collective runs, by kind
+    slowed       how much longer a collective takes while matrix products run, by kind; may be empty. Plans show it
     launch_us    host time of a call in an eager step; `launch_of`: of calls that were measured, by name
     process      MiB of a process beside tensors, by what takes them (`readings/memory/process_memory.py`); may be empty
     """
@@ -124,6 +125,7 @@ class Curves:
     launch_of: tuple[tuple[str, float], ...]
     launch_basis: str
     process: tuple[tuple[str, float], ...] = ()
+    slowed: tuple[tuple[str, float], ...] = ()
 
     @property
     def about(self) -> str:
@@ -356,6 +358,7 @@ def _curves(tree: Tables, origin: Origin = option) -> Curves:
         launch_of=tuple(launch.get("of", {}).items()),
         launch_basis=launch["basis"],
         process=tuple(found.get("process", {}).items()),
+        slowed=tuple(found.get("slowed", {}).items()),
     )
 
 

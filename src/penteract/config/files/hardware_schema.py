@@ -114,6 +114,7 @@ MEASURED = Table(
         "burst": Note(read=False),  # rates of short bursts, recorded for comparison: nothing reads them
         "attention": _ATTENTION,
         "process": Table(dict.fromkeys(PROCESS, _MIB)),
+        "slowed": NamedTable(_FACTOR),
         **_LINKS,
     },
 )

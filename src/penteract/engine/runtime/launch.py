@@ -28,12 +28,13 @@ SAVE_S = 600.0  # after the first request to stop, for a checkpoint
 KILL_S = 3.0  # from SIGTERM to SIGKILL
 POLL_S = 0.05
 _TO_KILL = 3  # the request at which ranks are killed
-_RESUME = "--resume continues from the last checkpoint, if there is one"
+_RESUME = "--resume continues from the last checkpoint"
+_IF_SAVED = f"{_RESUME}, if there is one"
 
 
 def launch(
     world: int, words: Sequence[str], folder: Path, environment: Mapping[str, str],
-    explain: Callable[[str], str] = lambda line: line,
+    explain: Callable[[str], str] = lambda line: line, again: str = _RESUME,
 ) -> int:  # fmt: skip
     """Run `python WORDS` as `world` ranks; returns the exit code of the first rank that failed, or 0.
 
@@ -41,6 +42,7 @@ def launch(
     stop at the first, and end at once at the second; the third kills them. After a rank fails, the others have GRACE_S
     to end by themselves. The error of the rank that failed first is printed on stderr, here alone: ranks write theirs
     to errors.jsonl. No rank outlives this process. `explain`: what is printed where a rank had no memory left.
+    `again`: how to go on, where no checkpoint does.
     """
     earlier = rundir.errors_size(folder)
     ranks = _Ranks(folder, killed_before=cgroup.memory_kills())
@@ -59,10 +61,11 @@ def launch(
         silent = ranks.stopped_by_signals()
     code, line = _outcome(ranks, rundir.errors(folder, earlier))
     if ranks.signals_sent and (code > 128 or (code == Preempted.exit_code and 0 in silent)):
-        line = line or f"{Preempted('STOPPED', 'stopped before it could save', where=str(folder), fix=_RESUME)}"
+        line = line or f"{Preempted('STOPPED', 'stopped before it could save', where=str(folder), fix=_IF_SAVED)}"
         code = Preempted.exit_code
     if line:
-        print(explain(line) if code == OutOfMemory.exit_code else line, file=sys.stderr, flush=True)
+        line = explain(line) if code == OutOfMemory.exit_code else line
+        print(line.replace(_IF_SAVED, again).replace(_RESUME, again), file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
         rundir.write_status(folder, rundir.ended(code), exit_code=code)
     return code
@@ -196,7 +199,7 @@ def _outcome(ranks: _Ranks, rows: list[dict[str, Any]]) -> tuple[int, str]:
     culprits = [r for r, c in ranks.ended.items() if c not in (0, PeerLost.exit_code) and r not in ranks.killed]
     if ranks.signals_sent and all(ranks.ended[r] < 0 for r in culprits):
         error = Preempted("STOPPED", "stopped before it could save", where=str(ranks.folder),
-                          fix="--resume continues from the last checkpoint, if there is one")  # fmt: skip
+                          fix=_IF_SAVED)  # fmt: skip
         return 128 + ranks.signal, str(error)
     if not culprits:  # every failed rank lost a peer
         return PeerLost.exit_code, rundir.error_line(rows[0]) if rows else ""

@@ -1,26 +1,28 @@
-"""A minute's look at all devices of a host: which is slower than its file, and which link than the others."""
+"""A minute's look at all devices of a host: which device or link is slower than its file."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
 
 from penteract.errors import BadInput
 from penteract.measure.calibrate.hot_clock import HotClock
+from penteract.measure.calibrate.links.link_workloads import PAIR
+from penteract.measure.calibrate.links.measure_links import LinkRows, sizes_of, start_ranks
 from penteract.measure.calibrate.measured_rows import Key, MeasuredRows
-from penteract.measure.calibrate.measuring import rows_path
+from penteract.measure.calibrate.measuring import device_here, rows_path, versions
 from penteract.measure.calibrate.workloads import Workload, workloads
 
 SLOWER = 1.05  # times as long as in the file: more than a hot device differs from itself
-LINK_SLOWER = 1.1  # times as long as the median link
+LINK_SLOWER = 1.1  # times as long as in the file, or as the median link
 _EACH = 3  # workloads of a kind
-_COPIED = 2**28  # bytes between two devices
+_LONGEST = 60.0  # seconds for pairs of devices
 
 
 class DeviceCheck(NamedTuple):
@@ -46,12 +48,21 @@ class DeviceCheck(NamedTuple):
 
 
 class LinkCheck(NamedTuple):
-    """GB/s of copies from one device to another, and whether others are faster."""
+    """GB/s of messages from one device to another. `ratio`: their time over that of the file; None where it has none.
+    `of_median`: the median link's rate over this one's."""
 
     source: int
     target: int
     rate: float
-    slow: bool
+    ratio: float | None
+    of_median: float
+
+    @property
+    def slow(self) -> str:
+        """Slower than what; empty if it is not."""
+        if self.ratio is not None and self.ratio > LINK_SLOWER:
+            return f"slower than its file, {self.ratio:.2f} times its time"
+        return f"slower than the others, {self.of_median:.2f} times their time" if self.of_median > LINK_SLOWER else ""
 
 
 def check_devices(file: Path, budget: float, devices: Sequence[torch.device] | None = None) -> list[DeviceCheck]:
@@ -100,32 +111,33 @@ def _few_of_each(every: Sequence[Workload]) -> list[Workload]:
     return found
 
 
-def check_links(devices: Sequence[torch.device] | None = None) -> list[LinkCheck]:
-    """Copies between all pairs of GPUs of this host, each way. Empty for one GPU."""
-    devices = [d for d in devices or all_devices() if d.type == "cuda"]
-    rates = dict[tuple[int, int], float]()
-    for one, other in combinations(devices, 2):
-        rates[one.index, other.index] = _copy_rate(one, other)
-        rates[other.index, one.index] = _copy_rate(other, one)
-    return judged(rates)
+def check_links(file: Path, device: torch.device | None = None, ranks: int | None = None) -> list[LinkCheck]:
+    """Messages between all pairs of GPUs of this host, each way, by ranks of their own. Empty for one GPU, and for a
+    CPU: its processes have no link that could be slow. Raises LinksFailed if a rank fails."""
+    device = device or device_here()
+    ranks = ranks or (torch.cuda.device_count() if device.type == "cuda" else 1)
+    if ranks < 2:
+        return []
+    with TemporaryDirectory(prefix="penteract-") as folder:
+        now = LinkRows(Path(folder) / "now.rows.jsonl", ranks, device, sizes_of(device)[:1])
+        if code := start_ranks(now, versions(device), _LONGEST, pairs_only=True):
+            raise LinksFailed(code)
+        found = MeasuredRows.any_machine(now.path).under(PAIR)
+        return judged(dict(found), dict(MeasuredRows.any_machine(rows_path(file)).under(PAIR)))
 
 
-def judged(rates: Mapping[tuple[int, int], float]) -> list[LinkCheck]:
-    """Which links are slower than the median one. `rates`: GB/s by (source, target)."""
-    middle = statistics.median(rates.values()) if rates else 0.0
-    return [LinkCheck(a, b, rate, middle > LINK_SLOWER * rate) for (a, b), rate in rates.items()]
+class LinksFailed(Exception):
+    """A rank has failed, and its error is printed. `code`: the exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
 
 
-def _copy_rate(source: torch.device, target: torch.device) -> float:
-    x = torch.empty(_COPIED, dtype=torch.uint8, device=source)
-    y = torch.empty(_COPIED, dtype=torch.uint8, device=target)
-    found = list[float]()
-    for _ in range(5):
-        torch.cuda.synchronize(source)
-        torch.cuda.synchronize(target)
-        begun = time.perf_counter()
-        y.copy_(x)
-        torch.cuda.synchronize(source)
-        torch.cuda.synchronize(target)
-        found.append(_COPIED / (time.perf_counter() - begun) / 1e9)
-    return statistics.median(found)
+def judged(now: Mapping[tuple[int, ...], float], before: Mapping[tuple[int, ...], float]) -> list[LinkCheck]:
+    """Links beside the file and beside the median one. Both: microseconds by (source, target, bytes)."""
+    middle = statistics.median(now.values()) if now else 0.0
+    return [
+        LinkCheck(a, b, size / us / 1e3, us / was if (was := before.get((a, b, size))) else None, us / middle)
+        for (a, b, size), us in now.items()
+    ]

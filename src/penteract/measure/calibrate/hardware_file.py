@@ -14,6 +14,7 @@ from penteract.config.files.hardware_schema import MEASURED
 from penteract.config.files.schema import option
 from penteract.config.hardware import DTYPES, gpu
 from penteract.errors import BadInput
+from penteract.measure.calibrate.links.link_tables import copy_rate, link_tables, measured_devices
 from penteract.measure.calibrate.measured_rows import MeasuredRows
 
 _BACKWARD = 2.5  # FLOPs of attention's backward over its forward: five products for two
@@ -29,7 +30,8 @@ def hardware_file(rows: MeasuredRows, device: torch.device, provenance: Mapping[
 
 
 def _lines(rows: MeasuredRows, device: torch.device, provenance: Mapping[str, str]) -> Iterator[str]:
-    yield "# Measured by penteract calibrate, hot: medians. Links between devices are not measured: plans model them."
+    links = "with links between devices" if measured_devices(rows) else "links between devices are modelled by plans"
+    yield f"# Measured by penteract calibrate, hot: medians; {links}."
     yield from _node(rows, device)
     yield "\n[provenance]"
     yield from (f"{key} = {json.dumps(value)}" for key, value in provenance.items())
@@ -41,6 +43,7 @@ def _lines(rows: MeasuredRows, device: torch.device, provenance: Mapping[str, st
             yield "]"
     yield from _attention(rows)
     yield from _memory(rows)
+    yield from link_tables(rows)
     calls = {name: us for (name,), us in rows.under("launch")}
     yield "\n# Microseconds of the host for one call of a kernel.\n[launch]"
     yield f'basis = "measured"\nmicroseconds = {_needed(statistics.median(calls.values()) if calls else None):.4g}'
@@ -53,7 +56,8 @@ def products(rows: MeasuredRows, dtype: str) -> list[tuple[int, int, int, int, f
 
 
 def _node(rows: MeasuredRows, device: torch.device) -> Iterator[str]:
-    yield "\n[node]\ngpus = 1\ngpus_per_node = 1"
+    count = max(1, measured_devices(rows)) if device.type == "cuda" else 1  # ranks of a CPU share it
+    yield f"\n[node]\ngpus = {count}\ngpus_per_node = {count}"
     if device.type == "cuda" and (name := catalogued(torch.cuda.get_device_name(device))):
         yield f"host_memory_gib = {host_memory_gib():.2f}\ngpu = {json.dumps(name)}"
         return
@@ -126,7 +130,8 @@ def _memory(rows: MeasuredRows) -> Iterator[str]:
     yield "\n# GB/s: of device memory, bytes read and written; of copies from and to the host.\n[memory]"
     yield f"copy = {_EITHER_WAY * _rate(rows, 'copy'):.6g}\nadamw = {_ADAMW * _rate(rows, 'adamw'):.6g}"
     for way in ("h2d", "d2h"):
-        yield from (f"{way}_{who} = {_rate(rows, way):.6g}" for who in ("all", "one"))
+        yield f"{way}_all = {copy_rate(rows, f'{way}_all') or _rate(rows, way):.6g}"
+        yield f"{way}_one = {_rate(rows, way):.6g}"
     yield "\n# One pointwise kernel: [bytes read and written, microseconds]."
     yield f"[moved]\npoints = {_points(rows, 'moved')}"
     yield "\n# One whose operands differ in dtype and layout: [elements, microseconds]."

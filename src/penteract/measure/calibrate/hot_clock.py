@@ -33,14 +33,12 @@ class HotClock:
         op()
         if self.device.type != "cuda":
             return _on_cpu(op)
-        filler = self._filler or self._heater()
         op()
         torch.cuda.synchronize()
         times = max(1, min(MOST_REPEATS, round(REPEAT_MS / max(_events(op, 2), 1e-3))))
         found = list[float]()
         for _ in range(ROUNDS):
-            for _ in range(self._fill):
-                filler()
+            self.heat()
             found.append(_events(op, times))
         return 1e3 * statistics.median(found)
 
@@ -61,6 +59,17 @@ class HotClock:
         """Wait until the device has computed everything."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+    @property
+    def filler(self) -> Op:
+        """The product of bf16 matrices of 8192 by 8192 that heats."""
+        return self._filler or self._heater()
+
+    def heat(self) -> None:
+        """About 20 ms of large products on the device. The host goes on."""
+        filler = self.filler
+        for _ in range(self._fill):
+            filler()
 
     def _heater(self) -> Op:
         a, b, out = (torch.randn(8192, 8192, device=self.device, dtype=torch.bfloat16) for _ in range(3))

@@ -25,6 +25,7 @@ class MeasuredRows:
     path: Path
     about: dict[str, str]
     rows: dict[Key, float | None] = field(default_factory=dict[Key, float | None])
+    spreads: dict[Key, float] = field(default_factory=dict[Key, float])  # (slowest - fastest) / median of the rounds
 
     @staticmethod
     def of(path: Path, about: dict[str, str]) -> MeasuredRows:
@@ -41,6 +42,8 @@ class MeasuredRows:
             for line in lines[1:]:
                 row = json.loads(line)
                 found.rows[tuple(row["key"])] = row["us"]
+                if "spread" in row:
+                    found.spreads[tuple(row["key"])] = row["spread"]
             if cut_off:  # the machine went down while it was written
                 path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -58,15 +61,18 @@ class MeasuredRows:
             raise BadInput("CALIBRATION", f"cannot read what was measured: {error}", where=str(path),
                            fix="remove it") from None  # fmt: skip
 
-    def add(self, key: Key, microseconds: float | None) -> None:
-        """Keep a time, in memory and on disk."""
+    def add(self, key: Key, microseconds: float | None, spread: float | None = None) -> None:
+        """Keep a time, in memory and on disk. `spread`: of its rounds, where it is known."""
         fresh = not self.path.exists() or not self.path.stat().st_size
         self.rows[key] = microseconds
+        row = {"key": key, "us": microseconds}
+        if spread is not None:
+            self.spreads[key] = row["spread"] = round(spread, 4)
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 if fresh:
                     file.write(json.dumps({"schema": SCHEMA, **self.about}) + "\n")
-                file.write(json.dumps({"key": key, "us": microseconds}) + "\n")
+                file.write(json.dumps(row) + "\n")
         except OSError as error:
             raise DiskFailure("DISK", f"cannot be written: {error.strerror}", where=str(self.path)) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from penteract.engine.doctor.machine import GpuState
 from penteract.engine.doctor.probe.gpus import gpus
 from penteract.measure.calibrate.hardware_file import hardware_file
 from penteract.measure.calibrate.hot_clock import HotClock
+from penteract.measure.calibrate.links.link_tables import link_spread, measured_devices
 from penteract.measure.calibrate.measured_rows import Key, MeasuredRows
 from penteract.measure.calibrate.workloads import Workload, workloads
 
@@ -41,15 +43,24 @@ class Calibrated(NamedTuple):
     missing: int
 
 
-def calibrate(out: Path, budget: float, said: Said, device: torch.device | None = None) -> Calibrated:
-    """Measure a device for about `budget` seconds. Rows go to a file next to `out`; those in it are not repeated."""
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def calibrate(
+    out: Path, budget: float, said: Said, device: torch.device | None = None, links: Sequence[Key] = ()
+) -> Calibrated:
+    """Measure a device for about `budget` seconds. Rows go to a file next to `out`; those in it are not repeated.
+    `links`: the keys of rows that ranks have written there, or were to."""
+    device = device or device_here()
     rows = MeasuredRows.of(rows_path(out), versions(device))
     every = workloads(device)
     measure(every, rows, HotClock(device), budget, said)
-    text = hardware_file(rows, device, provenance(device))
-    found = [rows.rows[w.key] for w in every if w.key in rows.rows]
-    return Calibrated(text, len(found), found.count(None), len(every) - len(found))
+    about = provenance(device) | link_provenance(rows)
+    text, keys = hardware_file(rows, device, about), [*(w.key for w in every), *links]
+    found = [rows.rows[key] for key in keys if key in rows.rows]
+    return Calibrated(text, len(found), found.count(None), len(keys) - len(found))
+
+
+def device_here() -> torch.device:
+    """The device that is measured: a GPU if torch sees one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def rows_path(out: Path) -> Path:
@@ -102,6 +113,19 @@ def provenance(device: torch.device) -> dict[str, str]:
             ("clock_mhz", state.clock), ("clock_most_mhz", state.clock_most), ("power_limit_w", state.power_limit),
         ) if v is not None}  # fmt: skip
     return found
+
+
+def link_provenance(rows: MeasuredRows) -> dict[str, str]:
+    """Of measured links: how many ranks, by which library and settings of it, and how far rounds lie apart."""
+    if not (ranks := measured_devices(rows)):
+        return {}
+    found = {"link_ranks": str(ranks), "link_spread": link_spread(rows)}
+    if rows.about["device"] == "cpu":
+        return found | {"link_backend": "gloo"}
+    version: tuple[int, ...] = torch.cuda.nccl.version()  # pyright: ignore[reportAttributeAccessIssue]
+    settings = " ".join(f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("NCCL_"))
+    multicast = "off" if os.environ.get("NCCL_NVLS_ENABLE") == "0" else "on"
+    return found | {"nccl": ".".join(map(str, version)), "nvls_multicast": multicast, "nccl_settings": settings}
 
 
 def _state(device: torch.device) -> GpuState | None:

@@ -222,5 +222,16 @@ def _basis(cluster: Cluster, curves: Curves, precision: str) -> dict[str, str]:
         "update": f"{source}; fused AdamW",
         "copy": f"{source}; pinned memory, all devices of a node at once",
         "launch": f"{curves.launch_basis}: {curves.about}; an op called in an eager step",
-        "contention": f"{contended}; products of 8192³ during all-gathers and reduce-scatters, mean of both",
+        "contention": f"{contended}; {_contention(curves if curves.contention else reference())}",
     }
+
+
+def _contention(links: Curves) -> str:
+    """What was measured of products and collectives that run at once."""
+    text = f"products while {', '.join(kind for kind, _ in links.contention)} run, their mean"
+    if links.slowed:
+        text += (
+            f"; collectives then take {', '.join(f'{factor:.2f}' for _, factor in links.slowed)} times as long, which"
+        )
+        text += " plans leave out"
+    return text

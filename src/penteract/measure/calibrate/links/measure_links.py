@@ -1,0 +1,90 @@
+"""Start ranks that measure the links between the devices of this host."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from penteract.engine.device.cpu_affinity import usable_here
+from penteract.engine.runtime.launch import launch
+from penteract.errors import BadInput, DiskFailure
+from penteract.measure.calibrate.links.link_workloads import ON_CPU, ON_GPU, link_workloads
+from penteract.measure.calibrate.measured_rows import Key, MeasuredRows
+from penteract.measure.calibrate.measuring import device_here, versions
+
+LEAST = 5.0  # seconds: for less it is not worth to start ranks
+_AGAIN = "penteract calibrate goes on with what is missing; --ranks 1 leaves links out"
+_RANK = "penteract.measure.calibrate.links.link_rank"
+
+
+def sizes_of(device: torch.device) -> tuple[int, ...]:
+    """Bytes, the most used first."""
+    return ON_GPU if device.type == "cuda" else ON_CPU
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRows:
+    """The rows of links between `ranks` devices of a kind, in the file `path`."""
+
+    path: Path
+    ranks: int
+    device: torch.device
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def of(path: Path, ranks: int | None) -> LinkRows:
+        """`ranks`: None: one for each GPU of this host; on a CPU two, as two processes of it can train. Raises BadInput
+        for more than there are."""
+        device = device_here()
+        most = torch.cuda.device_count() if device.type == "cuda" else max(2, usable_here())
+        usual = most if device.type == "cuda" else 2
+        if ranks is not None and not 1 <= ranks <= most:
+            raise BadInput("USAGE", "not a number of devices here", where="--ranks", found=ranks,
+                           allowed=f"1 to {most}", fix=f"--ranks {usual}")  # fmt: skip
+        return LinkRows(path, ranks or usual, device, sizes_of(device))
+
+    @property
+    def keys(self) -> list[Key]:
+        """The keys of all rows; none of a single device."""
+        every = link_workloads(self.ranks, self.sizes, gpu=self.device.type == "cuda") if self.ranks > 1 else []
+        return [key for workload in every for key, _ in workload.rows]
+
+    def measure(self, seconds: float, say: Callable[[str], None]) -> int:
+        """Measure what has no row yet, for about `seconds` once the ranks are there. Returns the exit code of the rank
+        that failed first, whose error is printed; logs then stay beside the file."""
+        if self.ranks == 1:
+            say("a single device: there is no link to measure")
+            return 0
+        about = versions(self.device)
+        there = MeasuredRows.of(self.path, about).rows
+        if all(key in there for key in self.keys):
+            return 0
+        if seconds < LEAST:
+            say(f"links are left out: they would have {seconds:.1f} s of the budget, and need {LEAST:.0f} s")
+            return 0
+        return start_ranks(self, about, seconds, pairs_only=False)
+
+
+def start_ranks(links: LinkRows, about: Mapping[str, str], seconds: float, *, pairs_only: bool) -> int:
+    """Start ranks that measure all that has no row, or pairs of devices alone; returns the exit code. `about`: the
+    machine, as the rows say it."""
+    folder = links.path.with_name(links.path.name.removesuffix(".rows.jsonl") + ".ranks")
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise DiskFailure("DISK", f"cannot be made: {error.strerror}", where=str(folder)) from None
+    words = [f"--rows={links.path}", f"--about={json.dumps(about)}", f"--device={links.device.type}"]
+    words += [f"--seconds={seconds}", f"--sizes={','.join(map(str, links.sizes))}"]
+    code = launch(
+        links.ranks, ["-m", _RANK, str(folder), *words, *["--pairs"] * pairs_only], folder, os.environ, again=_AGAIN
+    )
+    if not code:
+        shutil.rmtree(folder, ignore_errors=True)
+    return code
