@@ -180,12 +180,13 @@ def test_the_machines_own_file(measured: Path, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("name", ["NVIDIA H200", "a card of no catalogue"])
 def test_a_gpus_file_tells_what_its_host_has(tmp_path: Path, name: str) -> None:
     """A CPU's does not: its memory is its host's."""
-    about = SimpleNamespace(name=name, multi_processor_count=1, total_memory=2**30)
+    about = SimpleNamespace(name=name, multi_processor_count=1, total_memory=2**30, major=8, minor=9)
     rows = MeasuredRows(tmp_path / "a.rows.jsonl", {})
     with (
         patch("torch.cuda.get_device_name", lambda _: name),
         patch("torch.cuda.get_device_properties", lambda _: about),
     ):
         node = tomllib.loads("\n".join(_node(rows, torch.device("cuda"))))["node"]
+    assert node["gpu"] == "H200" or node["gpu"]["capability"] == [8, 9]
     assert node["host_memory_gib"] == pytest.approx(host_memory_gib(), abs=0.01)
     assert "host_memory_gib" not in "".join(_node(rows, torch.device("cpu")))

@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from penteract.cli.benching.running import run_folder
-from penteract.cli.benching.slurm_jobs import batches, for_slurm, left_open, slurm_words
+from penteract.cli.benching.slurm_jobs import batches, cases_of_jobs, left_open, slurm_words
 from penteract.cli.benching.sweep_options import OUT, SweepOptions, question_of
 from penteract.cli.benching.sweep_tables import planned, show
 from penteract.cli.benching.sweep_verbs import compare_sweeps, show_results, status
@@ -119,9 +119,9 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
             _same_launcher(folder, slurm=slurm)
             (refuse_other if dry_run else again)(folder, asked)
         if dry_run or not folder.exists:
-            cases = for_slurm(cases_of(asked, here=False), of_jobs) if slurm else cases_of(asked, _settle)
+            cases = cases_of_jobs(asked, of_jobs) if slurm else cases_of(asked, _settle)
             launcher = "slurm" if slurm else "local"
-            if slurm and (note := left_open(cases)):
+            if slurm and (note := left_open(asked, cases)):
                 print(note, file=sys.stderr)
             made = settings_of(asked, cases, shlex.join(["penteract", *sys.argv[1:]]), launcher)
             if dry_run:

@@ -6,14 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from penteract.cli.resolve.gpu_defaults import Again, card_of, settle_defaults
 from penteract.config.files.read import read_overrides
+from penteract.config.hardware import cluster
+from penteract.config.resolve.resolved_run import Resolved
 from penteract.errors import BadInput
 from penteract.measure.bench.cases.sweep_cases import Expanded, ReadyCase
+from penteract.measure.bench.cases.sweep_question import SweepQuestion
 from penteract.measure.bench.slurm_launcher import SlurmLauncher, of_run
 from penteract.measure.bench.sweep_loop import job_of
+from penteract.measure.bench.sweep_run import cases_of
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
 _SECTION = "slurm."
+_DEVICE = "precision.device"
 _OF_A_CARD = ("precision.dtype", "kernels.attention", "kernels.elementwise")  # chosen where a run starts on GPUs
 
 
@@ -37,13 +43,36 @@ def for_slurm(cases: Expanded, words: Sequence[str]) -> Expanded:
     return Expanded(tuple(changed), cases.refused)
 
 
-def left_open(cases: Expanded) -> str:
-    """A line that names what `penteract train` would choose for a node's GPU and these jobs do not: cases are written
-    here, where that GPU is not seen. "" where the sweep decides, or runs on CPUs."""
+def cases_of_jobs(asked: SweepQuestion, words: Sequence[str]) -> Expanded:
+    """The cases of a question as the nodes of `gpus` run them, with these keys of `[slurm]`: what nobody decided is
+    chosen as `penteract train` does there. Raises BadInput."""
+    given = {name.removeprefix(_SECTION): setting.value for name, setting in read_overrides(words).items()}
+    node = cluster(asked.gpus).gpu if asked.gpus else None
+
+    def settle(run: Resolved, anew: Again) -> Resolved:
+        if node is None or run.run.precision.device == "cpu":
+            return run
+        container = given.get("container", run.run.slurm.container) != "none"
+        card, device = card_of(node, container=container), list[str]()
+        if card is not None and run.origins.get(_DEVICE, "default") == "default":
+            device = [f"{_DEVICE}=cuda"]  # a node without its GPU says so, and computes nothing on its cores
+            run = anew(device)
+        return settle_defaults(run, card, lambda more: anew([*device, *more]))[0]
+
+    return for_slurm(cases_of(asked, settle, here=False), words)
+
+
+def left_open(asked: SweepQuestion, cases: Expanded) -> str:
+    """A line that names what `penteract train` would choose for a node's GPU and these jobs do not, as nothing tells
+    which GPU that is. "" where the sweep decides or names `gpus`, or runs on CPUs."""
+    if asked.gpus or asked.plan is not None:
+        return ""
     runs = [one.run for one in cases.cases if one.run.run.precision.device != "cpu"]
     names = [key for key in _OF_A_CARD if any(run.origins.get(key, "default") == "default" for run in runs)]
-    kept = f"{', '.join(names)} keep their defaults unless the sweep sets them"
-    return f"note: no GPU is asked from here: {kept}" if names else ""
+    kept = f"{', '.join(names)} keep their defaults"
+    return f"note: no GPU is asked from here, and the sweep names none: {kept} · fix: --gpus, such as 8xH100" * bool(
+        names
+    )
 
 
 def slurm_launcher(folder: SweepFolder) -> SlurmLauncher:

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from penteract.config.hardware import Cluster, reference
+from penteract.config.hardware import Cluster, Gpu, reference
 from penteract.config.layout import FUSIONS, Layout
 from penteract.config.resolve.resolved_run import Resolved
 from penteract.config.resolve.write_run_file import OF_THE_DEVICE
@@ -63,6 +63,18 @@ def card_here(device: str, *, launched: bool = False) -> Card | None:
     room = least.memory if launched else least.free
     packages = installed_packages(FA4, QUACK) | triton
     return Card(name=least.name, free=room, capability=tuple(least.capability), packages=packages)
+
+
+def card_of(node: Gpu, *, container: bool) -> Card | None:
+    """The GPU of a node that is not asked, by its data sheet; None for what is no GPU of CUDA. Ranks have the packages
+    of this installation, or those of a `container`: of these, it is sure of triton alone, which comes with torch."""
+    if not any(node.capability):
+        return None
+    triton = {"triton"} if container or find_spec("triton") is not None else set[str]()
+    packages = triton if container else installed_packages(FA4, QUACK) | triton
+    return Card(
+        name=node.name, free=int(node.memory_gib * 2**30), capability=node.capability, packages=frozenset(packages)
+    )
 
 
 def settle_defaults(

@@ -70,6 +70,8 @@ def _node(rows: MeasuredRows, device: torch.device) -> Iterator[str]:
         about = torch.cuda.get_device_properties(device)
         name, count, memory = about.name, about.multi_processor_count, about.total_memory / 2**30
     yield f"name = {json.dumps(name)}\nmemory_gib = {memory:.2f}\nmultiprocessors = {count}"
+    if device.type == "cuda":
+        yield f"capability = [{about.major}, {about.minor}]"
     for dtype in DTYPES:
         yield f"{dtype} = {max((row[4] for row in products(rows, dtype)), default=0.0):.6g}"
     moved = (size / us / 1e3 for (size,), us in rows.under("moved"))
