@@ -38,6 +38,9 @@ from penteract.units import Seconds
 
 PARTS = 512  # sums of a norm's weight gradient, each of some rows: fixed, so that results do not depend on the card
 
+PIECE = 8192  # columns of a row of logits that one program has in registers: 64 of a thread
+WORD = 8  # bytes: what a program says of its piece
+
 _ATTENTION = Attention()
 _ROW_MAX, _EXP_SUM, _LIKELIHOOD, _GRADIENT = RowMax(), ExpSum(), NegativeLogLikelihood(), LogitsGradient()
 _ROPE = Rope()
@@ -256,6 +259,25 @@ class OnePassLoss(LossAndGradient):
         return e.sums(("compute", 2 * n), ("index", rows), ("stat", rows)), e.sums(("stat", rows))
 
 
+class SharedRowsLoss(OnePassLoss):
+    """By a kernel that reads each row once: its programs have a piece of a row each, and tell each other of it."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """A ticket and each piece's word too."""
+        return super().workspace(phase, ins, weights, attrs, widths) + (1 + _words(ins)) * WORD
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        """Words are written twice and read once."""
+        e, (logits, targets, _), words = Eager(widths), ins, _words(ins) * WORD // widths["index"]
+        rows = prod(targets)
+        shared = e.sums(("compute", 2 * prod(logits)), ("index", rows + 2 * words), ("stat", rows))
+        return e.sums(("index", words)), shared, e.sums(("stat", rows))
+
+
 class OnePassPackedSwiglu(PackedSwiglu):
     """By one kernel each way."""
 
@@ -313,6 +335,11 @@ def rotation_cost(rates: WorkRates, ins: Sequence[Shape], attrs: Attrs, widths: 
     """Seconds of rotating the first `rotary_columns` columns."""
     kernels = _ROPE.traffic("forward", [(*ins[0][:-1], attrs["rotary_columns"]), ins[1]], (), attrs, widths) or ()
     return fsum([k.times * rates.moved(k.moved, k.walked) for k in kernels])
+
+
+def _words(ins: Sequence[Shape]) -> int:
+    """Pieces of all rows of logits."""
+    return prod(ins[1]) * -(-ins[0][-1] // PIECE)
 
 
 def _columns(weights: Sequence[Shape]) -> int:

@@ -6,6 +6,8 @@ of its tokens, in fp32, so that the result is the same in every run."""
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -15,9 +17,22 @@ from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.triton.strides import row_stride
 from penteract.ops.tape import Site
 
-_COLUMNS = 2048  # of a program
-_ROWS = 8  # tokens of a run that are summed at a time
-_WARPS = 4
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingForm:
+    """How the kernel is compiled.
+
+    columns  of a program
+    rows     tokens of a run that are summed at a time
+    warps    of a program
+    """
+
+    columns: int = 2048
+    rows: int = 8
+    warps: int = 4
+
+
+FORM = EmbeddingForm()  # the one that runs: benchmarks/embedding_forms.py compares
 
 
 @triton.jit
@@ -26,30 +41,27 @@ def _sum_runs(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """A program for each sorted id and some columns; who does not begin a run has nothing to do, nor who begins that of
-    another shard: the table's rows here are `rows`, from `begin` on. Most runs have one token, whose row is read
-    without the detour over a tile of several."""
+    another shard: the table's rows here are `rows`, from `begin` on. All that it reads of ids comes at once, as rows
+    wait for it. Most runs have one token."""
     at = tl.program_id(0)
     own = tl.load(ids + at)
-    before = tl.load(ids + tl.maximum(at - 1, 0))
+    before = tl.load(ids + at - 1, at > 0, other=-1)
     after = tl.load(ids + at + 1, at + 1 < tokens, other=-1)
+    token = tl.load(order + at)
     row = own - begin
-    if ((at == 0) | (before != own)) & (row >= 0) & (row < rows):
+    if (before != own) & (row >= 0) & (row < rows):
         c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        if after != own:
-            summed = tl.load(g + tl.load(order + at) * g_row + c, c < WIDTH, other=0.0).to(tl.float32)
-        else:
-            total = tl.zeros((ROWS, COLUMNS), tl.float32)
-            more = 1
-            while more == 1:
-                places = at + tl.arange(0, ROWS)
-                same = (places < tokens) & (tl.load(ids + places, places < tokens, other=0) == own)
-                token = tl.load(order + places, same, other=0)
-                some = tl.load(g + token[:, None] * g_row + c[None, :], same[:, None] & (c < WIDTH)[None, :], other=0.0)
-                total += some.to(tl.float32)
-                more = tl.min(same.to(tl.int32), axis=0)
-                at += ROWS
-            summed = tl.sum(total, axis=0)
-        place = into + row * into_row + c
+        summed = tl.load(g + token * g_row + c, c < WIDTH, other=0.0).to(tl.float32)
+        more = after == own
+        while more:
+            places = at + 1 + tl.arange(0, ROWS)
+            same = (places < tokens) & (tl.load(ids + places, places < tokens, other=0) == own)
+            tokens_of = tl.load(order + places, same, other=0)
+            some = tl.load(g + tokens_of[:, None] * g_row + c[None, :], same[:, None] & (c < WIDTH)[None, :], other=0.0)
+            summed += tl.sum(some.to(tl.float32), axis=0)
+            more = tl.min(same.to(tl.int32), axis=0) == 1
+            at += ROWS
+        place = into + row.to(tl.int64) * into_row + c
         if ADD:
             summed += tl.load(place, c < WIDTH, other=0.0).to(tl.float32)
         tl.store(place, summed.to(into.dtype.element_ty), c < WIDTH)
@@ -58,16 +70,18 @@ def _sum_runs(
 def embedding_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
     """Adds the gradients [S, B, D] up in the rows of their ids."""
     flat, g, table = ins[0].reshape(-1), ins[1], into[0]
-    ids, order = torch.empty_like(flat), torch.empty_like(flat)
-    torch.sort(flat, stable=True, out=(ids, order))
+    narrow, order = flat.to(torch.int32), torch.empty_like(flat)  # half of the bits to sort by are half of the passes
+    ids = torch.empty_like(narrow)
+    torch.sort(narrow, stable=True, out=(ids, order))
+    del narrow
     if not add:
         table.zero_()
     axis = str(site.attrs["axis"])
     rows, width = table.shape
-    wide = min(_COLUMNS, triton.next_power_of_2(width))
+    wide = min(FORM.columns, triton.next_power_of_2(width))
     _sum_runs[(len(ids), triton.cdiv(width, wide))](
         ids, order, g, table, len(ids), env.index(axis) * rows if axis else 0, rows, row_stride(g), row_stride(table),
-        WIDTH=width, ADD=add, ROWS=_ROWS, COLUMNS=wide, num_warps=_WARPS,
+        WIDTH=width, ADD=add, ROWS=FORM.rows, COLUMNS=wide, num_warps=FORM.warps,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Cross entropy and its gradient in one kernel: a row of logits is read for its sums; a part of it stays in registers.
 
 The rest is read again, from its end on, so that what was read last is still in the cache. The gradient is written where
-the logits were.
+the logits were. `shared_rows.py` has the other form, in which several programs hold a row and read it once.
 """
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from penteract.engine.kernels.kernel import Env, Tensors
+from penteract.engine.kernels.triton.shared_rows import SharedForm, put_losses
 from penteract.engine.kernels.triton.strides import row_stride
 from penteract.ops.tape import Site
 
@@ -33,15 +34,19 @@ class LossForm:
     columns  of the others, at a time: they are read again, from the cache
     warps    of a program: few programs of many threads, whose rows the cache holds together
     leaves   what the gradient that was written is to the cache: evict_first makes room for what is read again
+    stages   blocks of a row that are on their way at a time, through shared memory; 0: as the compiler orders them
+    holds    the cache is asked to keep what the first reading brings, and to let it go after the second
     """
 
     kept: int = 16384
     columns: int = 16384
     warps: int = 32
     leaves: str = "evict_first"
+    stages: int = 0
+    holds: bool = False
 
 
-FORM = LossForm()  # the one that runs: benchmarks/loss_forms.py compares
+FORM: LossForm | SharedForm = LossForm()  # the one that runs: benchmarks/loss_forms.py compares
 
 
 def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -49,11 +54,15 @@ def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs
     logits, targets, g = ins
     z, columns, tokens = float(site.attrs.get("z") or 0.0), logits.shape[-1], targets.numel()
     of_rows = torch.empty(len(outs), tokens, dtype=torch.float32, device=logits.device)
-    widest = triton.next_power_of_2(columns)
-    _rows[(tokens,)](
-        logits, targets, g, of_rows, tokens, columns, row_stride(logits), z, Z=bool(z), KEPT=min(FORM.kept, widest),
-        COLUMNS=min(FORM.columns, widest), LEAVES=FORM.leaves, num_warps=FORM.warps,
-    )  # fmt: skip
+    widest, form, stride = triton.next_power_of_2(columns), FORM, row_stride(logits)
+    if isinstance(form, SharedForm):
+        put_losses(logits, stride, targets, g, of_rows, z, form)
+    else:
+        _rows[(tokens,)](
+            logits, targets, g, of_rows, tokens, columns, stride, z, Z=bool(z), KEPT=min(form.kept, widest),
+            COLUMNS=min(form.columns, widest), LEAVES=form.leaves, STAGES=form.stages or None, HOLDS=form.holds,
+            num_warps=form.warps,
+        )  # fmt: skip
     for out, part in zip(outs, of_rows, strict=True):
         _total[(1,)](part, out, tokens, TOKENS=min(_TOKENS, triton.next_power_of_2(tokens)), num_warps=16)
 
@@ -61,8 +70,10 @@ def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs
 @triton.jit
 def _rows(
     logits, targets, g, losses, rows, columns, row_stride, z, Z: tl.constexpr, KEPT: tl.constexpr,
-    COLUMNS: tl.constexpr, LEAVES: tl.constexpr,
+    COLUMNS: tl.constexpr, LEAVES: tl.constexpr, STAGES: tl.constexpr, HOLDS: tl.constexpr,
 ):  # fmt: skip
+    FIRST: tl.constexpr = "evict_last" if HOLDS else ""  # pyright: ignore[reportAssignmentType]
+    LAST: tl.constexpr = "evict_first" if HOLDS else ""  # pyright: ignore[reportAssignmentType]
     row = tl.program_id(0).to(tl.int64)
     line = logits + row * row_stride
     k, c = tl.arange(0, KEPT), tl.arange(0, COLUMNS)
@@ -73,13 +84,13 @@ def _rows(
     # Shifted by the largest of its first columns, a row can be summed without a look at the others: one exponential an
     # element. Where that overflows, it is summed again, shifted by the largest of all.
     most = tl.max(kept.to(tl.float32), axis=0)
-    total = _sum_of(line, kept, most, columns, c, KEPT, COLUMNS)
+    total = _sum_of(line, kept, most, columns, c, KEPT, COLUMNS, STAGES, FIRST)
     if total > _HUGE:
         most_of = tl.full((COLUMNS,), _LEAST, tl.float32)
         for first in range(KEPT, columns, COLUMNS):
-            most_of = tl.maximum(most_of, _read(line, first + c, columns))
+            most_of = tl.maximum(most_of, _read(line, first + c, columns, FIRST))
         most = tl.maximum(most, tl.max(most_of, axis=0))
-        total = _sum_of(line, kept, most, columns, c, KEPT, COLUMNS)
+        total = _sum_of(line, kept, most, columns, c, KEPT, COLUMNS, STAGES, FIRST)
     log_sum = most + tl.log(total)
     tl.store(losses + row, tl.where(counts, log_sum - own, 0.0))
     factor = tl.where(counts, tl.load(g), 0.0)
@@ -90,9 +101,9 @@ def _rows(
     tl.debug_barrier()  # the target's logit has been read by all threads
     shift = log_sum * _LOG2E
     blocks = tl.cdiv(tl.maximum(columns - KEPT, 0), COLUMNS)
-    for i in range(blocks):
+    for i in tl.range(blocks, num_stages=STAGES):
         at = KEPT + (blocks - 1 - i) * COLUMNS + c
-        made = tl.exp2(_read(line, at, columns) * _LOG2E - shift) * share
+        made = tl.exp2(_read(line, at, columns, LAST) * _LOG2E - shift) * share
         tl.store(line + at, made.to(logits.dtype.element_ty), at < columns, eviction_policy=LEAVES)
     made = tl.exp2(kept.to(tl.float32) * _LOG2E - shift) * share
     tl.store(line + k, made.to(logits.dtype.element_ty), k < columns, eviction_policy=LEAVES)
@@ -102,16 +113,18 @@ def _rows(
 
 
 @triton.jit
-def _read(line, at, columns):
-    return tl.load(line + at, at < columns, other=_LEAST).to(tl.float32)
+def _read(line, at, columns, POLICY: tl.constexpr):
+    return tl.load(line + at, at < columns, other=_LEAST, eviction_policy=POLICY).to(tl.float32)
 
 
 @triton.jit
-def _sum_of(line, kept, most, columns, c, KEPT: tl.constexpr, COLUMNS: tl.constexpr):
+def _sum_of(
+    line, kept, most, columns, c, KEPT: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, POLICY: tl.constexpr
+):
     """The sum of a row's exponentials, shifted by `most`."""
     sums = tl.zeros((COLUMNS,), tl.float32)
-    for first in range(KEPT, columns, COLUMNS):
-        sums += tl.exp(_read(line, first + c, columns) - most)
+    for first in tl.range(KEPT, columns, COLUMNS, num_stages=STAGES):
+        sums += tl.exp(_read(line, first + c, columns, POLICY) - most)
     return tl.sum(sums, axis=0) + tl.sum(tl.exp(kept.to(tl.float32) - most), axis=0)
 
 

@@ -1,0 +1,107 @@
+"""One GPU: ways to compile the gradient of a table of embeddings: correctness and speed, and what its sort takes.
+
+    python benchmarks/embedding_forms.py --out FOLDER [--commit HASH] [--shapes 128256x4096,128256x2048] [--tokens 16384]
+
+Writes FOLDER/embedding_forms.json. Ids are drawn evenly, and as words of a text are: some are frequent. Check (`held`): the
+table against fp64 within the rounding of fp32; `same`: two runs agree to the bit. The parts are `runs`, which sums the rows
+of each id, `sort`, and `clear`, which clears the table before. With `--device cpu` the kernel runs in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
+
+import torch
+from measuring import run_parts, seconds
+from provenance import hexadecimal
+
+from penteract.engine.kernels.triton import embedding as kernel
+from penteract.engine.kernels.triton.embedding import EmbeddingForm
+
+FORMS = (
+    EmbeddingForm(), EmbeddingForm(2048, 4, 4), EmbeddingForm(1024, 8, 4), EmbeddingForm(1024, 8, 2), EmbeddingForm(512, 8, 2),
+    EmbeddingForm(4096, 8, 8), EmbeddingForm(4096, 4, 8),
+)  # fmt: skip
+IN_A_ROW = 10  # launches
+
+
+def drawn(how: str, tokens: int, rows: int) -> torch.Tensor:
+    """Ids [tokens, 1]: each as likely, or the i-th with a frequency of 1/i, in no order."""
+    generator = torch.Generator().manual_seed(0)
+    if how == "even":
+        return torch.randint(0, rows, (tokens, 1), generator=generator)
+    weights = 1 / torch.arange(1, rows + 1)
+    found = torch.multinomial(weights[torch.randperm(rows, generator=generator)], tokens, True, generator=generator)
+    return found[:, None]
+
+
+def measured(form: EmbeddingForm, how: str, tokens: int, rows: int, width: int, device: torch.device) -> dict[str, Any]:
+    """Milliseconds of the parts, and the largest difference to fp64."""
+    kernel.FORM = form
+    ids = drawn(how, tokens, rows).to(device)
+    g = torch.randn(tokens, 1, width, device=device, dtype=torch.bfloat16)
+    table, twice = (torch.full((rows, width), torch.nan, device=device) for _ in range(2))
+    site: Any = SimpleNamespace(attrs={"axis": ""})
+
+    def run(into: torch.Tensor, *, add: bool) -> None:
+        for _ in range(IN_A_ROW if add else 1):
+            kernel.embedding_weight(None, site, [ids, g], [into], add)  # type: ignore[arg-type]
+
+    run(table, add=False)
+    run(twice, add=False)
+    same = torch.equal(table, twice)
+    wanted, some = torch.unique(ids[:512, 0]), torch.zeros(min(512, tokens), width, device=device, dtype=torch.float64)
+    for i, one in enumerate(wanted.tolist()):
+        some[i] = g[ids[:, 0] == one, 0].double().sum(0)
+    some = some[: len(wanted)]
+    off = ((table[wanted].double() - some).abs().max() / some.abs().max()).item()
+    empty = torch.ones(rows, dtype=torch.bool, device=device)
+    empty[ids[:, 0]] = False
+    clean = not table[empty].any().item()
+    narrow, order = ids[:, 0].to(torch.int32), torch.empty_like(ids[:, 0])
+    sorted_ids = torch.empty_like(narrow)
+
+    def sort() -> None:
+        for _ in range(IN_A_ROW):
+            torch.sort(narrow, stable=True, out=(sorted_ids, order))
+
+    whole = seconds(lambda: run(table, add=True), device.type) / IN_A_ROW
+    return {
+        **asdict(form), "ids": how, "tokens": tokens, "table": [rows, width], "ms": 1e3 * whole,
+        "sort_ms": 1e3 * seconds(sort, device.type) / IN_A_ROW, "clear_ms": 1e3 * seconds(table.zero_, device.type),
+        "off": off, "held": off < 1e-5 and clean, "same": same,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Ways to compile the gradient of a table of embeddings.")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", type=hexadecimal, default="")
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--shapes", default="128256x4096,128256x2048")
+    parser.add_argument("--device", default="cuda")
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    torch.manual_seed(0)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    found: dict[str, Any] = {"commit": args.commit, "device": name, "torch": torch.__version__, "forms": []}
+    for shape in args.shapes.split(","):
+        rows, width = map(int, shape.split("x"))
+        for how in ("even", "as text"):
+            for form in FORMS:
+                about = (form, how, args.tokens, rows, width, device)
+                found["forms"].append(run_parts(str(form), {"all": lambda about=about: measured(*about)})["all"])
+                print(found["forms"][-1], flush=True)
+    (args.out / "embedding_forms.json").write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
