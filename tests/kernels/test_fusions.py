@@ -17,7 +17,7 @@ from penteract.engine.kernels.triton import loss_and_gradient as loss_kernel
 from penteract.engine.kernels.triton.fusions import as_one, fusions
 from penteract.engine.kernels.triton.shared_rows import SharedForm
 from penteract.ops.declarations import OPS, declaration_of
-from penteract.ops.declarations.fusions import PIECE, SharedRowsLoss
+from penteract.ops.declarations.fusions import ROW_PART, SharedRowsLoss
 from penteract.ops.tape import Site
 
 KERNELS = fusions(Aten())
@@ -53,23 +53,23 @@ def test_a_kernel_does_what_it_declares(case: Case, precision: str) -> None:
 
 
 LEAST = torch.randn(2, 1, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 200
-LEAST[:, :, :64] = -torch.inf  # a whole piece without a logit
+LEAST[:, :, :64] = -torch.inf  # a whole part without a logit
 FEW = In("compute", (2, 1, 300), LEAST)
-PIECES = (
-    Case("loss_and_gradient", "a piece without logits", (FEW, given([[70], [299]]), stat()), (), {"axis": "tp"}),
-    Case("loss_and_gradient", "pieces", (x(3, 2, 500), draw(500, 3, 2, low=-1), stat()), (), {"axis": "", "z": 1e-2}),
+IN_PARTS = (
+    Case("loss_and_gradient", "a part without logits", (FEW, given([[70], [299]]), stat()), (), {"axis": "tp"}),
+    Case("loss_and_gradient", "parts", (x(3, 2, 500), draw(500, 3, 2, low=-1), stat()), (), {"axis": "", "z": 1e-2}),
 )
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("case", [case for case in (*TRIED, *PIECES) if case.op_name == "loss_and_gradient"], ids=str)
+@pytest.mark.parametrize("case", [case for case in (*TRIED, *IN_PARTS) if case.op_name == "loss_and_gradient"], ids=str)
 def test_programs_that_share_rows_do_what_is_declared(
     case: Case, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    piece = 64 if case in PIECES else PIECE
-    monkeypatch.setattr("penteract.ops.declarations.fusions.PIECE", piece)
-    monkeypatch.setattr(loss_kernel, "FORM", SharedForm(columns=piece))
+    part = 64 if case in IN_PARTS else ROW_PART
+    monkeypatch.setattr("penteract.ops.declarations.fusions.ROW_PART", part)
+    monkeypatch.setattr(loss_kernel, "FORM", SharedForm(columns=part))
     assert check(case, precision, SharedRowsLoss(), let_go(KERNELS[case.op_name])) == []
 
 

@@ -38,8 +38,8 @@ from penteract.units import Seconds
 
 PARTS = 512  # sums of a norm's weight gradient, each of some rows: fixed, so that results do not depend on the card
 
-PIECE = 8192  # columns of a row of logits that one program has in registers: 64 of a thread
-WORD = 8  # bytes: what a program says of its piece
+ROW_PART = 8192  # columns of a row of logits that one program has in registers: 64 of a thread
+WORD = 8  # bytes: what a program says of its part
 
 _ATTENTION = Attention()
 _ROW_MAX, _EXP_SUM, _LIKELIHOOD, _GRADIENT = RowMax(), ExpSum(), NegativeLogLikelihood(), LogitsGradient()
@@ -260,12 +260,12 @@ class OnePassLoss(LossAndGradient):
 
 
 class SharedRowsLoss(OnePassLoss):
-    """By a kernel that reads each row once: its programs have a piece of a row each, and tell each other of it."""
+    """By a kernel that reads each row once: its programs have a part of a row each, and tell each other of it."""
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """A ticket and each piece's word too."""
+        """A ticket and each part's word too."""
         return super().workspace(phase, ins, weights, attrs, widths) + (1 + _words(ins)) * WORD
 
     def traffic(
@@ -338,8 +338,8 @@ def rotation_cost(rates: WorkRates, ins: Sequence[Shape], attrs: Attrs, widths: 
 
 
 def _words(ins: Sequence[Shape]) -> int:
-    """Pieces of all rows of logits."""
-    return prod(ins[1]) * -(-ins[0][-1] // PIECE)
+    """Parts of all rows of logits."""
+    return prod(ins[1]) * -(-ins[0][-1] // ROW_PART)
 
 
 def _columns(weights: Sequence[Shape]) -> int:

@@ -1,12 +1,12 @@
 """Cross entropy and its gradient in one reading and one writing of the logits: several programs share a row.
 
-Each program has a piece of a row in registers. It says its piece's largest logit and sum of exponentials, waits for
-what the others say of theirs, adds all up in the order of the pieces, and writes the gradient where the logits were.
+Each program has a part of a row in registers. It says its part's largest logit and sum of exponentials, waits for
+what the others say of theirs, adds all up in the order of the parts, and writes the gradient where the logits were.
 
-What a program says is one word of 64 bits, written and read as a whole, where there was a word that nothing else is
-like: so a word is its own signal, without atomics and fences. Programs take pieces in the order in which they start,
-by a ticket. So whoever waits for a program that has not started waits for the next that starts, and one does as soon
-as the rows before it are done: there are more programs at a time than pieces of a row.
+What a program says is one word of 64 bits, written and read as a whole, where there was a word that none can say: so
+it is its own signal, and nothing else has to be in order. Programs take parts in the order in which they start, by a
+ticket. So those that wait do so for programs that run, or for the next that start; these do when the rows before are
+done, as more programs run at a time than a row has parts.
 """
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.ops.declarations.fusions import PIECE
+from penteract.ops.declarations.fusions import ROW_PART
 
 _LEAST = tl.constexpr(float("-inf"))
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -31,11 +31,11 @@ _UNSAID = tl.constexpr(-1)  # two floats with every bit set: computation makes o
 class SharedForm:
     """How the kernel is compiled.
 
-    columns  of a piece: at most so many, a power of two
+    columns  of a part: at most so many, a power of two
     warps    of a program
     """
 
-    columns: int = PIECE
+    columns: int = ROW_PART
     warps: int = 4
 
 
@@ -47,36 +47,35 @@ def put_losses(
     place of the logits [s, B, V], whose rows are `stride` apart."""
     rows, columns = targets.numel(), logits.shape[-1]
     wide = min(form.columns, triton.next_power_of_2(columns))
-    pieces = triton.cdiv(columns, wide)
-    said = torch.full((1 + rows * pieces,), -1, dtype=torch.int64, device=logits.device)  # first: the last ticket
+    parts = triton.cdiv(columns, wide)
+    said = torch.full((1 + rows * parts,), -1, dtype=torch.int64, device=logits.device)  # first: the last ticket
     # An interpreter runs one program after the other: there, all say what they have before any of them waits.
-    for writes in (True,) if logits.is_cuda else (False, True):
-        said[:1] = -1
-        _pieces[(rows * pieces,)](
-            logits, targets, g, said, losses, rows, columns, stride, z, Z=bool(z), PIECES=pieces,
-            SLOTS=triton.next_power_of_2(pieces), COLUMNS=wide, WRITES=writes, num_warps=form.warps,
+    for launches, writes in enumerate((True,) if logits.is_cuda else (False, True)):
+        _parts[(rows * parts,)](
+            logits, targets, g, said, losses, rows, columns, stride, z, 1 - launches * rows * parts, Z=bool(z), PARTS=parts,
+            SLOTS=triton.next_power_of_2(parts), COLUMNS=wide, WRITES=writes, num_warps=form.warps,
         )  # fmt: skip
 
 
 @triton.jit
-def _pieces(
-    logits, targets, g, said, losses, rows, columns, stride, z, Z: tl.constexpr, PIECES: tl.constexpr,
+def _parts(
+    logits, targets, g, said, losses, rows, columns, stride, z, begin, Z: tl.constexpr, PARTS: tl.constexpr,
     SLOTS: tl.constexpr, COLUMNS: tl.constexpr, WRITES: tl.constexpr,
 ):  # fmt: skip
-    ticket = tl.atomic_add(said, 1, sem="relaxed").to(tl.int32) + 1
-    row, piece = (ticket // PIECES).to(tl.int64), ticket % PIECES
-    line, words = logits + row * stride, said + 1 + row * PIECES
-    at = piece * COLUMNS + tl.arange(0, COLUMNS)
+    ticket = tl.atomic_add(said, 1, sem="relaxed").to(tl.int32) + begin
+    row, part = (ticket // PARTS).to(tl.int64), ticket % PARTS
+    line, words = logits + row * stride, said + 1 + row * PARTS
+    at = part * COLUMNS + tl.arange(0, COLUMNS)
     some = tl.load(line + at, at < columns, other=_LEAST, eviction_policy="evict_first")
     target = tl.load(targets + row)
     counts = target >= 0
-    mine = tl.maximum(target, 0) // COLUMNS == piece  # the first piece has what an ignored target's row comes to
+    mine = tl.maximum(target, 0) // COLUMNS == part  # the first part has what an ignored target's row comes to
     own = tl.load(line + target, counts & mine, other=0.0).to(tl.float32)
     most = tl.max(some.to(tl.float32), axis=0)
     e = tl.exp2((some.to(tl.float32) - tl.where(most == _LEAST, 0.0, most)) * _LOG2E)
-    tl.atomic_xchg(words + piece, _word(most, tl.sum(e, axis=0)), sem="relaxed")
+    tl.atomic_xchg(words + part, _word(most, tl.sum(e, axis=0)), sem="relaxed")
     if WRITES:
-        largest, total = _all_of(words, PIECES, SLOTS)
+        largest, total = _all_of(words, PARTS, SLOTS)
         log_sum = largest + tl.log(total)
         factor = tl.where(counts, tl.load(g), 0.0)
         share = factor
@@ -99,13 +98,13 @@ def _word(most, total):
 
 
 @triton.jit
-def _all_of(words, PIECES: tl.constexpr, SLOTS: tl.constexpr):
-    """What all pieces of a row say, once they have: the largest logit, and the sum of exponentials shifted by it."""
+def _all_of(words, PARTS: tl.constexpr, SLOTS: tl.constexpr):
+    """What all parts of a row say, once they have: the largest logit, and the sum of exponentials shifted by it."""
     p = tl.arange(0, SLOTS)
-    found = tl.load(words + p, p < PIECES, other=0, volatile=True)
+    found = tl.load(words + p, p < PARTS, other=0, volatile=True)
     while tl.max((found == _UNSAID).to(tl.int32), axis=0) > 0:
-        found = tl.load(words + p, p < PIECES, other=0, volatile=True)
-    most_of = tl.where(p < PIECES, (found >> 32).to(tl.int32).to(tl.float32, bitcast=True), _LEAST)
+        found = tl.load(words + p, p < PARTS, other=0, volatile=True)
+    most_of = tl.where(p < PARTS, (found >> 32).to(tl.int32).to(tl.float32, bitcast=True), _LEAST)
     totals = found.to(tl.int32).to(tl.float32, bitcast=True)
     largest = tl.max(most_of, axis=0)
     return largest, tl.sum(totals * tl.exp2((most_of - largest) * _LOG2E), axis=0)
