@@ -52,8 +52,8 @@ def put_losses(
     # An interpreter runs one program after the other: there, all say what they have before any of them waits.
     for launches, writes in enumerate((True,) if logits.is_cuda else (False, True)):
         _parts[(rows * parts,)](
-            logits, targets, g, said, losses, rows, columns, stride, z, 1 - launches * rows * parts, Z=bool(z), PARTS=parts,
-            SLOTS=triton.next_power_of_2(parts), COLUMNS=wide, WRITES=writes, num_warps=form.warps,
+            logits, targets, g, said, losses, rows, columns, stride, z, 1 - launches * rows * parts, Z=bool(z),
+            PARTS=parts, SLOTS=triton.next_power_of_2(parts), COLUMNS=wide, WRITES=writes, num_warps=form.warps,
         )  # fmt: skip
 
 
