@@ -30,9 +30,9 @@ import torch
 from measuring import run_parts, seconds
 from provenance import hexadecimal
 
-from penteract.engine.kernels.triton import loss_and_gradient as kernel
-from penteract.engine.kernels.triton.loss_and_gradient import LossForm
-from penteract.engine.kernels.triton.shared_rows import SharedForm
+from penteract.engine.kernels.triton.fused_loss import loss_and_gradient as kernel
+from penteract.engine.kernels.triton.fused_loss.loss_and_gradient import LossForm
+from penteract.engine.kernels.triton.fused_loss.shared_rows import SharedForm
 
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]  # logits, targets, g, out
 

@@ -13,9 +13,9 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.engine.kernels.fusions import FUSIONS as REFERENCE
 from penteract.engine.kernels.kernel import Env
-from penteract.engine.kernels.triton import loss_and_gradient as loss_kernel
+from penteract.engine.kernels.triton.fused_loss import loss_and_gradient as loss_kernel
+from penteract.engine.kernels.triton.fused_loss.shared_rows import SharedForm
 from penteract.engine.kernels.triton.fusions import as_one, fusions
-from penteract.engine.kernels.triton.shared_rows import SharedForm
 from penteract.ops.declarations import OPS, declaration_of
 from penteract.ops.declarations.fusions import ROW_PART, SharedRowsLoss
 from penteract.ops.tape import Site

@@ -39,7 +39,7 @@ from penteract.units import Seconds
 PARTS = 512  # sums of a norm's weight gradient, each of some rows: fixed, so that results do not depend on the card
 
 ROW_PART = 8192  # columns of a row of logits that one program has in registers: 64 of a thread
-WORD = 8  # bytes: what a program says of its part
+REPORT = 8  # bytes: what a program says of its part
 
 _ATTENTION = Attention()
 _ROW_MAX, _EXP_SUM, _LIKELIHOOD, _GRADIENT = RowMax(), ExpSum(), NegativeLogLikelihood(), LogitsGradient()
@@ -265,17 +265,17 @@ class SharedRowsLoss(OnePassLoss):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """A ticket and each part's word too."""
-        return super().workspace(phase, ins, weights, attrs, widths) + (1 + _words(ins)) * WORD
+        """A ticket and each part's report too."""
+        return super().workspace(phase, ins, weights, attrs, widths) + (1 + _reports(ins)) * REPORT
 
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
-        """Words are written twice and read once."""
-        e, (logits, targets, _), words = Eager(widths), ins, _words(ins) * WORD // widths["index"]
+        """Reports are written twice and read once."""
+        e, (logits, targets, _), reports = Eager(widths), ins, _reports(ins) * REPORT // widths["index"]
         rows = prod(targets)
-        shared = e.sums(("compute", 2 * prod(logits)), ("index", rows + 2 * words), ("stat", rows))
-        return e.sums(("index", words)), shared, e.sums(("stat", rows))
+        shared = e.sums(("compute", 2 * prod(logits)), ("index", rows + 2 * reports), ("stat", rows))
+        return e.sums(("index", reports)), shared, e.sums(("stat", rows))
 
 
 class OnePassPackedSwiglu(PackedSwiglu):
@@ -337,7 +337,7 @@ def rotation_cost(rates: WorkRates, ins: Sequence[Shape], attrs: Attrs, widths: 
     return fsum([k.times * rates.moved(k.moved, k.walked) for k in kernels])
 
 
-def _words(ins: Sequence[Shape]) -> int:
+def _reports(ins: Sequence[Shape]) -> int:
     """Parts of all rows of logits."""
     return prod(ins[1]) * -(-ins[0][-1] // ROW_PART)
 

@@ -12,7 +12,7 @@ import torch
 from penteract.engine.kernels.fusions import merged_linear, merged_linear_input
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.triton.fork_norm import fork_norm_input, fork_norm_weight
-from penteract.engine.kernels.triton.loss_and_gradient import loss_and_gradient
+from penteract.engine.kernels.triton.fused_loss.loss_and_gradient import loss_and_gradient
 from penteract.engine.kernels.triton.norm import rms_norm
 from penteract.engine.kernels.triton.rotary import rotate
 from penteract.engine.kernels.triton.swiglu import put_swiglu, put_swiglu_input

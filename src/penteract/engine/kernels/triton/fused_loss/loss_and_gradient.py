@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from penteract.engine.kernels.kernel import Env, Tensors
-from penteract.engine.kernels.triton.shared_rows import SharedForm, put_losses
+from penteract.engine.kernels.triton.fused_loss.shared_rows import SharedForm, put_losses
 from penteract.engine.kernels.triton.strides import row_stride
 from penteract.ops.tape import Site
 

@@ -1,10 +1,10 @@
 """Cross entropy and its gradient in one reading and one writing of the logits: several programs share a row.
 
-Each program has a part of a row in registers. It says its part's largest logit and sum of exponentials, waits for
-what the others say of theirs, adds all up in the order of the parts, and writes the gradient where the logits were.
+Each program has a part of a row in registers. It reports its part's largest logit and sum of exponentials, waits for
+what the others report of theirs, adds all up in the order of the parts, and writes the gradient where the logits were.
 
-What a program says is one word of 64 bits, written and read as a whole, where there was a word that none can say: so
-it is its own signal, and nothing else has to be in order. Programs take parts in the order in which they start, by a
+What a program reports is one number of 64 bits, written and read as a whole, in place of a number that none can report:
+so it is its own signal, and nothing else has to be in order. Programs take parts in the order in which they start, by a
 ticket. So those that wait do so for programs that run, or for the next that start; these do when the rows before are
 done, as more programs run at a time than a row has parts.
 """
@@ -24,7 +24,7 @@ from penteract.ops.declarations.fusions import ROW_PART
 
 _LEAST = tl.constexpr(float("-inf"))
 _LOG2E = tl.constexpr(1.4426950408889634)
-_UNSAID = tl.constexpr(-1)  # two floats with every bit set: computation makes other NaNs
+_MISSING = tl.constexpr(-1)  # two floats with every bit set: computation makes other NaNs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +48,23 @@ def put_losses(
     rows, columns = targets.numel(), logits.shape[-1]
     wide = min(form.columns, triton.next_power_of_2(columns))
     parts = triton.cdiv(columns, wide)
-    said = torch.full((1 + rows * parts,), -1, dtype=torch.int64, device=logits.device)  # first: the last ticket
-    # An interpreter runs one program after the other: there, all say what they have before any of them waits.
+    shared = torch.full((1 + rows * parts,), -1, dtype=torch.int64, device=logits.device)  # first: the last ticket
+    # An interpreter runs one program after the other: there, all report before any of them waits.
     for launches, writes in enumerate((True,) if logits.is_cuda else (False, True)):
         _parts[(rows * parts,)](
-            logits, targets, g, said, losses, rows, columns, stride, z, 1 - launches * rows * parts, Z=bool(z),
+            logits, targets, g, shared, losses, rows, columns, stride, z, 1 - launches * rows * parts, Z=bool(z),
             PARTS=parts, SLOTS=triton.next_power_of_2(parts), COLUMNS=wide, WRITES=writes, num_warps=form.warps,
         )  # fmt: skip
 
 
 @triton.jit
 def _parts(
-    logits, targets, g, said, losses, rows, columns, stride, z, begin, Z: tl.constexpr, PARTS: tl.constexpr,
+    logits, targets, g, shared, losses, rows, columns, stride, z, begin, Z: tl.constexpr, PARTS: tl.constexpr,
     SLOTS: tl.constexpr, COLUMNS: tl.constexpr, WRITES: tl.constexpr,
 ):  # fmt: skip
-    ticket = tl.atomic_add(said, 1, sem="relaxed").to(tl.int32) + begin
+    ticket = tl.atomic_add(shared, 1, sem="relaxed").to(tl.int32) + begin
     row, part = (ticket // PARTS).to(tl.int64), ticket % PARTS
-    line, words = logits + row * stride, said + 1 + row * PARTS
+    line, reports = logits + row * stride, shared + 1 + row * PARTS
     at = part * COLUMNS + tl.arange(0, COLUMNS)
     some = tl.load(line + at, at < columns, other=_LEAST, eviction_policy="evict_first")
     target = tl.load(targets + row)
@@ -73,9 +73,9 @@ def _parts(
     own = tl.load(line + target, counts & mine, other=0.0).to(tl.float32)
     most = tl.max(some.to(tl.float32), axis=0)
     e = tl.exp2((some.to(tl.float32) - tl.where(most == _LEAST, 0.0, most)) * _LOG2E)
-    tl.atomic_xchg(words + part, _word(most, tl.sum(e, axis=0)), sem="relaxed")
+    tl.atomic_xchg(reports + part, _report(most, tl.sum(e, axis=0)), sem="relaxed")
     if WRITES:
-        largest, total = _all_of(words, PARTS, SLOTS)
+        largest, total = _all_of(reports, PARTS, SLOTS)
         log_sum = largest + tl.log(total)
         factor = tl.where(counts, tl.load(g), 0.0)
         share = factor
@@ -91,19 +91,19 @@ def _parts(
 
 
 @triton.jit
-def _word(most, total):
-    """Two floats as one word."""
+def _report(most, total):
+    """Two floats as one number."""
     high, low = most.to(tl.int32, bitcast=True).to(tl.int64), total.to(tl.int32, bitcast=True).to(tl.int64)
     return (high << 32) | (low & 0xFFFFFFFF)
 
 
 @triton.jit
-def _all_of(words, PARTS: tl.constexpr, SLOTS: tl.constexpr):
-    """What all parts of a row say, once they have: the largest logit, and the sum of exponentials shifted by it."""
+def _all_of(reports, PARTS: tl.constexpr, SLOTS: tl.constexpr):
+    """What all parts of a row report, once they have: the largest logit, and the sum of exponentials shifted by it."""
     p = tl.arange(0, SLOTS)
-    found = tl.load(words + p, p < PARTS, other=0, volatile=True)
-    while tl.max((found == _UNSAID).to(tl.int32), axis=0) > 0:
-        found = tl.load(words + p, p < PARTS, other=0, volatile=True)
+    found = tl.load(reports + p, p < PARTS, other=0, volatile=True)
+    while tl.max((found == _MISSING).to(tl.int32), axis=0) > 0:
+        found = tl.load(reports + p, p < PARTS, other=0, volatile=True)
     most_of = tl.where(p < PARTS, (found >> 32).to(tl.int32).to(tl.float32, bitcast=True), _LEAST)
     totals = found.to(tl.int32).to(tl.float32, bitcast=True)
     largest = tl.max(most_of, axis=0)
