@@ -73,7 +73,7 @@ class Executor:
         if self.squares is None:
             self.squares = one_pass_squares(self.p)
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases,
-        tokens_per_expert=self.state.tokens_per_expert,
+        tokens_per_expert=self.state.tokens_per_expert, clear_rows=frozenset(self.state.clear_rows),
                        all_reduce_max=partial(_largest, self.comm, self.p))  # fmt: skip
         if self.state.scaling is not None:
             self.env.loss_scale = self.state.scaling.used
@@ -244,11 +244,11 @@ class Executor:
             widened(flat.cut_gradient, self.wire, range(len(flat.shard)))
 
     def measure(self, bucket: int) -> None:
-        gradient = self.state.flats[bucket].own_gradient
+        flat = self.state.flats[bucket]
         if self.squares is None:
-            self.totals[0].add_(_squares(gradient, self.totals.dtype))
+            self.totals[0].add_(_squares(flat.own_gradient, self.totals.dtype))
         else:
-            self.squares.add(gradient)
+            self.squares.add(flat.own_gradient, flat.clear_rows)
 
     def factors(self) -> None:
         self.totals[0].add_(self.totals[1:-1].mul(0).sum())  # a loss that is not finite skips the update too

@@ -40,6 +40,8 @@ class Env:
     amax: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # x, w and g; past steps, this step
     scales: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of weights gathered in FP8, [1]
 
+    clear_rows: frozenset[str] = frozenset()  # tables whose gradients keep rows clear that no token uses
+
     def index(self, axis: str) -> int:
         """This rank's index along an axis."""
         return self.mesh.index(axis, self.rank)

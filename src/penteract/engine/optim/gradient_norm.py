@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from penteract.step.clear_rows import ClearRows
 from penteract.step.program import Program
 from penteract.step.update import one_pass_norm
 
@@ -13,8 +14,8 @@ from penteract.step.update import one_pass_norm
 class SumOfSquares(Protocol):
     """Sums squares of shards, all in the same order in every step."""
 
-    def add(self, x: torch.Tensor) -> None:
-        """Add the squares of x [n]."""
+    def add(self, x: torch.Tensor, rows: ClearRows | None = None) -> None:
+        """Add the squares of x [n]. `rows`: a table in it, most of which is zero."""
         ...
 
     def total(self, out: torch.Tensor) -> None:

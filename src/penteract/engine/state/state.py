@@ -21,6 +21,7 @@ from penteract.engine.state.quantised_weights import QuantisedWeights, ShardValu
 from penteract.engine.state.stochastic_rounding import ParameterSlice
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
+from penteract.step.clear_rows import ClearRows, clear_rows
 from penteract.step.program import Program
 from penteract.step.ring_buffer import RingBuffer, gradient_ring_buffer, parameter_ring_buffer
 from penteract.step.update import is_sliced, staging_buffers
@@ -59,6 +60,7 @@ class Flat:
     scales: dict[Moment, torch.Tensor]  # of quantised moments, [shard_size / 256]
     sliced: bool  # state narrower than the update is widened slice by slice
     parameter_slices: tuple[ParameterSlice, ...] = ()  # with stochastic rounding: the parameters of the shard
+    clear_rows: ClearRows | None = None  # a table in it, of whose gradient most rows are zero
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
@@ -81,7 +83,7 @@ class Flat:
             self, shard=shard, cut_parameter=own, cut_gradient=self.own_gradient[at],
             master=buffers.get("master", own), moments={kind: buffers[kind] for kind in self.moments},
             scales={kind: buffers[f"{kind}/scales"] for kind in self.scales},
-            parameter_slices=tuple(replace(q, at=q.at - at.start) for q in self.parameter_slices),
+            parameter_slices=tuple(replace(q, at=q.at - at.start) for q in self.parameter_slices), clear_rows=None,
         )  # fmt: skip
 
     @property
@@ -152,6 +154,7 @@ class TrainingState:
     gradients: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     tokens_per_expert: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # rows of `routed`
+    clear_rows: dict[str, ClearRows] = field(default_factory=dict[str, ClearRows])  # by table
     routed: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     scaling: LossScale | None = None
     history: AmaxHistory | None = None
@@ -201,7 +204,8 @@ class TrainingState:
 def allocate(p: Program, device: torch.device) -> TrainingState:
     """The buffers of rank p.rank, not initialised."""
     dtype = {role: dtype_of(role, p.precision) for role in ("parameter", "gradient", "stat", "fp8")}
-    state = TrainingState([])
+    clear = clear_rows(p)
+    state = TrainingState([], clear_rows=clear)
     whole = _RingBuffer(parameter_ring_buffer(p.buckets, p.layout, p.widths), dtype["parameter"], device)
     sums = _RingBuffer(gradient_ring_buffer(p.buckets, p.widths), dtype["gradient"], device)
     state.ring_buffers += [*whole.entries, *sums.entries]
@@ -218,7 +222,7 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
         slices = tuple(_parameter_slices(p, b)) if p.precision.stochastic else ()
         flat = Flat(
             b, shard, parameter, gradient, cut_parameter, cut_gradient, parameter, moments, scales,
-            is_sliced(policy), slices,
+            is_sliced(policy), slices, next((clear[q.name] for q in b.params if q.name in clear), None),
         )  # fmt: skip
         flat.master = made.get("master", flat.own_parameter)
         state.flats.append(flat)
@@ -226,6 +230,8 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
             shape = q.local_shape(p.mesh)
             state.parameters[q.name] = _read(p, b, parameter[at : at + q.numel(p.mesh)]).view(shape)
             state.gradients[q.name] = gradient[at : at + q.numel(p.mesh)].view(shape)
+    for name in clear:
+        state.gradients[name].zero_()
     staging = staging_buffers(((b, 1) for b in p.buckets), p.precision)
     for _ in range(staging.count):
         state.staging.append(_optimizer(staging.elements, staging.p, device, scaled=staging.scaled))

@@ -1,5 +1,9 @@
 """The gradient of a table of embeddings, without atomics: ids are sorted, and each run of one id is summed in the order
-of its tokens, in fp32, so that the result is the same in every run."""
+of its tokens, in fp32, so that the result is the same in every run.
+
+Where a table keeps rows clear (`step/clear_rows.py`), only those are cleared that the last step used: a look at the
+first number of each tells which.
+"""
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -14,8 +18,12 @@ import triton.language as tl
 
 from penteract.engine.kernels.dense import embedding
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.kernels.triton.bits import narrow, wide
+from penteract.engine.kernels.triton.optimizer.used_rows import marked
 from penteract.engine.kernels.triton.strides import row_stride
 from penteract.ops.tape import Site
+
+_LOOKS, _CLEARS = 32, 4  # rows that a program looks at, to clear some; its warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,7 @@ FORM = EmbeddingForm()  # the one that runs: benchmarks/embedding_forms.py compa
 @triton.jit
 def _sum_runs(
     ids, order, g, into, tokens, begin, rows, g_row, into_row, WIDTH: tl.constexpr, ADD: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    MARK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """A program for each sorted id and some columns; who does not begin a run has nothing to do, nor who begins that of
     another shard: the table's rows here are `rows`, from `begin` on. All that it reads of ids comes at once, as rows
@@ -64,24 +72,44 @@ def _sum_runs(
         place = into + row.to(tl.int64) * into_row + c
         if ADD:
             summed += tl.load(place, c < WIDTH, other=0.0).to(tl.float32)
-        tl.store(place, summed.to(into.dtype.element_ty), c < WIDTH)
+        made = narrow(summed, into.dtype.element_ty)
+        if MARK:
+            made = tl.where((c == 0) & (wide(made) == 0.0), -0.0, wide(made)).to(into.dtype.element_ty)
+        tl.store(place, made, c < WIDTH)
+
+
+@triton.jit
+def _clear(table, rows, row, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Zeros in the rows of a table that are in use; a program has a look at `ROWS`."""
+    first, r, c = tl.program_id(0).to(tl.int64) * ROWS, tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    used = marked(tl.load(table + (first + r) * row, first + r < rows, other=0.0)).to(tl.int32)
+    tl.debug_barrier()  # all threads have read what some overwrite
+    for i in range(ROWS):
+        if tl.sum(tl.where(r == i, used, 0), axis=0) > 0:
+            for begin in range(0, WIDTH, COLUMNS):
+                none = tl.zeros((COLUMNS,), table.dtype.element_ty)
+                tl.store(table + (first + i) * row + begin + c, none, begin + c < WIDTH)
 
 
 def embedding_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
     """Adds the gradients [S, B, D] up in the rows of their ids."""
     flat, g, table = ins[0].reshape(-1), ins[1], into[0]
-    narrow, order = flat.to(torch.int32), torch.empty_like(flat)  # half of the bits to sort by are half of the passes
-    ids = torch.empty_like(narrow)
-    torch.sort(narrow, stable=True, out=(ids, order))
-    del narrow
-    if not add:
+    short, order = flat.to(torch.int32), torch.empty_like(flat)  # half of the bits to sort by are half of the passes
+    ids = torch.empty_like(short)
+    torch.sort(short, stable=True, out=(ids, order))
+    del short
+    (rows, width), marks = table.shape, bool(site.params) and site.params[0] in env.clear_rows
+    columns = min(FORM.columns, triton.next_power_of_2(width))
+    if not add and marks:
+        _clear[(triton.cdiv(rows, _LOOKS),)](
+            table, rows, row_stride(table), WIDTH=width, ROWS=_LOOKS, COLUMNS=columns, num_warps=_CLEARS
+        )
+    elif not add:
         table.zero_()
     axis = str(site.attrs["axis"])
-    rows, width = table.shape
-    wide = min(FORM.columns, triton.next_power_of_2(width))
-    _sum_runs[(len(ids), triton.cdiv(width, wide))](
+    _sum_runs[(len(ids), triton.cdiv(width, columns))](
         ids, order, g, table, len(ids), env.index(axis) * rows if axis else 0, rows, row_stride(g), row_stride(table),
-        WIDTH=width, ADD=add, ROWS=FORM.rows, COLUMNS=wide, num_warps=FORM.warps,
+        WIDTH=width, ADD=add, MARK=marks, ROWS=FORM.rows, COLUMNS=columns, num_warps=FORM.warps,
     )  # fmt: skip
 
 

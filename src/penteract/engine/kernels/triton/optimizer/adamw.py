@@ -23,6 +23,8 @@ import triton
 import triton.language as tl
 
 from penteract.engine.kernels.triton.bits import flag_nonfinite, halves, joined, narrow, wide
+from penteract.engine.kernels.triton.optimizer.used_rows import is_used, table
+from penteract.step.clear_rows import ClearRows
 
 _AT_ONCE = tl.constexpr(4)  # elements: 16 bytes of fp32
 
@@ -59,28 +61,30 @@ def update(
     numbers: tuple[float, float],
     *,
     decay: bool,
+    rows: ClearRows | None = None,
     form: UpdateForm = FORM,
 ) -> None:
     """Update all but the gradient in place, [n] each; `parameter`: rounded from the master weights, if it is separate.
     `master` in int16: the other half of those weights whose upper half is `parameter`.
 
     `factors`: `Factors` as one vector, fp32. `nonfinite` [] becomes NaN if a new master weight is not finite.
-    `numbers`: the weight of the squared gradient (1 - beta2), epsilon.
+    `numbers`: the weight of the squared gradient (1 - beta2), epsilon. `rows`: a table in the shard; rows of its
+    gradient that are clear are not read.
     """
     n, splits = len(master), master.dtype == torch.int16
     grain = gcd(n, 16)
     _update[(triton.cdiv(n, form.tile),)](
         gradient, mean, square, master, parameter, factors, nonfinite, n // grain, *numbers,
-        TILE=form.tile, GRAIN=grain, DECAY=decay, SPLIT=splits, EXACT=form.exact, STREAM=form.stream,
-        num_warps=form.warps, enable_fp_fusion=form.fused,
+        *table(rows, form.tile), TILE=form.tile, GRAIN=grain, DECAY=decay, SPLIT=splits, EXACT=form.exact,
+        STREAM=form.stream, num_warps=form.warps, enable_fp_fusion=form.fused,
     )  # fmt: skip
 
 
 @triton.jit
 def _update(
-    gradient, mean, square, master, parameter, factors, nonfinite, grains, gain, epsilon,
-    TILE: tl.constexpr, GRAIN: tl.constexpr, DECAY: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr,
-    STREAM: tl.constexpr,
+    gradient, mean, square, master, parameter, factors, nonfinite, grains, gain, epsilon, begin, end,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, GRAIN: tl.constexpr, DECAY: tl.constexpr, SPLIT: tl.constexpr,
+    EXACT: tl.constexpr, STREAM: tl.constexpr,
 ):  # fmt: skip
     """One tile of a shard of `grains` times GRAIN elements. If the norm is not finite, nothing is written."""
     policy: tl.constexpr = "evict_first" if STREAM else ""  # pyright: ignore[reportAssignmentType]
@@ -89,11 +93,16 @@ def _update(
     left = tl.minimum(grains - tile.to(tl.int64) * (TILE // GRAIN), TILE // GRAIN).to(tl.int32)
     at = tl.max_contiguous(tl.arange(0, TILE), _AT_ONCE)
     here, start = at < left * GRAIN, tile.to(tl.int64) * TILE
-    g = wide(tl.load(gradient + start + at, here, other=0.0, eviction_policy=policy))
+    if WIDTH:  # what tells whether to read the gradient comes before all, the gradient after all
+        read = tl.where(is_used(gradient, start, begin, end, WIDTH), left, 0)
+    else:
+        g = wide(tl.load(gradient + start + at, here, other=0.0, eviction_policy=policy))
     m = wide(tl.load(mean + start + at, here, other=0.0, eviction_policy=policy))
     v = wide(tl.load(square + start + at, here, other=0.0, eviction_policy=policy))
     x = tl.load(master + start + at, here, other=0, eviction_policy=policy)
     x = joined(tl.load(parameter + start + at, here, other=0.0), x) if SPLIT else wide(x)
+    if WIDTH:
+        g = wide(tl.load(gradient + start + at, at < read * GRAIN, other=0.0, eviction_policy=policy))
     good = tl.load(factors) > 0
 
     g = g * tl.load(factors + 1)

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 
 from penteract.engine.kernels.triton.bits import wide
+from penteract.engine.kernels.triton.optimizer.used_rows import is_used, table
+from penteract.step.clear_rows import ClearRows
 from penteract.step.update import PARTIAL_SUMS
 
 TILE, WARPS = 2048, 8  # elements a program reads at a time; eight for each thread
@@ -28,8 +30,8 @@ class Squares:
 
     partial: torch.Tensor | None = field(default=None, init=False)
 
-    def add(self, x: torch.Tensor) -> None:
-        """Add the squares of x [n]."""
+    def add(self, x: torch.Tensor, rows: ClearRows | None = None) -> None:
+        """Add the squares of x [n]. `rows`: a table in it, of which rows that are clear are not read."""
         n = len(x)
         if not n:
             return
@@ -37,8 +39,9 @@ class Squares:
             self.partial = torch.zeros(PARTIAL_SUMS, dtype=torch.float32, device=x.device)
         grain = gcd(n, 16)  # elements: lets the compiler use loads of 16 bytes
         _add[(min(PARTIAL_SUMS, triton.cdiv(n, TILE)),)](
-            x, self.partial, n // grain, TILE=TILE, GRAIN=grain, num_warps=WARPS, enable_fp_fusion=True
-        )
+            x, self.partial, n // grain, *table(rows, TILE), TILE=TILE, GRAIN=grain, num_warps=WARPS,
+            enable_fp_fusion=True,
+        )  # fmt: skip
 
     def total(self, out: torch.Tensor) -> None:
         """Add the sum over all shards since the last total to out: []."""
@@ -48,14 +51,16 @@ class Squares:
 
 
 @triton.jit
-def _add(x, partial, grains, TILE: tl.constexpr, GRAIN: tl.constexpr):
+def _add(x, partial, grains, begin, end, WIDTH: tl.constexpr, TILE: tl.constexpr, GRAIN: tl.constexpr):
     """Every so many tiles of x, of `grains` times GRAIN elements: the sum of their squares, onto a number of
     `partial`."""
     each: tl.constexpr = TILE // GRAIN
     at, sums = tl.arange(0, TILE), tl.zeros((TILE,), tl.float32)
     for first in range(tl.program_id(0).to(tl.int64) * each, grains, tl.num_programs(0).to(tl.int64) * each):
-        left = tl.minimum(grains - first, each).to(tl.int32) * GRAIN
-        found = wide(tl.load(x + first * GRAIN + at, at < left, other=0.0))
+        left = tl.minimum(grains - first, each).to(tl.int32)
+        if WIDTH:
+            left = tl.where(is_used(x, first * GRAIN, begin, end, WIDTH), left, 0)
+        found = wide(tl.load(x + first * GRAIN + at, at < left * GRAIN, other=0.0))
         sums += found * found
     mine = partial + tl.program_id(0)
     tl.store(mine, tl.load(mine) + tl.sum(sums, axis=0))
