@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from layouts import CPU
 from penteract.config.layout import Layout
 from penteract.config.resolve.presets import TINY, TINY_MOE
 from penteract.engine.executor import initial_weights
 from penteract.engine.executor.initial_weights import drawn, initialise, kept_elements, tasks, tiles
-from penteract.engine.state.state import allocate
+from penteract.engine.state import state as training_state
+from penteract.engine.state.state import TrainingState, allocate, fill
 from penteract.step.program import compile_step
 
 
@@ -41,6 +44,41 @@ def test_ranks_keep_what_one_process_has(axes: dict[str, int], zero: int) -> Non
             for dim, (at, n) in enumerate(zip(begins, part.param.local_shape(q.mesh), strict=True)):
                 mine = mine.narrow(dim, at, n)
             assert torch.equal(mine.reshape(-1)[part.begin : part.begin + len(part.values)], part.values)
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(dp=2, zero=3), Layout(dp=2, zero=1, offload_optimizer=True)])
+@pytest.mark.parametrize("recipe", ["fp32", "bf16", "bf16_pure"])
+def test_numbers_are_converted_in_parts(recipe: str, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that is converted at once would need more memory than a step of a small model."""
+    p, states = compile_step(TINY, layout, 32, precision=recipe), list[TrainingState]()
+    for most in (2**22, 100):
+        monkeypatch.setattr(training_state, "AT_ONCE", most)
+        states.append(state := allocate(p, CPU))
+        pairs = [*drawn(p, 7, kept_elements(p, state), threads=1)]
+        with MadeTensors() as made:
+            fill(state, pairs)
+    assert made.largest <= 100
+    assert made.largest or recipe != "bf16"  # master weights that are split are
+    one, other = states
+    assert all(torch.equal(x, other.parameters[name]) for name, x in one.parameters.items())
+    for kind in ("master", "parameter"):
+        parts = zip(one.parameter_parts(kind), other.parameter_parts(kind), strict=True)
+        assert all(torch.equal(x.values, y.values) for x, y in parts)
+
+
+class MadeTensors(TorchDispatchMode):
+    """The numbers of the largest tensor that an operation makes; views and what is written in place are not made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in given:
+            self.largest = max(self.largest, out.numel())
+        return out
 
 
 def test_threads_draw_the_same() -> None:
