@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,18 @@ import torch
 
 from engine.checkpoint.shards import load_whole, same, save_all, save_whole
 from faults.crash_points import Crash, crash_after, fail_at
-from penteract.engine.checkpoint import Slice, committed, latest, prove, prune, set_aside, take, verify, writing
+from penteract.engine.checkpoint import (
+    Slice,
+    committed,
+    durable,
+    latest,
+    prove,
+    prune,
+    set_aside,
+    take,
+    verify,
+    writing,
+)
 from penteract.engine.checkpoint.folder import work_folder
 from penteract.errors import CorruptData, DiskFailure
 
@@ -117,6 +129,45 @@ def test_each_file_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch
     commit = happened.index("rename")
     assert happened[:commit].count("fsync") == 4  # tensors, their table, the manifest, the folder
     assert happened[commit + 1 :][:2] == ["open", "fsync"]  # the folder above
+
+
+def test_a_large_file_is_synced_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "LARGE", 1)
+    monkeypatch.setattr(durable, "_PAUSE_S", 0.0)
+    synced, before = threading.Event(), os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        before(fd)
+        synced.set()
+
+    def waiting() -> Iterator[bytes]:
+        yield b"first"
+        assert synced.wait(20)  # before the last byte is there
+        yield b"last"
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    parts = [durable.Part(0, [b"head"]), durable.Part(4, waiting())]
+    assert durable.write_parts(tmp_path / "file", parts, 13, threads=2) == 13
+    assert (tmp_path / "file").read_bytes() == b"headfirstlast"
+
+
+def test_an_error_of_an_early_sync_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk tells of it only once: the sync at the end would find nothing."""
+    monkeypatch.setattr(durable, "LARGE", 1)
+    monkeypatch.setattr(durable, "_PAUSE_S", 0.0)
+    failed = threading.Event()
+
+    def fdatasync(_: int) -> None:
+        failed.set()
+        raise OSError(errno.EIO, "Input/output error")
+
+    def waiting() -> Iterator[bytes]:
+        assert failed.wait(20)
+        yield b"all"
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    with pytest.raises(OSError, match="Input/output"):
+        durable.write_parts(tmp_path / "file", [durable.Part(0, waiting())], 3)
 
 
 def test_files_that_are_full_before_the_last_leave_no_orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

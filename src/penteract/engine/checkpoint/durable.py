@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 from penteract.errors import DiskFailure
 
+LARGE = 2**28  # bytes of a file that is synced while it is written
+_PAUSE_S = 0.02  # between two syncs of it: the kernel has then taken some parts
+
 
 @contextmanager
 def failing(path: Path, doing: str) -> Iterator[None]:
@@ -56,7 +59,8 @@ class Part(NamedTuple):
 
 def write_parts(path: Path, parts: Sequence[Part], size: int, *, threads: int = 1) -> int:
     """Write a file of `size` bytes, which are taken first, from parts that do not meet, and sync it; returns its size.
-    It is new or `reserve`d. Each of the `threads` writes whole parts: hashing and writing let the others run."""
+    It is new or `reserve`d. Each of the `threads` writes whole parts: hashing and writing let the others run. A large
+    file is synced while it is written, so that the disk is not idle until the last byte is there."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     failed = threading.Event()
 
@@ -77,17 +81,42 @@ def write_parts(path: Path, parts: Sequence[Part], size: int, *, threads: int = 
 
     try:
         _reserve(fd, size)
-        if threads == 1:
-            for part in parts:
-                write(part)
-        else:
-            with ThreadPoolExecutor(threads, "save") as pool:
-                for done in [pool.submit(noting, part) for part in parts]:
-                    done.result()
+        with _synced_meanwhile(fd) if size >= LARGE else contextlib.nullcontext():
+            if threads == 1:
+                for part in parts:
+                    write(part)
+            else:
+                with ThreadPoolExecutor(threads, "save") as pool:
+                    for done in [pool.submit(noting, part) for part in parts]:
+                        done.result()
         os.fsync(fd)
     finally:
         os.close(fd)
     return size
+
+
+@contextmanager
+def _synced_meanwhile(fd: int) -> Iterator[None]:
+    """Sync what has been written of a file again and again. An error of the disk is told only once to each descriptor,
+    so that of this thread is raised at the end. Raises OSError."""
+    ended, errors = threading.Event(), list[OSError]()
+
+    def sync() -> None:
+        while not errors and not ended.wait(_PAUSE_S):
+            try:
+                os.fdatasync(fd)
+            except OSError as e:
+                errors.append(e)
+
+    thread = threading.Thread(target=sync, name="sync", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def reserve(path: Path, size: int) -> int:
