@@ -66,7 +66,7 @@ class Run:
         words = [
             f"--output.folder={folder}", "--training.sample_tokens=0", "--training.validation_every=0",
             f"--batch.sequence_length={length}", f"--batch.global_batch_size={tokens // length}",
-            "--batch.micro_batch_size=1", "--training.steps=100000", "--checkpoint.every=99999",
+            f"--batch.micro_batch_size={4 if tokens >= 16_384 else 1}", "--training.steps=100000", "--checkpoint.every=99999",
             "--checkpoint.asynchronous=true", f"--precision.device={device}", "--data.pack_documents=false",
             "--precision.dtype=bf16", "--precision.master=fp32", *fast_kernels(device, model),
         ]  # fmt: skip

@@ -20,13 +20,14 @@ from checkpoint_kinds import fast_kernels
 from penteract.engine.checkpoint.folder import committed
 from run_records import children, digests, rows_so_far, steps_of
 
-STEPS, KILLED_AFTER, EVERY = 60, 23, 4  # steps of a run, those before the kill, and those between saves
+KILLED_AFTER, EVERY = 23, 4  # steps before the kill, at least, and those between saves
+STEPS = {"cpu": 60, "cuda": 900}  # of a run; on a GPU many pass until the first save is committed
 _LIMIT_S = 110.0
 _SMALL = (
     "--preset=tiny", "--model.hidden_size=512", "--model.heads=8", "--model.kv_heads=4", "--model.head_size=64",
     "--model.ffn_size=1536", "--batch.sequence_length=1024", "--batch.global_batch_size=4",
     "--batch.micro_batch_size=2", "--training.sample_tokens=0", "--training.validation_every=0",
-    f"--training.steps={STEPS}", f"--checkpoint.every={EVERY}", "--checkpoint.keep=0",
+    f"--checkpoint.every={EVERY}", "--checkpoint.keep=0",
     "--checkpoint.asynchronous=true", "--precision.dtype=bf16", "--data.pack_documents=false",
 )  # fmt: skip
 _TINY = ("--batch.sequence_length=128", "--model.hidden_size=128", "--model.ffn_size=256", "--model.head_size=16")
@@ -50,12 +51,12 @@ def killed_and_resumed(at: Path, device: str) -> dict[str, Any]:
 
     def of(number: int, words: Sequence[str]) -> dict[str, Any]:
         whole, killed = at / f"whole{number}", at / f"killed{number}"
-        given = [*_SMALL, *words, f"--precision.device={device}"]
+        given = [*_SMALL, *words, f"--precision.device={device}", f"--training.steps={STEPS[device]}"]
         undisturbed = started(*given, f"--output.folder={whole}")
         cut = _kill(killed, started(*given, f"--output.folder={killed}"))
         _end(started(f"--resume={(killed / 'latest').resolve()}"))
         _end(undisturbed)
-        return cut | _compared(whole, killed, cut["rows_at_kill"])
+        return cut | _compared(whole, killed, cut["rows_at_kill"], STEPS[device])
 
     pool = ThreadPoolExecutor(len(sets))
     try:
@@ -75,9 +76,9 @@ def _started(words: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def _kill(folder: Path, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """Kill the run and all its processes once so many steps are done."""
+    """Kill the run and all its processes once so many steps are done, and one is saved."""
     until = time.monotonic() + _LIMIT_S
-    while rows_so_far(folder / "latest") < KILLED_AFTER:
+    while rows_so_far(folder / "latest") < KILLED_AFTER or not committed(folder / "latest" / "checkpoints"):
         if process.poll() is not None or time.monotonic() > until:
             _end(process)
             raise RuntimeError(f"the run has ended before it was killed, after row {rows_so_far(folder / 'latest')}")
@@ -96,18 +97,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         raise RuntimeError(f"a run ended with {process.returncode}: {said.decode()[-2000:]}")
 
 
-def _compared(whole: Path, killed: Path, before: int) -> dict[str, Any]:
+def _compared(whole: Path, killed: Path, before: int, steps: int) -> dict[str, Any]:
     """`bitwise`: losses, norms and the last checkpoint are equal. `deterministic`: steps before the kill are."""
     one, other = steps_of(whole / "latest"), steps_of(killed / "latest")
     differing = [a[0] for a, b in zip(one, other, strict=True) if a != b]
     same = _last_digests(whole) == _last_digests(killed)
-    return {"steps": len(one), "bitwise": not differing and same and len(one) == STEPS,
+    return {"steps": len(one), "bitwise": not differing and same and len(one) == steps,
             "deterministic": not [n for n in differing if n <= before], "first_differing_step": min(differing, default=0),
             "last_checkpoint_equal": same}  # fmt: skip
 
 
 def _last_digests(folder: Path) -> dict[str, list[str]]:
     newest = committed(folder / "latest" / "checkpoints")[0]
-    if newest.step != STEPS:
+    if newest.step not in STEPS.values():
         raise RuntimeError(f"the newest checkpoint is of step {newest.step}")
     return digests(newest.at)

@@ -30,7 +30,7 @@ LIMIT = 120.0  # seconds of a run
 SHORT = ("--steps", "3", "--training.sample_tokens=0", "--training.validation_every=0")
 TRIES: dict[str, tuple[str, ...]] = {
     "micro_batch": ("--preset=llama-3.2-1b", "batch.sequence_length=4096", "batch.micro_batch_size=64", "batch.global_batch_size=64"),
-    "sequence": ("--preset=llama-3.2-1b", "data.validation_fraction=0", "batch.sequence_length=262144", "batch.micro_batch_size=1", "batch.global_batch_size=1"),
+    "sequence": ("--preset=llama-3.2-1b", "data.validation_fraction=0", "batch.sequence_length=131072", "batch.micro_batch_size=1", "batch.global_batch_size=1"),
     "no_recomputation": ("--preset=llama-3.2-1b", "model.layers=64", "batch.sequence_length=8192", "batch.micro_batch_size=2",
                          "batch.global_batch_size=2"),
     "other_process": ("--preset=llama-3.2-1b", "batch.sequence_length=4096", "batch.micro_batch_size=4", "batch.global_batch_size=4"),
