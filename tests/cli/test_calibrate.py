@@ -24,7 +24,7 @@ def test_it_writes_the_file_and_says_what_is_left(tell: Tell, tmp_path: Path, mo
         return measuring.Calibrated("[node]\n", 30, 2, 10)
 
     monkeypatch.setattr(measuring, "calibrate", calibrate)
-    monkeypatch.setattr(LinkRows, "of", lambda path, ranks: Links(path, ranks))
+    monkeypatch.setattr(LinkRows, "of", lambda path, ranks, world: Links(path, ranks))
     out = tmp_path / "here.toml"
     said = tell("calibrate", "--out", str(out), "--budget", "5")
     assert said.code == 0 and out.read_text() == "[node]\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -26,14 +27,19 @@ from penteract.measure.calibrate import checking, measuring
 from penteract.measure.calibrate.hardware_file import hardware_file
 from penteract.measure.calibrate.links import link_clock, measure_links
 from penteract.measure.calibrate.links.link_operations import LinkOperation
-from penteract.measure.calibrate.links.link_tables import contention, link_tables, measured_devices, slowed
+from penteract.measure.calibrate.links.link_tables import (
+    between_table,
+    contention,
+    link_tables,
+    measured_devices,
+    slowed,
+)
 from penteract.measure.calibrate.links.link_workloads import (
     COLLECTIVES,
     ON_GPU,
     PAIR,
-    group_sizes,
-    link_workloads,
-    pairs,
+    RINGS,
+    Hosts,
 )
 from penteract.measure.calibrate.links.measure_links import LinkRows
 from penteract.measure.calibrate.measured_rows import MeasuredRows
@@ -44,7 +50,7 @@ CPU, SIZES = torch.device("cpu"), (2**14, 2**12)
 
 
 def of_two(path: Path) -> LinkRows:
-    return LinkRows(path, 2, CPU, SIZES)
+    return LinkRows(path, Hosts(1, 2), CPU, SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +104,10 @@ def test_only_what_is_missing_is_measured_again(
     assert again.measure(60.0, lambda line: None) == 0
     said = list[str]()
     few = of_two(tmp_path / "few.rows.jsonl")
-    assert few.measure(1.0, said.append) == 0 and LinkRows(few.path, 1, CPU, SIZES).measure(60.0, said.append) == 0
+    assert (
+        few.measure(1.0, said.append) == 0
+        and LinkRows(few.path, Hosts(1, 1), CPU, SIZES).measure(60.0, said.append) == 0
+    )
     assert "left out" in said[0] and said[1] == "a single device: there is no link to measure"
     with pytest.raises(BadInput, match="not a number of devices here"):
         LinkRows.of(few.path, 0)
@@ -137,16 +146,16 @@ def test_a_rank_that_dies_ends_it_in_one_line(tmp_path: Path) -> None:
 
 
 def test_every_collective_over_every_group_and_every_pair_once() -> None:
-    assert (group_sizes(8), group_sizes(6), group_sizes(2)) == ([8, 2, 4], [6, 2, 4], [2])
+    assert [Hosts(1, n).sizes() for n in (8, 6, 2, 1)] == [[8, 2, 4], [6, 2, 4], [2], []]
     for world in (2, 5, 6, 8):
-        found = link_workloads(world, ON_GPU, gpu=True)
+        found = Hosts(1, world).workloads(ON_GPU, gpu=True)
         keys = [key for w in found for key, _ in w.rows]
         assert len({*keys}) == len(keys)
-        for n in group_sizes(world):
+        for n in Hosts(1, world).sizes():
             for size in ON_GPU:
                 for kind in (*COLLECTIVES, "shift"):
                     assert {("link", kind, n, size), ("link_under_product", kind, n, size)} <= {*keys}
-        both = [group for w in pairs(world, 64) for group in w.groups]
+        both = [group for w in Hosts(1, world).pairs(64) for group in w.groups]
         assert sorted(both) == sorted(permutations(range(world), 2))
         for w in found:
             ranks = [r for group in w.groups for r in group]
@@ -155,9 +164,69 @@ def test_every_collective_over_every_group_and_every_pair_once() -> None:
         assert keys.index(("product_under_link", "all_gather", world, ON_GPU[0])) < before  # what a file needs is first
 
 
+def test_several_hosts_measure_inside_at_once_and_then_between(tmp_path: Path) -> None:
+    hosts = Hosts(4, 2)
+    found = hosts.workloads(ON_GPU, gpu=True)
+    keys = [key for w in found for key, _ in w.rows]
+    assert len({*keys}) == len(keys)
+    one = {key for w in Hosts(1, 2).workloads(ON_GPU, gpu=True) for key, _ in w.rows}
+    large, small = max(ON_GPU), min(ON_GPU)
+    between = {("between", kind, n, large) for kind in RINGS for n in (2, 4)}
+    assert {*keys} == one | between | {("between", "send", 2, size) for size in (small, large)}
+    inside = next(w for w in found if w.rows[0][0] == ("link", "all_reduce", 2, small))
+    assert inside.groups == ((0, 1), (2, 3), (4, 5), (6, 7)) and inside.rows[0][1] == tuple(range(8))
+    pair = next(w for w in found if w.kind == PAIR)
+    assert pair.rows == [((PAIR, 0, 1, ON_GPU[0]), tuple(range(8)))]  # equal pairs of hosts share a row
+    send = next(w for w in found if w.way == "between" and w.kind == "send")
+    assert send.groups == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert next(w for w in found if w.way == "between" and w.rows[0][0][2] == 2).groups == ((0, 1, 2, 3), (4, 5, 6, 7))
+
+    rows = MeasuredRows(tmp_path / "a.rows.jsonl", {"device": "NVIDIA H200"})
+    rows.rows = dict.fromkeys(keys, 100.0) | {w.key: 100.0 for w in workloads(CPU)}
+    rows.rows |= {("between", "send", 2, large): 5000.0, ("between", "send", 2, small): 121.0}
+    rows.rows |= {("link", "send", 2, size): 10.0 + size / 1e5 for size in ON_GPU}
+    rows.rows |= {("between", "all_reduce", 4, large): 9000.0}
+    table = tomllib.loads("\n".join(between_table(rows, "2026-11-25")))["between"]
+    rate = (large - small) / (5000 - 121)  # bytes in a microsecond
+    assert table["gb_per_second"] == pytest.approx(rate / 1e3, rel=1e-4) and table["devices"] == 2
+    assert table["latency_us"] == pytest.approx((121 - small / rate - 10) / 2, rel=1e-3)
+    assert [n for n, _ in table["bus"]["all_reduce"]] == [1, 2, 4]
+    assert table["bus"]["all_reduce"][2][1] == pytest.approx(2 * 7 / 8 * large / 9e6, rel=1e-4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+        (tmp_path / "a.toml").write_text(hardware_file(rows, torch.device("cuda"), {"date": "2026-11-25"}))
+    here = cluster(str(tmp_path / "a.toml"))
+    assert (here.gpus, here.gpus_per_node) == (8, 2) and here.between is not None
+    rates = Rates.of(here, "bf16")
+    for size, us in ((small, 121), (large, 5000)):
+        assert rates.collective("send", GroupSpan(2, 2), size) == pytest.approx(1e-6 * us, rel=1e-3)
+    assert rates.collective("all_reduce", GroupSpan(8, 4), large) == pytest.approx(9e-3, rel=0.01)
+    assert "between nodes measured by penteract calibrate on 4 hosts" in rates.basis["collective"]
+    assert cluster(str(tmp_path / "a.toml"), fabric="efa").between.name == "efa"  # type: ignore[union-attr]
+
+
+@pytest.mark.alone
+def test_ranks_of_a_launcher_measure_between_hosts(tmp_path: Path) -> None:
+    """Two processes that each are all of a host."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "penteract", "calibrate", "--out", "here.toml", "--budget", "40"]
+    place = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    started = [
+        subprocess.Popen(words, cwd=tmp_path, env={**os.environ, **place, "RANK": str(r)}, stderr=subprocess.PIPE)
+        for r in range(2)
+    ]
+    said = [process.communicate(timeout=120)[1].decode() for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    here = cluster(str(tmp_path / "here.toml"))
+    assert (here.gpus, here.gpus_per_node) == (2, 1) and here.between is not None and here.between.name == "measured"
+    assert here.between.gb_per_second > 0 and "on 2 hosts" in here.between.source
+
+
 def test_tables_are_all_there_or_none(tmp_path: Path) -> None:
     rows = MeasuredRows(tmp_path / "a.rows.jsonl", {"device": "NVIDIA H200"})
-    every = link_workloads(4, ON_GPU, gpu=True)
+    every = Hosts(1, 4).workloads(ON_GPU, gpu=True)
     needed = next(i for i, w in enumerate(every) if w.kind in ("h2d_all",))
     rows.rows = {key: 10.0 for w in every[: needed - 6] for key, _ in w.rows}
     assert measured_devices(rows) == 0 and not [*link_tables(rows)]  # no product beside a collective yet

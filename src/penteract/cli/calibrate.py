@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from penteract.cli.resolve.world import launched
 from penteract.cli.torch_modules import torch_module
 from penteract.config.files.machine_file import HERE, kept_machine_file, machine_file
 from penteract.config.hardware import cluster
@@ -81,12 +82,14 @@ def calibrate(
         raise BadInput("USAGE", "a hardware file is TOML", where="--out", found=printable(str(out)), allowed="*.toml")
     if not out.is_file() or not out.with_suffix(".rows.jsonl").is_file():
         check_file(out, "--out")
-    begun = time.monotonic()
+    begun, place = time.monotonic(), launched(os.environ)
     links = torch_module("measure.calibrate.links.measure_links", "measuring needs")
     measuring = torch_module("measure.calibrate.measuring", "measuring needs")
-    between = links.LinkRows.of(measuring.rows_path(out), ranks)
+    between = links.LinkRows.of(measuring.rows_path(out), ranks, place.world if place else None)
     if code := between.measure(_LINKS * seconds, lambda line: print(line, file=sys.stderr, flush=True)):
         return code
+    if place is not None and place.rank:
+        return 0  # the first rank writes the file
     with _ProgressLine() as line:
         made: Any = measuring.calibrate(out, max(0.0, seconds - (time.monotonic() - begun)), line, links=between.keys)
     try:

@@ -186,9 +186,12 @@ def fabric(name: str) -> Fabric:
     """The fabric called `name`, in upper or lower case."""
     table = tables("fabrics")
     key = _named(table, name, "fabric")
-    row = FABRIC.check(table[key], key)
-    bus = tuple((k, _points(v)) for k, v in row.pop("bus", {}).items())
-    return Fabric(name=key, bus=bus, **{k: v for k, v in row.items() if k != "aliases"})
+    return _fabric(key, FABRIC.check(table[key], key))
+
+
+def _fabric(name: str, row: Mapping[str, Any]) -> Fabric:
+    bus = tuple((k, _points(v)) for k, v in row.get("bus", {}).items())
+    return Fabric(name=name, bus=bus, **{k: v for k, v in row.items() if k not in ("aliases", "bus")})
 
 
 @cache
@@ -291,9 +294,12 @@ def _measured(path: Path, between: str) -> Cluster:
         raise BadInput("CLUSTER", "no fabric joins so many devices of a node", where=f"node.gpus_per_node ({where})",
                        found=each, allowed=f"1 to {inside.domain} behind {inside.name}")  # fmt: skip
     _check_whole(gpus, each, f"node.gpus ({where})")
+    outside = fabric(between or node.get("between", usual or "infiniband-ndr"))
+    if not between and "between" in tree:  # held to the schema with the curves
+        outside = _fabric("measured", tree["between"])
     return Cluster(
         name=node.get("name", path.stem), gpus=gpus, gpus_per_node=each, memory_gib=measured.gpu.memory_gib,
-        gpu=measured.gpu, inside=inside, between=fabric(between or node.get("between", usual or "infiniband-ndr")),
+        gpu=measured.gpu, inside=inside, between=outside,
         host_memory_gib=node.get("host_memory_gib", 0.0),
         curves=measured,
     )  # fmt: skip

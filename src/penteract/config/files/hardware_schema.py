@@ -115,6 +115,7 @@ MEASURED = Table(
         "attention": _ATTENTION,
         "process": Table(dict.fromkeys(PROCESS, _MIB)),
         "slowed": NamedTable(_FACTOR),
+        "between": FABRIC,
         **_LINKS,
     },
 )

@@ -13,7 +13,7 @@ import torch
 
 from penteract.errors import BadInput
 from penteract.measure.calibrate.hot_clock import HotClock
-from penteract.measure.calibrate.links.link_workloads import PAIR
+from penteract.measure.calibrate.links.link_workloads import PAIR, Hosts
 from penteract.measure.calibrate.links.measure_links import LinkRows, sizes_of, start_ranks
 from penteract.measure.calibrate.measured_rows import Key, MeasuredRows
 from penteract.measure.calibrate.measuring import device_here, rows_path, versions
@@ -119,7 +119,7 @@ def check_links(file: Path, device: torch.device | None = None, ranks: int | Non
     if ranks < 2:
         return []
     with TemporaryDirectory(prefix="penteract-") as folder:
-        now = LinkRows(Path(folder) / "now.rows.jsonl", ranks, device, sizes_of(device)[:1])
+        now = LinkRows(Path(folder) / "now.rows.jsonl", Hosts(1, ranks), device, sizes_of(device)[:1])
         if code := start_ranks(now, versions(device), _LONGEST, pairs_only=True):
             raise LinksFailed(code)
         found = MeasuredRows.any_machine(now.path).under(PAIR)

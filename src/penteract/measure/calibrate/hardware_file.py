@@ -14,7 +14,13 @@ from penteract.config.files.hardware_schema import MEASURED
 from penteract.config.files.schema import option
 from penteract.config.hardware import DTYPES, gpu
 from penteract.errors import BadInput
-from penteract.measure.calibrate.links.link_tables import copy_rate, link_tables, measured_devices
+from penteract.measure.calibrate.links.link_tables import (
+    between_table,
+    copy_rate,
+    hosts_and_each,
+    link_tables,
+    measured_devices,
+)
 from penteract.measure.calibrate.measured_rows import MeasuredRows
 
 _BACKWARD = 2.5  # FLOPs of attention's backward over its forward: five products for two
@@ -44,6 +50,7 @@ def _lines(rows: MeasuredRows, device: torch.device, provenance: Mapping[str, st
     yield from _attention(rows)
     yield from _memory(rows)
     yield from link_tables(rows)
+    yield from between_table(rows, provenance.get("date", "no date"))
     calls = {name: us for (name,), us in rows.under("launch")}
     yield "\n# Microseconds of the host for one call of a kernel.\n[launch]"
     yield f'basis = "measured"\nmicroseconds = {_needed(statistics.median(calls.values()) if calls else None):.4g}'
@@ -56,8 +63,9 @@ def products(rows: MeasuredRows, dtype: str) -> list[tuple[int, int, int, int, f
 
 
 def _node(rows: MeasuredRows, device: torch.device) -> Iterator[str]:
-    count = max(1, measured_devices(rows)) if device.type == "cuda" else 1  # ranks of a CPU share it
-    yield f"\n[node]\ngpus = {count}\ngpus_per_node = {count}"
+    hosts, each = hosts_and_each(rows)
+    each = each if measured_devices(rows) and device.type == "cuda" else 1  # ranks of a CPU share it
+    yield f"\n[node]\ngpus = {hosts * each}\ngpus_per_node = {each}"
     if device.type == "cuda" and (name := catalogued(torch.cuda.get_device_name(device))):
         yield f"host_memory_gib = {host_memory_gib():.2f}\ngpu = {json.dumps(name)}"
         return

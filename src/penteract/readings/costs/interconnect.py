@@ -15,7 +15,7 @@ from penteract.units import Bytes, Seconds
 
 # Of a ring of n ranks: each link carries this many times (n - 1) / n of the tensor. An all-reduce is a reduce-scatter
 # and an all-gather.
-_RING_PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+RING_PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
 _HOP = 2e-6  # latency in seconds from one rank to the next of a node, inside a collective; modelled, not measured
 _COSTED_AS = {"all_to_all_v": "all_to_all"}  # uneven numbers of rows cost what even ones do
 
@@ -143,12 +143,12 @@ class Interconnect:
         local, n = span.ranks / span.nodes, span.ranks
         if kind == "all_to_all":
             return (n - local) / n / self._port
-        port = _RING_PASSES[kind] * (n - 1) / n / (self._port * local)
+        port = RING_PASSES[kind] * (n - 1) / n / (self._port * local)
         points, fabric = self.bus.get(kind), self.between
         if points is None:
             return port
         whole = GroupSpan(span.nodes * fabric.devices, span.nodes)
-        per_byte = _RING_PASSES[kind] * (whole.ranks - 1) / whole.ranks  # bus bytes by bytes of the tensor
+        per_byte = RING_PASSES[kind] * (whole.ranks - 1) / whole.ranks  # bus bytes by bytes of the tensor
         took = fabric.message * per_byte / (_interpolated(points, span.nodes) * 1e9) - self._latency(kind, whole)
         traffic = (n - 1) / n / ((whole.ranks - 1) / whole.ranks)
         return took / fabric.message * traffic * fabric.devices / local if took > 0 else port

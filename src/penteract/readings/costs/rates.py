@@ -212,7 +212,8 @@ def _basis(cluster: Cluster, curves: Curves, precision: str) -> dict[str, str]:
     )
     contended = wires
     if cluster.between and cluster.gpus > cluster.gpus_per_node:
-        wires = f"{wires}; between nodes modelled: {cluster.between.source}"
+        own = cluster.between.source.startswith("measured")
+        wires = f"{wires}; between nodes {'' if own else 'modelled: '}{cluster.between.source}"
     return {
         "product": (source if precision in dict(curves.gemm) else borrowed) + "; sustained, fitted to shapes",
         "attention": (fused if precision in ("bf16", "fp8") else borrowed) + "; sustained, cuDNN, by FLOPs",

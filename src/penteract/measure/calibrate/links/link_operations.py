@@ -19,10 +19,9 @@ from penteract.measure.calibrate.links.link_workloads import (
     PAIR,
     SEND,
     SHIFT,
+    Hosts,
     LinkWorkload,
     Ranks,
-    chunks,
-    group_sizes,
 )
 
 _ITEM = 4  # bytes of an element: fp32
@@ -50,14 +49,15 @@ class LinkOperations:
     comm: Comm
 
     @staticmethod
-    def of(rank: Rank) -> LinkOperations:
-        """Make the groups of neighbours of every size, and the channel of messages."""
+    def of(rank: Rank, hosts: Hosts) -> LinkOperations:
+        """Make the groups of neighbours of every size, those of whole hosts, and the channel of messages."""
         device, world = device_of(rank.device), tuple(range(rank.world))
         comm = device.comm(rank.number, rank.progress.journal, rank.progress.limits.collective)
         if not isinstance(comm, Distributed):
             raise Bug("COMM", "a communicator without process groups")
         groups: ProcessGroups = comm.groups
-        groups.make([*(Round(chunks(rank.world, n)) for n in group_sizes(rank.world)), Round((world,), "value")])
+        inside = (Round(hosts.groups(n)) for n in hosts.sizes())
+        groups.make([*inside, *(Round(hosts.whole(n)) for n in hosts.host_counts()), Round((world,), "value")])
         return LinkOperations(rank, device, comm)
 
     def __call__(self, workload: LinkWorkload) -> LinkOperation | None:

@@ -25,7 +25,7 @@ from penteract.engine.runtime.printing import never_fails
 from penteract.engine.runtime.watch import watched
 from penteract.measure.calibrate.links.link_clock import LinkClock, link_clock
 from penteract.measure.calibrate.links.link_operations import LinkOperation, LinkOperations
-from penteract.measure.calibrate.links.link_workloads import LinkWorkload, link_workloads, pairs, products_alone
+from penteract.measure.calibrate.links.link_workloads import Hosts, LinkWorkload
 from penteract.measure.calibrate.measured_rows import Key, MeasuredRows
 
 ROUNDS = 5
@@ -38,21 +38,18 @@ class LinkMeasurement:
     """One rank's part. `times`: microseconds by key, alike on all ranks."""
 
     rank: Rank
+    hosts: Hosts
     operations: LinkOperations
     clock: LinkClock
     times: dict[Key, float | None]
 
     @staticmethod
-    def of(rank: Rank, rows: MeasuredRows | None) -> LinkMeasurement:
+    def of(rank: Rank, hosts: Hosts, rows: MeasuredRows | None) -> LinkMeasurement:
         """`rows`: of rank 0, None on others."""
         mine = [[*key, us] for key, us in rows.rows.items()] if rows is not None else []
         shared: list[list[str | int]] = json.loads(rank.broadcast(json.dumps(mine)))
-        return LinkMeasurement(
-            rank,
-            LinkOperations.of(rank),
-            link_clock(rank.device),
-            {tuple(row[:-1]): row[-1] for row in shared},  # type: ignore[misc]
-        )
+        times: dict[Key, float | None] = {tuple(row[:-1]): row[-1] for row in shared}  # type: ignore[misc]
+        return LinkMeasurement(rank, hosts, LinkOperations.of(rank, hosts), link_clock(rank.device), times)
 
     def missing(self, every: Sequence[LinkWorkload]) -> list[LinkWorkload]:
         """The workloads of which a row is missing."""
@@ -85,14 +82,14 @@ class LinkMeasurement:
 
     def _once(self, workload: LinkWorkload, op: LinkOperation | None) -> Callable[[], float] | None:
         """One round of this rank; None where it takes no part."""
-        clock, product = self.clock, self.times.get(products_alone(self.rank.world).rows[0][0]) or 1.0
+        clock, product = self.clock, self.times.get(self.hosts.products().rows[0][0]) or 1.0
         if not workload.size:
             return clock.product
         if op is None:
             return None
         alone = self.times.get(workload.alone) or 1.0
         match workload.way:
-            case "alone":
+            case "alone" | "between":
                 return lambda: clock.alone(op)
             case "under":
                 return lambda: clock.under_product(op, alone, product)
@@ -101,11 +98,13 @@ class LinkMeasurement:
 
 
 def measure_all(
-    rank: Rank, rows: MeasuredRows | None, sizes: Sequence[int], seconds: float, *, pairs_only: bool
-) -> None:
-    """Measure what has no row yet, for about `seconds`. `rows`: of rank 0, which writes them and decides; else None."""
-    begun, here, gpu = time.monotonic(), LinkMeasurement.of(rank, rows), rank.device.type == "cuda"
-    every = pairs(rank.world, sizes[0]) if pairs_only else link_workloads(rank.world, sizes, gpu=gpu)
+    rank: Rank, each: int, rows: MeasuredRows | None, sizes: Sequence[int], seconds: float, *, pairs_only: bool
+) -> None:  # fmt: skip
+    """Measure what has no row yet, for about `seconds`. `each`: ranks of a host. `rows`: of rank 0, which writes them
+    and decides; None on others."""
+    begun, hosts = time.monotonic(), Hosts(rank.world // each, each)
+    here = LinkMeasurement.of(rank, hosts, rows)
+    every = hosts.pairs(sizes[0]) if pairs_only else hosts.workloads(sizes, gpu=rank.device.type == "cuda")
     todo = here.missing(every)
     for i, workload in enumerate(todo):
         spent = rank.gather(time.monotonic() - begun)[0]
@@ -123,6 +122,28 @@ def measure_all(
         rank.progress.did(workload.kind)
 
 
+def join_all(device: str, listener: int | None = None) -> tuple[Rank, int]:
+    """(this rank among those that a launcher started, ranks of a host). Raises BadInput where hosts differ."""
+    torch.set_grad_enabled(False)
+    each = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ["WORLD_SIZE"])
+    facts = {"ranks of a host": str(each)}
+    return join(os.environ, device, facts, LIMITS, listener, take_key(os.environ)), each
+
+
+def joined(
+    folder: Path, path: Path, about: dict[str, str], device: str, sizes: Sequence[int], seconds: float
+) -> None:  # fmt: skip
+    """Measure as a rank that a launcher such as torchrun started. Raises PenteractError."""
+    stopping = Stopping.of_process()
+    rank, each = join_all(device)
+    with watched(rank, folder, stopping, launcher_reports=True):
+        stopping.enter(Phase.WORKING, str(folder))
+        rank.progress.enter("compile")
+        rows = None if rank.number else MeasuredRows.of(path, about)
+        measure_all(rank, each, rows, sizes, seconds, pairs_only=False)
+    rank.leave()
+
+
 def main(argv: list[str]) -> int:
     """Measure in the folder that the arguments name; returns the exit code."""
     parser = argparse.ArgumentParser(prog="penteract.measure.calibrate.links.link_rank")
@@ -138,17 +159,17 @@ def main(argv: list[str]) -> int:
     number = int(os.environ.get("RANK", "0"))
     with Stopping.of_process() as stopping, never_fails():
         try:
-            torch.set_grad_enabled(False)
-            rank = join(os.environ, args.device, {}, LIMITS, args.store_fd, take_key(os.environ))
+            rank, each = join_all(args.device, args.store_fd)
             with watched(rank, args.folder, stopping, launcher_reports=True):
                 stopping.enter(Phase.WORKING, str(args.folder))
                 rank.progress.enter("compile")
                 rows = None if rank.number else MeasuredRows.of(args.rows, args.about)
-                measure_all(rank, rows, args.sizes, args.seconds, pairs_only=args.pairs)
+                measure_all(rank, each, rows, args.sizes, args.seconds, pairs_only=args.pairs)
             rank.leave()
         except Exception as e:
             error = from_exception(e)
-            traceback.print_exc() if number else None  # into its log
+            if number:  # into its log
+                traceback.print_exc()
             if not rundir.errors(args.folder):  # it failed before it was watched
                 rundir.append_error(args.folder, rundir.error_row(error, number, e))
             return error.exit_code

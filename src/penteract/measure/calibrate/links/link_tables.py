@@ -6,8 +6,11 @@ import json
 import statistics
 from collections.abc import Iterator
 
-from penteract.measure.calibrate.links.link_workloads import COLLECTIVES, COPIES, PRODUCT, SEND, SHIFT
+from penteract.config.hardware import reference
+from penteract.measure.calibrate.links.link_workloads import COLLECTIVES, COPIES, PRODUCT, RINGS, SEND, SHIFT
 from penteract.measure.calibrate.measured_rows import MeasuredRows
+from penteract.readings.costs.curve import Curve
+from penteract.readings.costs.interconnect import RING_PASSES
 
 _RATE = 2**20  # bytes; below, products change the latency of a collective, not its rate
 
@@ -63,6 +66,42 @@ def slowed(rows: MeasuredRows) -> dict[str, float]:
         if ratios:
             found[kind] = statistics.median(ratios)
     return found
+
+
+def hosts_and_each(rows: MeasuredRows) -> tuple[int, int]:
+    """(hosts that ranks were on, ranks of each) when links were measured."""
+    hosts = max((n for kind in RINGS for (n, _), _ in rows.under("between", kind)), default=1)
+    return hosts, max((n for (n, _), _ in rows.under("product_under_link", PRODUCT)), default=1)
+
+
+def between_table(rows: MeasuredRows, date: str) -> Iterator[str]:
+    """The fabric between hosts, as an entry of the catalogue; nothing of one host, or without a large and a small
+    message. Latency + bytes / rate gives the time of both."""
+    sends = {size: us for (_, size), us in rows.under("between", SEND)}
+    if len(sends) < 2:
+        return
+    (small, brief), (large, long) = min(sends.items()), max(sends.items())
+    hosts, each = hosts_and_each(rows)
+    inside = [(size, us) for (_, size), us in rows.under("link", SEND)] or reference().p2p[0]
+    rate = (large - small) / max(long - brief, 1e-3 * long)  # bytes in a microsecond
+    hops = brief - small / rate - Curve.of(inside).floor  # two, as a send between nodes is priced
+    yield "\n# Between hosts: messages of all devices at once; bus bandwidth of collectives as nccl-tests define it."
+    yield f"[between]\ngb_per_second = {rate / 1e3:.5g}\nlatency_us = {max(0.0, hops / 2):.4g}"
+    source = f"measured by penteract calibrate on {hosts} hosts, {date}"
+    yield f"message = {large}\ndevices = {each}\nsource = {json.dumps(source)}"
+    points = {kind: found for kind in RINGS if len(found := _bus(rows, kind, each, large)) > 1}
+    if points:
+        yield "\n[between.bus]"
+        yield from (f"{kind} = {json.dumps(found)}" for kind, found in points.items())
+
+
+def _bus(rows: MeasuredRows, kind: str, each: int, size: int) -> list[list[float]]:
+    """GB/s by hosts, of whole hosts; one host first."""
+    took = {n: us for (n, at), us in rows.under("between", kind) if at == size}
+    if (us := rows.rows.get(("link", kind, each, size))) is not None:
+        took[1] = us
+    per_byte = {n: RING_PASSES[kind] * (n * each - 1) / (n * each) for n in took}
+    return [[n, float(f"{per_byte[n] * size / us / 1e3:.5g}")] for n, us in sorted(took.items())]
 
 
 def copy_rate(rows: MeasuredRows, way: str) -> float | None:

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from penteract.engine.device.cpu_affinity import usable_here
 from penteract.engine.runtime.launch import launch
 from penteract.errors import BadInput, DiskFailure
-from penteract.measure.calibrate.links.link_workloads import ON_CPU, ON_GPU, link_workloads
+from penteract.measure.calibrate.links.link_workloads import ON_CPU, ON_GPU, Hosts
 from penteract.measure.calibrate.measured_rows import Key, MeasuredRows
 from penteract.measure.calibrate.measuring import device_here, versions
 
@@ -30,38 +31,57 @@ def sizes_of(device: torch.device) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LinkRows:
-    """The rows of links between `ranks` devices of a kind, in the file `path`."""
+    """The rows of links between devices of a kind, in the file `path`. `launched`: a launcher such as torchrun has
+    started the ranks, and this process is one."""
 
     path: Path
-    ranks: int
+    hosts: Hosts
     device: torch.device
     sizes: tuple[int, ...]
+    launched: bool = False
 
     @staticmethod
-    def of(path: Path, ranks: int | None) -> LinkRows:
-        """`ranks`: None: one for each GPU of this host; on a CPU two, as two processes of it can train. Raises BadInput
-        for more than there are."""
+    def of(path: Path, ranks: int | None, world: int | None = None) -> LinkRows:
+        """`ranks`: None: one for each GPU of this host; on a CPU two, as two processes of it can train. `world`: of the
+        ranks of a launcher, on however many hosts. Raises BadInput for more than there are."""
         device = device_here()
+        if world is not None:
+            each = int(os.environ.get("LOCAL_WORLD_SIZE") or world)
+            return LinkRows(path, Hosts(world // each, each), device, sizes_of(device), launched=True)
         most = torch.cuda.device_count() if device.type == "cuda" else max(2, usable_here())
         usual = most if device.type == "cuda" else 2
         if ranks is not None and not 1 <= ranks <= most:
             raise BadInput("USAGE", "not a number of devices here", where="--ranks", found=ranks,
                            allowed=f"1 to {most}", fix=f"--ranks {usual}")  # fmt: skip
-        return LinkRows(path, ranks or usual, device, sizes_of(device))
+        return LinkRows(path, Hosts(1, ranks or usual), device, sizes_of(device))
+
+    @property
+    def ranks(self) -> int:
+        """How many, on all hosts."""
+        return self.hosts.count * self.hosts.each
 
     @property
     def keys(self) -> list[Key]:
         """The keys of all rows; none of a single device."""
-        every = link_workloads(self.ranks, self.sizes, gpu=self.device.type == "cuda") if self.ranks > 1 else []
+        every = self.hosts.workloads(self.sizes, gpu=self.device.type == "cuda") if self.ranks > 1 else []
         return [key for workload in every for key, _ in workload.rows]
+
+    @property
+    def folder(self) -> Path:
+        """Where ranks leave their logs, and how they failed."""
+        return self.path.with_name(self.path.name.removesuffix(".rows.jsonl") + ".ranks")
 
     def measure(self, seconds: float, say: Callable[[str], None]) -> int:
         """Measure what has no row yet, for about `seconds` once the ranks are there. Returns the exit code of the rank
-        that failed first, whose error is printed; logs then stay beside the file."""
+        that failed first, whose error is printed; logs then stay beside the file. Ranks of a launcher raise theirs."""
         if self.ranks == 1:
             say("a single device: there is no link to measure")
             return 0
         about = versions(self.device)
+        if self.launched:
+            rank = import_module(_RANK)  # here: it imports this module's neighbours, and torch.distributed
+            rank.joined(_made(self.folder), self.path, about, self.device.type, self.sizes, seconds)
+            return 0
         there = MeasuredRows.of(self.path, about).rows
         if all(key in there for key in self.keys):
             return 0
@@ -72,19 +92,22 @@ class LinkRows:
 
 
 def start_ranks(links: LinkRows, about: Mapping[str, str], seconds: float, *, pairs_only: bool) -> int:
-    """Start ranks that measure all that has no row, or pairs of devices alone; returns the exit code. `about`: the
-    machine, as the rows say it."""
-    folder = links.path.with_name(links.path.name.removesuffix(".rows.jsonl") + ".ranks")
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise DiskFailure("DISK", f"cannot be made: {error.strerror}", where=str(folder)) from None
+    """Start ranks on this host that measure all that has no row, or pairs of devices alone; returns the exit code.
+    `about`: the machine, as the rows say it."""
     words = [f"--rows={links.path}", f"--about={json.dumps(about)}", f"--device={links.device.type}"]
-    words += [f"--seconds={seconds}", f"--sizes={','.join(map(str, links.sizes))}"]
-    code = launch(
-        links.ranks, ["-m", _RANK, str(folder), *words, *["--pairs"] * pairs_only], folder, os.environ, again=_AGAIN
-    )
+    words += [f"--seconds={seconds}", f"--sizes={','.join(map(str, links.sizes))}", *["--pairs"] * pairs_only]
+    folder = _made(links.folder)
+    code = launch(links.ranks, ["-m", _RANK, str(folder), *words], folder, os.environ, again=_AGAIN)
     if not code:
         shutil.rmtree(folder, ignore_errors=True)
     return code
+
+
+def _made(folder: Path) -> Path:
+    """The folder, empty. Raises DiskFailure."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DiskFailure("DISK", f"cannot be made: {error.strerror}", where=str(folder)) from None
+    return folder
