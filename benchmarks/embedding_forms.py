@@ -3,8 +3,10 @@
     python benchmarks/embedding_forms.py --out FOLDER [--commit HASH] [--shapes 128256x4096,128256x2048] [--tokens 16384]
 
 Writes FOLDER/embedding_forms.json. Ids are drawn evenly, and as words of a text are: some are frequent. Check (`held`): the
-table against fp64 within the rounding of fp32; `same`: two runs agree to the bit. The parts are `runs`, which sums the rows
-of each id, `sort`, and `clear`, which clears the table before. With `--device cpu` the kernel runs in Triton's interpreter.
+table against fp64 within the rounding of fp32, and all else zero; `same`: two runs agree to the bit. `ms` is a call that
+adds to a table, `first_ms` one that clears the rows in use before, `sort_ms` the sort in either, `clear_ms` clearing all
+rows. `readers`: the norm and AdamW's update of such a table, reading all of its gradient, and the rows in use alone.
+With `--device cpu` the kernels run in Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from provenance import hexadecimal
 
 from penteract.engine.kernels.triton import embedding as kernel
 from penteract.engine.kernels.triton.embedding import EmbeddingForm
+from penteract.engine.kernels.triton.optimizer import adamw
+from penteract.engine.kernels.triton.optimizer.sum_of_squares import Squares
+from penteract.step.clear_rows import ClearRows
 
 FORMS = (
     EmbeddingForm(), EmbeddingForm(2048, 4, 4), EmbeddingForm(1024, 8, 4), EmbeddingForm(1024, 8, 2), EmbeddingForm(512, 8, 2),
@@ -49,14 +54,18 @@ def measured(form: EmbeddingForm, how: str, tokens: int, rows: int, width: int, 
     ids = drawn(how, tokens, rows).to(device)
     g = torch.randn(tokens, 1, width, device=device, dtype=torch.bfloat16)
     table, twice = (torch.full((rows, width), torch.nan, device=device) for _ in range(2))
-    site: Any = SimpleNamespace(attrs={"axis": ""})
+    table.zero_()  # as a run's are before its first step
+    site: Any = SimpleNamespace(attrs={"axis": ""}, params=("table",))
+    env: Any = SimpleNamespace(clear_rows=frozenset({"table"}))
+    dense: Any = SimpleNamespace(clear_rows=frozenset())
 
-    def run(into: torch.Tensor, *, add: bool) -> None:
-        for _ in range(IN_A_ROW if add else 1):
-            kernel.embedding_weight(None, site, [ids, g], [into], add)  # type: ignore[arg-type]
+    def run(into: torch.Tensor, *, add: bool, env: Any = env, times: int = 1) -> None:
+        for _ in range(times):
+            kernel.embedding_weight(env, site, [ids, g], [into], add)
 
     run(table, add=False)
-    run(twice, add=False)
+    run(table, add=False)
+    run(twice, add=False, env=dense)
     same = torch.equal(table, twice)
     wanted, some = torch.unique(ids[:512, 0]), torch.zeros(min(512, tokens), width, device=device, dtype=torch.float64)
     for i, one in enumerate(wanted.tolist()):
@@ -73,12 +82,49 @@ def measured(form: EmbeddingForm, how: str, tokens: int, rows: int, width: int, 
         for _ in range(IN_A_ROW):
             torch.sort(narrow, stable=True, out=(sorted_ids, order))
 
-    whole = seconds(lambda: run(table, add=True), device.type) / IN_A_ROW
+    whole = seconds(lambda: run(table, add=True, times=IN_A_ROW), device.type) / IN_A_ROW
+    first = seconds(lambda: run(table, add=False, times=IN_A_ROW), device.type) / IN_A_ROW
     return {
-        **asdict(form), "ids": how, "tokens": tokens, "table": [rows, width], "ms": 1e3 * whole,
+        **asdict(form), "ids": how, "tokens": tokens, "table": [rows, width], "ms": 1e3 * whole, "first_ms": 1e3 * first,
         "sort_ms": 1e3 * seconds(sort, device.type) / IN_A_ROW, "clear_ms": 1e3 * seconds(table.zero_, device.type),
         "off": off, "held": off < 1e-5 and clean, "same": same,
     }  # fmt: skip
+
+
+def readers(how: str, tokens: int, rows: int, width: int, device: torch.device) -> dict[str, Any]:
+    """Milliseconds of the norm and of the update, which read all of a table's gradient, or the rows in use; `same`: they
+    make the same to the bit."""
+    gradient = torch.zeros(rows, width, device=device)
+    gradient[drawn(how, tokens, rows).to(device)[:, 0].unique()] = 1.5
+    flat, of_table = gradient.flatten(), ClearRows(0, rows * width, width)
+    found, ends = dict[str, Any](), list[list[torch.Tensor]]()
+    for name, part in (("all", None), ("in use", of_table)):
+        mean, square, low = torch.zeros_like(flat), torch.zeros_like(flat), torch.zeros_like(flat, dtype=torch.int16)
+        weights = torch.ones_like(flat, dtype=torch.bfloat16)
+        factors = torch.tensor([1.0, 0.5, 0.1, 0.9, 0.8, 0.99, 1e-2], device=device)
+        state, nonfinite, total = (
+            (mean, square, low, weights, factors),
+            torch.zeros((), device=device),
+            torch.zeros((), device=device),
+        )
+
+        def update(state: Any = state, nonfinite: Any = nonfinite, part: Any = part) -> None:
+            adamw.update(flat, *state, nonfinite, (0.1, 1e-8), decay=True, rows=part)
+
+        def norm(total: torch.Tensor = total, part: Any = part) -> None:
+            squares = Squares()
+            squares.add(flat, part)
+            squares.total(total.zero_())
+
+        update()
+        norm()
+        ends.append([mean.clone(), weights.clone(), total.clone()])
+        found |= {
+            f"norm, {name}": 1e3 * seconds(norm, device.type),
+            f"update, {name}": 1e3 * seconds(update, device.type),
+        }
+    same = all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    return {"ids": how, "tokens": tokens, "table": [rows, width], "ms": found, "same": same}
 
 
 def main() -> None:
@@ -92,7 +138,13 @@ def main() -> None:
     device = torch.device(args.device)
     torch.manual_seed(0)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    found: dict[str, Any] = {"commit": args.commit, "device": name, "torch": torch.__version__, "forms": []}
+    found: dict[str, Any] = {
+        "commit": args.commit,
+        "device": name,
+        "torch": torch.__version__,
+        "forms": [],
+        "readers": [],
+    }
     for shape in args.shapes.split(","):
         rows, width = map(int, shape.split("x"))
         for how in ("even", "as text"):
@@ -100,6 +152,9 @@ def main() -> None:
                 about = (form, how, args.tokens, rows, width, device)
                 found["forms"].append(run_parts(str(form), {"all": lambda about=about: measured(*about)})["all"])
                 print(found["forms"][-1], flush=True)
+            about = (how, args.tokens, rows, width, device)
+            found["readers"].append(run_parts(how, {"all": lambda about=about: readers(*about)})["all"])
+            print(found["readers"][-1], flush=True)
     (args.out / "embedding_forms.json").write_text(json.dumps(found, indent=1))
 
 
