@@ -5,20 +5,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from kernels.test_update import MODEL
+from kernels.test_update import MODEL, SPEC, by_reference
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels import registry
+from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.triton.embedding import EMBEDDING
 from penteract.engine.kernels.triton.optimizer import adamw, sum_of_squares
 from penteract.engine.kernels.triton.optimizer.sum_of_squares import Squares
+from penteract.engine.session import trainer
+from penteract.engine.state import state as training_state
+from penteract.ops.declarations import Implementation
 from penteract.ops.tape import Site
 from penteract.step.clear_rows import ClearRows, clear_rows
 from penteract.step.program import compile_step
+from precisions import RECIPES, Small, kept
 
 ROWS, WIDTH, TILE = 40, 32, 16
 SITE = Site("embedding", (), (), ("table",), ((ROWS, WIDTH),), {"axis": ""})
@@ -131,3 +137,36 @@ def test_only_tables_that_look_ups_alone_write_are_kept_clear(tied: bool, layout
         b, place = next((b, b.params.index(q)) for b in p.buckets for q in b.params if q.name == name)
         assert rows.begin == b.offsets[place]
         assert (rows.end - rows.begin) // rows.width * p.layout.tp == MODEL.vocab_size
+
+
+def test_a_trainer_moves_as_if_all_rows_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps of two micro-batches. Only the table has tiles of a row: the interpreter takes its time for each."""
+
+    def kernel(op_name: str, one: Implementation, device: str) -> TorchKernel:
+        return EMBEDDING[op_name] if op_name == "embedding" else by_reference(op_name, one, device)
+
+    add, update, left_out = Squares.add, adamw.update, list[str]()
+
+    def summed(self: Squares, x: torch.Tensor, rows: ClearRows | None = None) -> None:
+        left_out.extend(["norm"] if rows else [])
+        with patch.object(sum_of_squares, "TILE", TILE if rows else 2048):
+            add(self, x, rows)
+
+    def updated(*about: Any, rows: ClearRows | None = None, **named: Any) -> None:
+        left_out.extend(["update"] if rows else [])
+        update(*about, rows=rows, form=adamw.UpdateForm(tile=TILE) if rows else adamw.FORM, **named)
+
+    monkeypatch.setattr(Squares, "add", summed)
+    monkeypatch.setattr(adamw, "update", updated)
+    layout, states = Layout(micro_batch_size=1, gradient_accumulation_steps=2, elementwise="triton"), list[Any]()
+    for rows_of in (clear_rows, lambda p: {}):
+        with (
+            patch.object(trainer, "check_kernels"),
+            patch.object(registry, "kernel", kernel),
+            patch.object(training_state, "clear_rows", rows_of),
+        ):
+            run = Small(RECIPES["bf16"], replace(MODEL, vocab_size=264), 2, layout, replace(SPEC, clip_norm=0.0))
+            run.losses()
+        states.append(kept(run.state))
+    assert left_out == ["norm", "update"] * 2  # of the first
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
