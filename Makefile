@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 RUN := .venv/bin/python
+unexport PYTHONDONTWRITEBYTECODE  # each shard, and each command that a test starts, would compile all files again
 
 setup: .venv/.done
 

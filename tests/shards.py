@@ -1,8 +1,9 @@
-"""Shards beside each other (`pytest -n 3 --dist loadfile`): what needs one core, what is alone, what waits.
+"""Shards beside each other (`pytest -n 3 --dist loadfile`): what runs on the pool, all else, what is alone, what waits.
 
-First comes what needs one core. What is alone has ranks, which take both cores, or is marked `alone`: it measures time
-or opens sockets. One shard gets all of it; a lock keeps it from running beside what the others still have. Last
-comes what is marked `waits`: it makes faults and waits until ranks have found them. All shards get it, and nothing
+What runs on the pool of ranks comes first, and one shard gets all of it: there is one pool, whose ranks mostly wait for
+each other, and it is the longest piece. The others begin with what needs no pool. What is marked `alone` measures time:
+one shard gets all of it when the rest is done, and a lock keeps it from running beside what the others still have.
+Last comes what is marked `waits`: it makes faults and waits until ranks have found them. All shards get it, and nothing
 else runs beside it. A third shard for two cores: tests wait for files, processes and a browser, and those that wait for
 limits need no core.
 """
@@ -20,24 +21,20 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-ALONE, WAITS = "alone", "waits"
-_BEGUN = "begun"  # a byte for each test of what is alone that has begun
+RANKS, ALONE, WAITS = "ranks", "alone", "waits"
+KINDS = (RANKS, "", ALONE, WAITS)  # in this order
+_FIRST = "first"  # how many tests come before those that wait
+_BEGUN = "begun"  # a byte for each of them that has begun
+_ENDED = pytest.StashKey[bool]()  # all of them, as this shard has found
 _SHARED = pytest.StashKey[TemporaryDirectory[str]]()
 
 
-def waits(item: pytest.Item) -> bool:
-    """Whether only what waits, too, may run beside it."""
-    return item.get_closest_marker(WAITS) is not None
-
-
-def is_alone(item: pytest.Item) -> bool:
-    """Whether nothing may run beside it."""
-    return "pool" in getattr(item, "fixturenames", ()) or item.get_closest_marker(ALONE) is not None
-
-
-def turn(item: pytest.Item) -> int:
-    """Whether it comes first, second or third."""
-    return 2 if waits(item) else int(is_alone(item))
+def kind(item: pytest.Item) -> str:
+    """One of KINDS: which shards get it, when, and beside what."""
+    for marked in (WAITS, ALONE):
+        if item.get_closest_marker(marked) is not None:
+            return marked
+    return RANKS if "pool" in getattr(item, "fixturenames", ()) else ""
 
 
 # ---- in the process that hands tests out -----------------------------------------------------------------------------
@@ -60,17 +57,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 class Shards(LoadFileScheduling):
-    """Hands out whole files, so that what a file has made once serves all its tests; all that is alone is one."""
+    """Hands out whole files, so that what a file has made once serves all its tests; what runs on the pool is one
+    piece, and so is what is alone."""
 
     @cached_property
-    def turns(self) -> dict[str, str]:
-        """What the shards have found to be alone, and what waits: they have met all tests before any is handed out."""
+    def kinds(self) -> dict[str, str]:
+        """What the shards have found: they have met all tests before any is handed out."""
         folder = Path(self.config.stash[_SHARED].name)
-        return {nodeid: kind for kind in (ALONE, WAITS) for nodeid in (folder / kind).read_text().splitlines()}
+        return {nodeid: kind for kind in filter(None, KINDS) for nodeid in (folder / kind).read_text().splitlines()}
 
     def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return {ALONE: ALONE, WAITS: f"{file} {WAITS}"}.get(self.turns.get(nodeid, ""), file)
+        file, kind = super()._split_scope(nodeid), self.kinds.get(nodeid, "")
+        return kind if kind in (RANKS, ALONE) else f"{file} {kind}"
 
 
 # ---- in a shard --------------------------------------------------------------------------------------------------
@@ -79,30 +77,35 @@ class Shards(LoadFileScheduling):
 @pytest.hookimpl(trylast=True)  # after what puts tests in a random order
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (shared := _shared(config)) is not None:
-        items.sort(key=turn)
-        for number, kind in ((1, ALONE), (2, WAITS)):
-            (shared / kind).write_text("".join(f"{item.nodeid}\n" for item in items if turn(item) == number))
+        items.sort(key=lambda item: KINDS.index(kind(item)))
+        for one in filter(None, KINDS):
+            (shared / one).write_text("".join(f"{item.nodeid}\n" for item in items if kind(item) == one))
+        (shared / _FIRST).write_text(str(sum(kind(item) != WAITS for item in items)))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     if (shared := _shared(item.config)) is None:
         return (yield)
-    if waits(item):
-        _wait_for_all_that_is_alone(shared)
+    if (own := kind(item)) == WAITS:
+        if not item.config.stash.get(_ENDED, False):
+            _wait_for_all_that_come_first(shared)
+            item.config.stash[_ENDED] = True
+        return (yield)
     with (shared / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if turn(item) == 1 else fcntl.LOCK_SH)
-        if turn(item) == 1:
-            with (shared / _BEGUN).open("ab") as begun:
-                begun.write(b".")
+        fcntl.flock(lock, fcntl.LOCK_EX if own == ALONE else fcntl.LOCK_SH)
+        with (shared / _BEGUN).open("ab") as begun:
+            begun.write(b".")
         return (yield)
 
 
-def _wait_for_all_that_is_alone(shared: Path) -> None:
-    """Until the last of it has begun; the lock does the rest. What has begun and crashed does not count as missing."""
-    count = len((shared / ALONE).read_text().splitlines())
+def _wait_for_all_that_come_first(shared: Path) -> None:
+    """Until the last of them has begun, then until none has the lock: what has begun and crashed is not waited for."""
+    count = int((shared / _FIRST).read_text())
     while count and (not (shared / _BEGUN).exists() or (shared / _BEGUN).stat().st_size < count):
         time.sleep(0.05)
+    with (shared / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _shared(config: pytest.Config) -> Path | None:

@@ -8,10 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.alone
-
 HERE = Path(__file__).parent
 BODY = """
 import os, time
@@ -26,9 +22,17 @@ def spend(name):
     with LOG.open("a") as log:
         log.write(f"{name} {os.getpid()} {begun} {time.monotonic()}\\n")
 
+@pytest.fixture
+def pool():
+    pass
+
 @pytest.mark.parametrize("n", range(8))
 def test_beside(n):
     spend("beside")
+
+@pytest.mark.parametrize("n", range(4))
+def test_ranks(n, pool):
+    spend("ranks")
 
 @pytest.mark.alone
 @pytest.mark.parametrize("n", range(4))
@@ -55,16 +59,22 @@ def test_what_is_alone_is_alone_and_a_fault_is_told(tmp_path: Path) -> None:
         text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
-    assert re.fullmatch(r"3 failed, 45 passed in \S+s.*", done.stdout.splitlines()[-1])
+    assert re.fullmatch(r"3 failed, 57 passed in \S+s.*", done.stdout.splitlines()[-1])
     rows = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     spans = [(name, pid, float(begun), float(ended)) for name, pid, begun, ended in rows]
-    assert len(spans) == 48 and len({pid for _, pid, *_ in spans}) == 3
-    alone = [span for span in spans if span[0] == "alone"]
-    assert len({pid for _, pid, *_ in alone}) == 1
-    for one in alone:
-        assert not [two for two in spans if two is not one and two[2] < one[3] and one[2] < two[3]]
+    assert len(spans) == 60 and len({pid for _, pid, *_ in spans}) == 3
+    own = {kind: [span for span in spans if span[0] == kind] for kind in ("ranks", "beside", "alone", "waits")}
+    for kind in ("ranks", "alone"):
+        assert len({pid for _, pid, *_ in own[kind]}) == 1
+    assert own["ranks"][0][2] < min(begun for *_, begun, _ in own["alone"])
+    for one in own["alone"]:
+        assert not [two for two in spans if two is not one and meet(one, two)]
     for kind in ("beside", "waits"):
-        own = [span for span in spans if span[0] == kind]
-        others = [span for span in spans if span[0] != kind]
-        assert any(a[2] < b[3] and b[2] < a[3] for a in own for b in own if a[1] != b[1])
-        assert not [b for a in own for b in others if a[2] < b[3] and b[2] < a[3]]
+        assert any(meet(a, b) for a in own[kind] for b in own[kind] if a[1] != b[1])
+    assert any(meet(a, b) for a in own["ranks"] for b in own["beside"])
+    assert not [b for a in own["waits"] for b in spans if b[0] != "waits" and meet(a, b)]
+
+
+def meet(a: tuple[str, str, float, float], b: tuple[str, str, float, float]) -> bool:
+    """Whether both ran at one moment."""
+    return a[2] < b[3] and b[2] < a[3]
