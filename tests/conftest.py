@@ -30,13 +30,9 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-
-def pytest_collection_finish() -> None:
-    """What is loaded by now stays: the garbage collector need not look at it after every few hundred new values, as it
-    does by default, which takes a quarter of a test's time where the planner makes many."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+# By default, the garbage collector looks at new values after every 700, and often at all that pytest and torch have
+# loaded: a quarter of the time of tests that plan. What is in no cycle is freed at once as ever.
+gc.set_threshold(20_000, 20, 100)
 
 
 @pytest.fixture(scope="session")

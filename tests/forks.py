@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from multiprocessing import forkserver
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -23,20 +24,37 @@ from typing import Any
 LOADED = (
     "torch._dynamo",
     "torch.distributed",
-    "penteract.cli",
+    "penteract.cli.app",
+    "penteract.cli.train",
+    "penteract.engine.runtime.start",
     "penteract.engine.runtime.worker",
+    "penteract.engine.checkpoint.writing",
     "pytest",
     "hypothesis",
+    "frozen",
 )
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload([*LOADED])
 
 
+def ready() -> None:
+    """Start the process that all are forked from, where it does not run yet: it finds `frozen` by its environment."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent), before)))
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
 def start(
     work: Callable[..., int], *arguments: Any, environment: Mapping[str, str], out: Path, err: Path
 ) -> multiprocessing.Process:
     """`work(*arguments)` in a process of its own, which ends with what it returns; what it says goes to two files."""
+    ready()
     process = context.Process(target=_main, args=(work, arguments, dict(environment), out, err))
     process.start()
     return process  # type: ignore[return-value]

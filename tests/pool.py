@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from forks import context
+from forks import context, ready
 from penteract.config.layout import Layout
 
 GRACE = 3.0  # seconds that the other ranks get to answer once one has failed
@@ -83,6 +83,7 @@ class Pool:
         self.counts: list[int] = []  # groups that each rank has made
 
     def start(self) -> None:
+        ready()
         self.counts = [0] * self.world
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.inboxes = [context.Queue() for _ in range(self.world)]

@@ -227,7 +227,6 @@ def test_a_large_vocabulary_with_a_chunked_loss_is_priced_at_once(tmp_path: Path
     assert "do not fit this host's free memory" in attempt(words, tmp_path).check((2,)).err
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("words", [["train"], ["plan", "gpt2", "--gpus"], ["train", "--model.config"]])
 def test_a_pipe_from_outside(tmp_path: Path, words: list[str]) -> None:
     os.mkfifo(tmp_path / "pipe.toml")

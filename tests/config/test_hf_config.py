@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,6 +188,8 @@ def test_what_yarn_does_to_scores(
 @pytest.mark.parametrize("more", [{}, {"mscale": 0.7, "mscale_all_dim": 1.3}, {"mscale_all_dim": 0.9}, {"factor": 1.0}])
 def test_yarn_is_that_of_transformers(family: str, more: dict[str, float]) -> None:
     """What it scales cosines and scores by, in an implementation that is not ours."""
+    import transformers  # a second, where every shard collects all tests
+
     config = (LITE if "deep" in family else LLAMA_1B) | {
         "num_hidden_layers": 1, "vocab_size": 8, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2,
         "head_dim": 32, "n_routed_experts": 6, "rope_scaling": YARN | more, "rope_theta": 1e4,

@@ -149,7 +149,6 @@ def test_quick_commands_run(command: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("command", SERVING)
 def test_serving_commands_serve(command: str) -> None:
     with served(*shlex.split(command)[2:]) as running:

@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 import oracle
 from engine.hf import families, forward
@@ -185,8 +184,8 @@ def test_a_family_of_hugging_face_is_a_reader_names_and_a_writer(tmp_path: Path)
              "sliding_window": 5}  # fmt: skip
     with families.exact():
         torch.manual_seed(1)
-        config = AutoConfig.for_model("phi3", **about)
-        theirs = AutoModelForCausalLM.from_config(config, **families.PLAIN).eval()
+        config = families.transformers().AutoConfig.for_model("phi3", **about)
+        theirs = families.transformers().AutoModelForCausalLM.from_config(config, **families.PLAIN).eval()
         with torch.no_grad():
             for name, weight in theirs.named_parameters():
                 weight.normal_(float("norm" in name), 0.3)

@@ -9,8 +9,6 @@ import pytest
 from engine.test_training import train
 from penteract.engine.session.outputs.metrics import read_metrics
 
-pytestmark = pytest.mark.alone
-
 
 def test_a_scale_that_is_too_large_is_halved_and_goes_on_where_it_was(tmp_path: Path) -> None:
     scale = 2.0**31

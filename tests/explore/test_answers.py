@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -24,6 +25,7 @@ from penteract.planner.ask import LAYOUT_SETTINGS
 from penteract.planner.plan import estimator, exact, plan_one
 
 OPENING = opening_question({"name": "llama-3.1-8b"})
+hints_of = cache(get_type_hints)
 Json = dict[str, Any]
 
 
@@ -54,7 +56,7 @@ def misfits(value: Any, hint: Any, at: str) -> list[str]:
     if is_typeddict(hint):
         if not isinstance(value, dict):
             return [at]
-        hints = get_type_hints(hint)
+        hints = hints_of(hint)
         wrong = [f"{at}.{k}" for k in value.keys() - hints.keys()] + [
             f"{at}.{k}" for k in hint.__required_keys__ - value.keys()
         ]
@@ -80,9 +82,7 @@ def misfits(value: Any, hint: Any, at: str) -> list[str]:
 
 def schema_of(row: Json) -> type:
     """The message of the schema with this `kind`."""
-    (found,) = [
-        m for m in MESSAGES if m.__name__ != "PageRequest" and row["kind"] in get_args(get_type_hints(m)["kind"])
-    ]
+    (found,) = [m for m in MESSAGES if m.__name__ != "PageRequest" and row["kind"] in get_args(hints_of(m)["kind"])]
     return found
 
 
@@ -115,10 +115,16 @@ def test_the_check_of_the_schema_can_fail() -> None:
 # ---- what the command line says --------------------------------------------------------------------------------------
 
 
+@cache
+def row_of(seed: int) -> Json:
+    """The answer to the question of a seed."""
+    return ask("memory", drawn(seed))[0]
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_question_has_the_answer_of_the_command_line(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     asked = drawn(seed)
-    row = ask("memory", asked)[0]
+    row = row_of(seed)
     if row["kind"] == "error" or row["broken"]:
         words = shlex.split(read_question(asked).command) if row["kind"] == "memory" else []
         if words:
@@ -131,7 +137,7 @@ def test_a_question_has_the_answer_of_the_command_line(seed: int, capsys: pytest
 
 
 def test_most_drawn_questions_are_legal() -> None:
-    rows = [ask("memory", drawn(seed))[0] for seed in range(30)]
+    rows = [row_of(seed) for seed in range(30)]
     assert sum(row["kind"] == "memory" and not row["broken"] for row in rows) >= 20
 
 

@@ -18,8 +18,6 @@ from penteract.cli import main
 from penteract.explore.server.guard import HEADERS
 from penteract.explore.server.routes import ASSETS
 
-pytestmark = pytest.mark.alone
-
 LARGE = question("llama-3.1-405b", "dp=4,tp=8,pp=16,vpp=2,schedule=interleaved,mbs=1,zero=1", global_batch_size=2048)
 TINY = question("tiny", "dp=2,mbs=1,zero=1", sequence_length=256, global_batch_size=16)
 
@@ -113,6 +111,7 @@ def begin(here: Served, request: dict[str, Any]) -> socket.socket:
     return connection
 
 
+@pytest.mark.alone
 def test_a_price_does_not_wait_for_a_search(here: Served) -> None:
     here.ask("memory", question=TINY)
     with begin(here, {"kind": "step", "question": LARGE}) as search:  # seconds
@@ -127,6 +126,7 @@ def test_a_price_does_not_wait_for_a_search(here: Served) -> None:
     assert took < 1.0
 
 
+@pytest.mark.alone
 def test_a_search_stops_when_its_page_has_gone(here: Served) -> None:
     here.ask("step", question=TINY)
     began = time.perf_counter()

@@ -10,12 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any
 
-import pytest
-
 from explore.drawn_questions import question
 from penteract.explore.server.worker_queues import WorkerQueues
-
-pytestmark = pytest.mark.alone
 
 TINY = question("tiny", "dp=2,mbs=1,zero=1", sequence_length=256, global_batch_size=16)
 OPENING: Any = TINY

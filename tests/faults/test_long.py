@@ -15,8 +15,6 @@ from faults.corruptions import STEPS, Damage
 from faults.kills import Kills, Whole, Wrong
 from penteract.engine.checkpoint import reading
 
-pytestmark = pytest.mark.alone
-
 SEED = 11  # not that of the long draws
 
 

@@ -17,8 +17,6 @@ import pytest
 from penteract.cli.app import main
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
-pytestmark = pytest.mark.alone
-
 SWEEP = """
 preset = "tiny"
 steps = 10

@@ -8,15 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from penteract.measure.schemas.profile_reader import read_profile
 
 WORDS = ("--preset", "tiny", "model.layers=1", "batch.sequence_length=64", "batch.micro_batch_size=1",
          "batch.global_batch_size=1", "precision.device=cpu", "--out", "here")  # fmt: skip
 
 
-@pytest.mark.alone
 def test_a_run_is_profiled_and_its_files_agree(tmp_path: Path):
     done = subprocess.run([sys.executable, "-m", "penteract", "profile", *WORDS], cwd=tmp_path, capture_output=True,
                           text=True, check=False)  # fmt: skip

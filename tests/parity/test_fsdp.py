@@ -12,7 +12,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 
 import oracle
 from layouts import Case
@@ -73,6 +72,8 @@ def _scatter() -> tuple[str, Callable[..., Any]]:
 def sharded_by_torch(rank: int, groups: ProcessGroups, case: Case, steps: int) -> Any:
     """Some steps of ours, and of FSDP2 with torch's AdamW -> losses of both, how far parameters are apart, how far they
     moved, and elements that both handed to a reduce-scatter."""
+    from torch.distributed.fsdp import fully_shard  # a second, where every shard collects all tests
+
     lay, m, length = case.layout, case.model, case.sequence_length
     p = case.compile(rank)
     groups.make([*needed(p), Round((tuple(range(lay.world)),))])

@@ -89,7 +89,6 @@ def test_each_host_has_its_own() -> None:
     assert two.host_share == 0
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(("gib", "written"), [(64, False), (2048, True), (None, True)])
 def test_the_run_file_waits_for_saves_where_a_host_has_no_room(tmp_path: Path, gib: int | None, written: bool) -> None:
     machine(tmp_path / "ours.toml", gib)

@@ -145,7 +145,7 @@ def train(at: Path, hub: Hub, *words: str, ranks: int = 0) -> list[subprocess.Co
     return [forks.penteract(["train", *words], place, folder=at)]
 
 
-@pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=pytest.mark.alone)])
+@pytest.mark.parametrize("ranks", [0, 2])
 def test_a_resumed_run_reads_the_rows_of_its_first_start(hub: Hub, tmp_path: Path, ranks: int) -> None:
     layout = [f"--parallel.dp={ranks}"] if ranks else []
     (first, *_) = train(tmp_path, hub, *SMALL, *layout, "--steps=2", ranks=ranks)

@@ -9,11 +9,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import logging
-
-logging.set_verbosity_error()
-logging.disable_progress_bar()
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 272, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -75,11 +70,20 @@ def exact() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+def transformers() -> Any:
+    """Loaded where it is used, as it takes a second, and every shard collects all tests; it says nothing of its own."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
 def built(family: str) -> Any:
     """A model in the default type, with random weights."""
     torch.manual_seed(FAMILIES.index(family))
-    config = AutoConfig.for_model(family, **CONFIGS[family])
-    model = AutoModelForCausalLM.from_config(config, **PLAIN).eval()
+    config = transformers().AutoConfig.for_model(family, **CONFIGS[family])
+    model = transformers().AutoModelForCausalLM.from_config(config, **PLAIN).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             weight.normal_(float("norm" in name or "ln_" in name) * (weight.dim() == 1), 0.3)
@@ -104,4 +108,4 @@ def save(folder: Path, family: str) -> torch.Tensor:
 
 def load(folder: Path, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     """A model as transformers loads it, and what it has to say about it."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True, **PLAIN)
+    return transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True, **PLAIN)

@@ -14,8 +14,6 @@ import forks
 from engine.hf import folders
 from penteract.cli import main
 
-pytestmark = pytest.mark.alone
-
 SMALL = (
     "--batch.sequence_length=32", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",
     "--training.sample_tokens=0", "--training.validation_every=0",

@@ -19,7 +19,6 @@ def check(pool: Pool, spec: RunSpec) -> None:
     assert not wrong, "\n".join([repr(spec.layout), *wrong])
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("number", range(2))  # drawn by the test: every shard collects all tests
 def test_a_rehearsal_is_the_run(pool: Pool, number: int) -> None:
     check(pool, drawn(2)[number])
