@@ -10,6 +10,8 @@ depend on how many processors a card has.
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 
@@ -17,6 +19,21 @@ from penteract.engine.kernels.kernel import Env, Tensors
 from penteract.engine.kernels.triton.norm import put_sum
 from penteract.ops.declarations.fusions import PARTS
 from penteract.ops.tape import Site
+
+
+@dataclass(frozen=True, slots=True)
+class NormForm:
+    """How the kernel is compiled.
+
+    elements  of a row that a thread has
+    stages    rows that are on their way at a time, through shared memory; 0: the next is read when one is done
+    """
+
+    elements: int = 16
+    stages: int = 0
+
+
+FORM = NormForm()  # the one that runs: benchmarks/norm_forms.py compares
 
 
 def fork_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -27,7 +44,7 @@ def fork_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
     width = x.shape[-1]
     _backward[(PARTS,)](
         x, scale, weights[0], g, other, gradient, parts, x.numel() // width, width,
-        STRIDE=PARTS, BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
+        STRIDE=PARTS, BLOCK=triton.next_power_of_2(width), STAGES=FORM.stages or None, num_warps=_warps(width),
     )  # fmt: skip
 
 
@@ -37,20 +54,21 @@ def fork_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: boo
 
 
 def _warps(width: int) -> int:
-    """So that a thread has sixteen elements of a row at most."""
-    return min(16, max(1, triton.next_power_of_2(width) // 512))
+    """So that a thread has so many elements of a row at most."""
+    return min(16, max(1, triton.next_power_of_2(width) // (32 * FORM.elements)))
 
 
 @triton.jit
 def _backward(
-    x, scale, weight, g, other, gradient, parts, rows, width, STRIDE: tl.constexpr, BLOCK: tl.constexpr
+    x, scale, weight, g, other, gradient, parts, rows, width, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, BLOCK)
     here = at < width
     w = tl.load(weight + at, here, other=0.0).to(tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     part = tl.program_id(0)
-    for row in range(part, rows, STRIDE):
+    for row in tl.range(part, rows, STRIDE, num_stages=STAGES):
         begin = tl.cast(row, tl.int64) * width
         s = tl.load(scale + row)
         normed = tl.load(x + begin + at, here, other=0.0).to(tl.float32) * s
