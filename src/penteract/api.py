@@ -129,13 +129,15 @@ def profile(
     return cast("ProfileFile", _last_json("profile", [*_words(run, preset, settings), *options]))
 
 
-def calibrate(out: str | Path | None = None, *, budget: float = 480.0) -> Cluster:
-    """Run `penteract calibrate` in a subprocess: measure a device of this machine; returns it as `plan` takes it.
+def calibrate(out: str | Path | None = None, *, budget: float = 480.0, ranks: int | None = None) -> Cluster:
+    """Run `penteract calibrate` in a subprocess: measure this machine; returns it as `plan` takes it.
 
     `out`: the hardware file to write, `.toml`; by default the one that `gpus="here"` means. `budget`: seconds; what the
-    file has already is not measured again. Raises PenteractError with the error of the command.
+    file has already is not measured again. `ranks`: between how many devices links are measured, by default all GPUs;
+    1: none. Raises PenteractError with the error of the command.
     """
     words = ["--budget", str(budget), *(["--out", str(out)] if out is not None else [])]
+    words += ["--ranks", str(ranks)] if ranks is not None else []
     _run("calibrate", words)
     return cluster(str(out) if out is not None else HERE)
 

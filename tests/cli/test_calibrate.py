@@ -78,7 +78,7 @@ def test_without_a_file_it_is_the_machines_own(tell: Tell, tmp_path: Path, monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measuring, "calibrate", lambda out, budget, said, links: measuring.Calibrated("x", 1, 0, 0))
     said = tell("calibrate", "--ranks", "1")
-    assert said.code == 0 and "a single device: there is no link to measure" in said.err
+    assert said.code == 0 and "one device: there is no link to measure" in said.err
     assert machine_file().read_text() == "x" and tmp_path in machine_file().parents
 
 

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,7 +51,7 @@ CPU, SIZES = torch.device("cpu"), (2**14, 2**12)
 
 
 def of_two(path: Path) -> LinkRows:
-    return LinkRows(path, Hosts(1, 2), CPU, SIZES)
+    return LinkRows(path, Hosts(1, 2), CPU, SIZES, rounds=2)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ def test_only_what_is_missing_is_measured_again(
         few.measure(1.0, said.append) == 0
         and LinkRows(few.path, Hosts(1, 1), CPU, SIZES).measure(60.0, said.append) == 0
     )
-    assert "left out" in said[0] and said[1] == "a single device: there is no link to measure"
+    assert "left out" in said[0] and said[1] == "one device: there is no link to measure"
     with pytest.raises(BadInput, match="not a number of devices here"):
         LinkRows.of(few.path, 0)
 
@@ -119,6 +120,7 @@ def test_a_check_measures_pairs_again(measured: LinkRows, tmp_path: Path, monkey
     rows = MeasuredRows(measuring.rows_path(file), {"device": "cpu"})
     rows.add((PAIR, 0, 1, SIZES[0]), 1e-3)
     rows.add((PAIR, 1, 0, SIZES[0]), 1e9)
+    monkeypatch.setattr(checking, "LinkRows", partial(LinkRows, rounds=2))
     monkeypatch.setattr(checking, "sizes_of", lambda device: SIZES)
     links = {(x.source, x.target): x for x in checking.check_links(file, CPU, 2)}
     assert {*links} == {(0, 1), (1, 0)}
@@ -164,6 +166,13 @@ def test_every_collective_over_every_group_and_every_pair_once() -> None:
         assert keys.index(("product_under_link", "all_gather", world, ON_GPU[0])) < before  # what a file needs is first
 
 
+def test_a_rank_without_memory_is_told_what_helps() -> None:
+    line = measure_links._without_memory("error[MEMORY]: out of memory · found 1 GiB · fix: a smaller micro-batch")
+    assert line == (
+        "error[MEMORY]: out of memory · found 1 GiB · fix: stop other programs on these devices, then run it again"
+    )
+
+
 def test_several_hosts_measure_inside_at_once_and_then_between(tmp_path: Path) -> None:
     hosts = Hosts(4, 2)
     found = hosts.workloads(ON_GPU, gpu=True)
@@ -196,7 +205,8 @@ def test_several_hosts_measure_inside_at_once_and_then_between(tmp_path: Path) -
         patch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
         (tmp_path / "a.toml").write_text(hardware_file(rows, torch.device("cuda"), {"date": "2026-11-25"}))
     here = cluster(str(tmp_path / "a.toml"))
-    assert (here.gpus, here.gpus_per_node) == (8, 2) and here.between is not None
+    assert (here.gpus, here.gpus_per_node) == (8, 2) and here.between is not None and here.curves is not None
+    assert dict(here.curves.memory)["h2d_all"] == pytest.approx(ON_GPU[0] / 100 / 1e3, rel=1e-4)
     rates = Rates.of(here, "bf16")
     for size, us in ((small, 121), (large, 5000)):
         assert rates.collective("send", GroupSpan(2, 2), size) == pytest.approx(1e-6 * us, rel=1e-3)
@@ -210,7 +220,13 @@ def test_ranks_of_a_launcher_measure_between_hosts(tmp_path: Path) -> None:
     """Two processes that each are all of a host."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "penteract", "calibrate", "--out", "here.toml", "--budget", "40"]
+    script = f"""
+import torch
+from pathlib import Path
+from penteract.measure.calibrate.links.measure_links import Hosts, LinkRows
+LinkRows(Path("here.rows.jsonl"), Hosts(2, 1), torch.device("cpu"), {SIZES}, launched=True, rounds=2).measure(60, print)
+"""
+    words = [sys.executable, "-c", script]
     place = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
              "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     started = [
@@ -219,6 +235,10 @@ def test_ranks_of_a_launcher_measure_between_hosts(tmp_path: Path) -> None:
     ]
     said = [process.communicate(timeout=120)[1].decode() for process in started]
     assert [process.returncode for process in started] == [0, 0], said
+    rows = MeasuredRows.any_machine(tmp_path / "here.rows.jsonl")
+    assert {*rows.rows} == {key for w in Hosts(2, 1).workloads(SIZES, gpu=False) for key, _ in w.rows}
+    rows.rows |= {w.key: 100.0 for w in workloads(CPU)}
+    (tmp_path / "here.toml").write_text(hardware_file(rows, CPU, {"date": "2026-11-25"}))
     here = cluster(str(tmp_path / "here.toml"))
     assert (here.gpus, here.gpus_per_node) == (2, 1) and here.between is not None and here.between.name == "measured"
     assert here.between.gb_per_second > 0 and "on 2 hosts" in here.between.source

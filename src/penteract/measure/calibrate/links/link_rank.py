@@ -28,7 +28,6 @@ from penteract.measure.calibrate.links.link_operations import LinkOperation, Lin
 from penteract.measure.calibrate.links.link_workloads import Hosts, LinkWorkload
 from penteract.measure.calibrate.measured_rows import Key, MeasuredRows
 
-ROUNDS = 5
 LIMITS = Limits(join=120, compile=60, step=60)  # seconds without progress: a calibration is short
 Times = list[float] | None  # of each round; None of a rank that took no part
 
@@ -42,14 +41,15 @@ class LinkMeasurement:
     operations: LinkOperations
     clock: LinkClock
     times: dict[Key, float | None]
+    rounds: int
 
     @staticmethod
-    def of(rank: Rank, hosts: Hosts, rows: MeasuredRows | None) -> LinkMeasurement:
+    def of(rank: Rank, hosts: Hosts, rows: MeasuredRows | None, rounds: int) -> LinkMeasurement:
         """`rows`: of rank 0, None on others."""
         mine = [[*key, us] for key, us in rows.rows.items()] if rows is not None else []
         shared: list[list[str | int]] = json.loads(rank.broadcast(json.dumps(mine)))
         times: dict[Key, float | None] = {tuple(row[:-1]): row[-1] for row in shared}  # type: ignore[misc]
-        return LinkMeasurement(rank, hosts, LinkOperations.of(rank, hosts), link_clock(rank.device), times)
+        return LinkMeasurement(rank, hosts, LinkOperations.of(rank, hosts), link_clock(rank.device), times, rounds)
 
     def missing(self, every: Sequence[LinkWorkload]) -> list[LinkWorkload]:
         """The workloads of which a row is missing."""
@@ -73,7 +73,7 @@ class LinkMeasurement:
         if op is not None:
             op()  # connects what is not connected yet
         found = list[float]()
-        for _ in range(ROUNDS):
+        for _ in range(self.rounds):
             self.clock.settle()
             self.rank.barrier()
             if once is not None:
@@ -97,51 +97,55 @@ class LinkMeasurement:
                 return lambda: clock.contended(op, alone, product)
 
 
-def measure_all(
-    rank: Rank, each: int, rows: MeasuredRows | None, sizes: Sequence[int], seconds: float, *, pairs_only: bool
-) -> None:  # fmt: skip
-    """Measure what has no row yet, for about `seconds`. `each`: ranks of a host. `rows`: of rank 0, which writes them
-    and decides; None on others."""
+@dataclass(frozen=True, slots=True)
+class LinkWork:
+    """What ranks are to measure: what has no row yet in the file `rows` of the machine `about`, for about `seconds`,
+    each `rounds` times. `folder`: where they leave how they failed."""
+
+    folder: Path
+    rows: Path
+    about: dict[str, str]
+    device: str
+    seconds: float
+    sizes: Sequence[int]
+    rounds: int
+    pairs: bool = False
+
+
+def joined(work: LinkWork, listener: int | None = None) -> None:
+    """Be one of the ranks that a launcher, such as torchrun, has started. Raises PenteractError."""
+    stopping = Stopping.of_process()
+    torch.set_grad_enabled(False)
+    each = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ["WORLD_SIZE"])
+    facts = {"ranks of a host": str(each)}  # as equal as versions
+    rank = join(os.environ, work.device, facts, LIMITS, listener, take_key(os.environ))
+    with watched(rank, work.folder, stopping, launcher_reports=True):
+        stopping.enter(Phase.WORKING, str(work.folder))
+        rank.progress.enter("compile")
+        measure_all(work, rank, each)
+    rank.leave()
+
+
+def measure_all(work: LinkWork, rank: Rank, each: int) -> None:
+    """Measure on this rank. Rank 0 writes the rows, and decides when time is over. `each`: ranks of a host."""
+    rows = None if rank.number else MeasuredRows.of(work.rows, work.about)
     begun, hosts = time.monotonic(), Hosts(rank.world // each, each)
-    here = LinkMeasurement.of(rank, hosts, rows)
-    every = hosts.pairs(sizes[0]) if pairs_only else hosts.workloads(sizes, gpu=rank.device.type == "cuda")
-    todo = here.missing(every)
+    here = LinkMeasurement.of(rank, hosts, rows, work.rounds)
+    gpu = rank.device.type == "cuda"
+    todo = here.missing(hosts.pairs(work.sizes[0]) if work.pairs else hosts.workloads(work.sizes, gpu=gpu))
     for i, workload in enumerate(todo):
         spent = rank.gather(time.monotonic() - begun)[0]
-        if spent > seconds:
+        if spent > work.seconds:
             return
         if rows is not None and not i % 10:
-            left = min(seconds - spent, spent / i * (len(todo) - i)) if i else seconds
+            left = min(work.seconds - spent, spent / i * (len(todo) - i)) if i else work.seconds
             name = " ".join(map(str, workload.rows[0][0]))
-            print(
-                f"links {i}/{len(todo)} · {name} · {spent:.0f} s, about {left:.0f} s left", file=sys.stderr, flush=True
-            )
+            line = f"links {i}/{len(todo)} · {name} · {spent:.0f} s, about {left:.0f} s left"
+            print(line, file=sys.stderr, flush=True)
         for key, us, spread in here.measure(workload):
             if rows is not None:
                 rows.add(key, us, spread)
         rank.progress.did(workload.kind)
-
-
-def join_all(device: str, listener: int | None = None) -> tuple[Rank, int]:
-    """(this rank among those that a launcher started, ranks of a host). Raises BadInput where hosts differ."""
-    torch.set_grad_enabled(False)
-    each = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ["WORLD_SIZE"])
-    facts = {"ranks of a host": str(each)}
-    return join(os.environ, device, facts, LIMITS, listener, take_key(os.environ)), each
-
-
-def joined(
-    folder: Path, path: Path, about: dict[str, str], device: str, sizes: Sequence[int], seconds: float
-) -> None:  # fmt: skip
-    """Measure as a rank that a launcher such as torchrun started. Raises PenteractError."""
-    stopping = Stopping.of_process()
-    rank, each = join_all(device)
-    with watched(rank, folder, stopping, launcher_reports=True):
-        stopping.enter(Phase.WORKING, str(folder))
-        rank.progress.enter("compile")
-        rows = None if rank.number else MeasuredRows.of(path, about)
-        measure_all(rank, each, rows, sizes, seconds, pairs_only=False)
-    rank.leave()
 
 
 def main(argv: list[str]) -> int:
@@ -153,25 +157,21 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--device", required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")], required=True)
+    parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--pairs", action="store_true")
     parser.add_argument("--store-fd", type=int)
-    args = parser.parse_args(argv)
-    number = int(os.environ.get("RANK", "0"))
-    with Stopping.of_process() as stopping, never_fails():
+    given = vars(parser.parse_args(argv))
+    listener, number = given.pop("store_fd"), int(os.environ.get("RANK", "0"))
+    work = LinkWork(**given)
+    with Stopping.of_process(), never_fails():
         try:
-            rank, each = join_all(args.device, args.store_fd)
-            with watched(rank, args.folder, stopping, launcher_reports=True):
-                stopping.enter(Phase.WORKING, str(args.folder))
-                rank.progress.enter("compile")
-                rows = None if rank.number else MeasuredRows.of(args.rows, args.about)
-                measure_all(rank, each, rows, args.sizes, args.seconds, pairs_only=args.pairs)
-            rank.leave()
+            joined(work, listener)
         except Exception as e:
             error = from_exception(e)
             if number:  # into its log
                 traceback.print_exc()
-            if not rundir.errors(args.folder):  # it failed before it was watched
-                rundir.append_error(args.folder, rundir.error_row(error, number, e))
+            if not rundir.errors(work.folder):  # it failed before it was watched
+                rundir.append_error(work.folder, rundir.error_row(error, number, e))
             return error.exit_code
     return 0
 

@@ -32,13 +32,14 @@ def sizes_of(device: torch.device) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class LinkRows:
     """The rows of links between devices of a kind, in the file `path`. `launched`: a launcher such as torchrun has
-    started the ranks, and this process is one."""
+    started the ranks, and this process is one. `rounds`: how often each is timed."""
 
     path: Path
     hosts: Hosts
     device: torch.device
     sizes: tuple[int, ...]
     launched: bool = False
+    rounds: int = 5
 
     @staticmethod
     def of(path: Path, ranks: int | None, world: int | None = None) -> LinkRows:
@@ -75,12 +76,15 @@ class LinkRows:
         """Measure what has no row yet, for about `seconds` once the ranks are there. Returns the exit code of the rank
         that failed first, whose error is printed; logs then stay beside the file. Ranks of a launcher raise theirs."""
         if self.ranks == 1:
-            say("a single device: there is no link to measure")
+            say("one device: there is no link to measure")
             return 0
         about = versions(self.device)
         if self.launched:
             rank = import_module(_RANK)  # here: it imports this module's neighbours, and torch.distributed
-            rank.joined(_made(self.folder), self.path, about, self.device.type, self.sizes, seconds)
+            work = rank.LinkWork(
+                _made(self.folder), self.path, about, self.device.type, seconds, self.sizes, self.rounds
+            )
+            rank.joined(work)
             return 0
         there = MeasuredRows.of(self.path, about).rows
         if all(key in there for key in self.keys):
@@ -95,9 +99,11 @@ def start_ranks(links: LinkRows, about: Mapping[str, str], seconds: float, *, pa
     """Start ranks on this host that measure all that has no row, or pairs of devices alone; returns the exit code.
     `about`: the machine, as the rows say it."""
     words = [f"--rows={links.path}", f"--about={json.dumps(about)}", f"--device={links.device.type}"]
-    words += [f"--seconds={seconds}", f"--sizes={','.join(map(str, links.sizes))}", *["--pairs"] * pairs_only]
+    words += [f"--seconds={seconds}", f"--sizes={','.join(map(str, links.sizes))}"]
+    words += [f"--rounds={links.rounds}", *["--pairs"] * pairs_only]
     folder = _made(links.folder)
-    code = launch(links.ranks, ["-m", _RANK, str(folder), *words], folder, os.environ, again=_AGAIN)
+    command = ["-m", _RANK, str(folder), *words]
+    code = launch(links.ranks, command, folder, os.environ, _without_memory, again=_AGAIN)
     if not code:
         shutil.rmtree(folder, ignore_errors=True)
     return code
@@ -111,3 +117,8 @@ def _made(folder: Path) -> Path:
     except OSError as error:
         raise DiskFailure("DISK", f"cannot be made: {error.strerror}", where=str(folder)) from None
     return folder
+
+
+def _without_memory(line: str) -> str:
+    """The error of a rank that had no memory left: there is no layout to change."""
+    return f"{line.partition(' · fix: ')[0]} · fix: stop other programs on these devices, then run it again"
