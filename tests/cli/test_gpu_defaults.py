@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,38 +41,25 @@ def test_a_gpu_gets_the_fastest_kernels_and_the_largest_micro_batch_that_fits() 
     assert small.run.layout.micro_batch_size < lay.micro_batch_size
 
 
-def test_saves_in_the_background_wait_until_a_gpu_has_run_them() -> None:
-    assert resolve(None, "llama-3.2-1b").run.checkpoint.asynchronous
+def test_saves_in_the_background_are_the_default() -> None:
     made, line = settled(H200)
-    assert not made.run.checkpoint.asynchronous and "asynchronous false" in line
-    assert settled(H200, "--checkpoint.asynchronous=true")[0].run.checkpoint.asynchronous
+    assert made.run.checkpoint.asynchronous and "asynchronous" not in line
+    assert not settled(H200, "--checkpoint.asynchronous=false")[0].run.checkpoint.asynchronous
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_also_those_of_a_run_file_in_which_nobody_decided_it(tmp_path: Path, resumed: bool) -> None:
+def test_a_file_in_which_nobody_decided_it_leaves_it_to_the_host(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-
-    def again(more: list[str]) -> Resolved:
-        return resolve(file, None, [*more, "checkpoint.every=10"])
-
-    def background(*words: str) -> bool:
-        """Whether a GPU has them that trains what a run with these words left."""
+    for words, is_open in (((), True), (("checkpoint.asynchronous=true",), False)):
         file.write_text(to_toml(resolve(None, "tiny", [*words])))
-        assert again([]).run.saves_in_background is ("checkpoint.asynchronous=false" not in words)
-        return settle_defaults(again([]), H200, again, resumed=resumed)[0].run.saves_in_background
-
-    assert not background()
-    assert background("checkpoint.asynchronous=true")
-    assert not background("checkpoint.asynchronous=false")
+        found = resolve(file, None)
+        assert found.run.checkpoint.asynchronous and found.is_open("checkpoint.asynchronous") is is_open
 
 
 def test_a_resumed_run_keeps_what_its_file_says(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(to_toml(resolve(None, "tiny")))
     before = resolve(file, None)
-    made, line = settle_defaults(before, H200, lambda more: resolve(file, None, more), resumed=True)
-    assert made.run == replace(before.run, checkpoint=replace(before.run.checkpoint, asynchronous=False))
-    assert line.endswith("free: asynchronous false")
+    assert settle_defaults(before, H200, lambda more: resolve(file, None, more), resumed=True) == (before, "")
 
 
 def test_gate_and_up_are_one_op_with_swiglu_where_the_package_is_there() -> None:
@@ -112,7 +98,7 @@ def test_what_is_said_is_kept() -> None:
     lay = made.run.layout
     assert (lay.attention, lay.fuse, lay.micro_batch_size) == ("reference", (), 2)
     assert made.run.precision.dtype == "fp32"
-    assert line == "Chosen for H200 with 140.00 GiB free: asynchronous false, elementwise triton"
+    assert line == "Chosen for H200 with 140.00 GiB free: elementwise triton"
 
 
 def test_an_old_card_computes_as_before() -> None:

@@ -9,8 +9,12 @@ import pytest
 import torch
 
 from faults.test_saved_state import session
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.resolve.write_run_file import to_toml
+from penteract.config.run import RunPrediction
 from penteract.engine.device import host_memory
 from penteract.engine.rank.rank import Rank
+from penteract.engine.runtime import start
 from penteract.engine.session.background import opening
 from penteract.errors import BadInput
 
@@ -25,6 +29,30 @@ def test_the_ranks_of_a_host_are_counted_together(monkeypatch: pytest.MonkeyPatc
     assert (failed.value.where, failed.value.exit_code) == ("one", 2)
     rows[1][1] = 40
     opening.refuse_too_large(ONE, 60)
+
+
+@pytest.mark.parametrize("free", [300, 199, 99])
+def test_copies_without_room_are_left_out_if_nobody_asked_for_them(
+    free: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host_memory, "available", lambda: free)
+    predicted = RunPrediction(allocated_bytes=100, snapshot_bytes=100)
+    words = ["precision.device=cpu", "training.steps=20", "checkpoint.every=5"]
+    nobody, asked = resolve(None, "tiny", words), resolve(None, "tiny", [*words, "checkpoint.asynchronous=true"])
+    if free < 100:
+        for resolved in (nobody, asked):
+            with pytest.raises(BadInput, match="do not fit this host's free memory"):
+                start._with_room(resolved, predicted, quiet=False)
+        return
+    made = start._with_room(nobody, predicted, quiet=False)
+    said = capsys.readouterr().out
+    if free == 300:
+        assert made is nobody and start._with_room(asked, predicted, quiet=False) is asked and not said
+        return
+    assert not made.run.checkpoint.asynchronous and said.startswith("Each save is waited for: copies of 100 B")
+    assert "asynchronous = false" in to_toml(made)
+    with pytest.raises(BadInput, match="copies of what they save do not fit"):
+        start._with_room(asked, predicted, quiet=False)
 
 
 def test_a_run_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from penteract.config.hardware import Cluster, Gpu, reference
 from penteract.config.layout import FUSIONS, Layout
 from penteract.config.resolve.resolved_run import Resolved
-from penteract.config.resolve.write_run_file import OF_THE_DEVICE
 from penteract.config.rules.expert_kernels import fastest_experts
 from penteract.config.rules.kernel_limits import (
     FA4,
@@ -81,19 +80,16 @@ def settle_defaults(
     resolved: Resolved, card: Card | None, again: Again, *, resumed: bool = False
 ) -> tuple[Resolved, str]:
     """The run with what nobody decided chosen for a card, and a line that says so; "" where nothing was open. A run
-    that is `resumed` has its kernels in its file; how it saves is a matter of the machine that goes on with it."""
-    if card is None:
+    that is `resumed` has its kernels in its file."""
+    if card is None or resumed:
         return resolved, ""
     words, made = list[str](), resolved
-    # Saves in the background have not been run on a GPU yet.
-    words += [f"{key}=false" for key in OF_THE_DEVICE if _open(resolved, key)]
-    if not resumed and _open(resolved, "precision.dtype") and card.capability >= BF16:
+    if resolved.is_open("precision.dtype") and card.capability >= BF16:
         words.append("precision.dtype=bf16")
         made = again(words)
-    if not resumed:
-        words += [f"{key}={value}" for key, value in _kernels(made, card) if _open(resolved, key)]
+    words += [f"{key}={value}" for key, value in _kernels(made, card) if resolved.is_open(key)]
     made = again(words) if words else resolved
-    if not resumed and resolved.origins["batch.micro_batch_size"].startswith("derived"):
+    if resolved.origins["batch.micro_batch_size"].startswith("derived"):
         made, size = _largest(made, card, lambda more: again([*words, *more]))
         words += size
     if not words:
@@ -102,10 +98,6 @@ def settle_defaults(
     chosen = ", ".join(word.partition(".")[2].replace("=", " ") for word in words)
     line = f"Chosen for {card.name} with {show_bytes(card.free)} free: {chosen}"
     return Resolved(run=made.run, origins=origins, budget=made.budget), line
-
-
-def _open(resolved: Resolved, key: str) -> bool:
-    return resolved.origins.get(key, "default") == "default"
 
 
 def _kernels(resolved: Resolved, card: Card) -> Iterator[tuple[str, str]]:

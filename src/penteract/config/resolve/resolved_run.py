@@ -49,6 +49,10 @@ class Resolved:
         None  # solved later, with prices; until then the layout recomputes the ops of `memory.chosen`, or none
     )
 
+    def is_open(self, key: str) -> bool:
+        """Whether nobody decided a key."""
+        return self.origins.get(key, "default") == "default"
+
 
 def resolve(
     toml_path: str | Path | None = None,

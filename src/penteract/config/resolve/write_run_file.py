@@ -20,8 +20,8 @@ _HEAD = """\
 #   penteract train {name}
 """
 
-# A default that is another on GPUs: where nobody decided it, a file leaves it to the machine that trains it.
-OF_THE_DEVICE = ("checkpoint.asynchronous",)
+# A default that is another where a host has no room: where nobody decided it, a file leaves it to the host that trains.
+OF_THE_HOST = ("checkpoint.asynchronous",)
 
 _TEMPLATE_HEAD = """\
 # A run of penteract.  penteract train {name}
@@ -53,8 +53,8 @@ def to_toml(resolved: Resolved, name: str = "run.toml", *, planned: bool = False
 def _row(key: str, text: str, origins: Mapping[str, str]) -> tuple[str, str]:
     """What a file says of a key, and the comment."""
     setting, comment = f"{key.rpartition('.')[2]} = {text}", _comment(origins.get(key, ""))
-    if key in OF_THE_DEVICE and comment == "default":
-        return f"# {setting}", "default, but not on GPUs"
+    if key in OF_THE_HOST and comment == "default":
+        return f"# {setting}", "default, where a host has room for copies of what is saved"
     return setting, comment
 
 

@@ -59,7 +59,7 @@ def train(  # noqa: PLR0913 (options of the command line)
     if launched:
         worker = import_module("penteract.engine.runtime.worker")
         return worker.joined(lambda: _lease_run(resolved, resume, init, into), resolved.run, words, generation)
-    _check_memory(resolved, prediction)
+    resolved = _with_room(resolved, prediction, quiet=json)
     folder, run_lease, _ = _lease_run(resolved, resume, init, into)
     command = ["-m", "penteract.engine.runtime.worker", str(folder), f"--epoch={run_lease.epoch}", *words]
     try:
@@ -78,17 +78,25 @@ def _check_ranks(resolved: Resolved) -> None:
                        fix="start them with torchrun on more hosts, or lower the degrees")  # fmt: skip
 
 
-def _check_memory(resolved: Resolved, predicted: RunPrediction) -> None:
-    """Raise BadInput if the ranks will need more of this host's memory than is free: on CPUs all that they allocate,
-    and for saves in the background a copy of what they save."""
+def _with_room(resolved: Resolved, predicted: RunPrediction, *, quiet: bool) -> Resolved:
+    """The run, which waits for its saves if nobody decided that and this host has no room for copies of what they save;
+    a line says so, unless `quiet`. Raises BadInput if the ranks will need more of its memory than is free: on CPUs all
+    that they allocate, and for saves in the background a copy of what they save."""
     world, free = resolved.run.layout.world, host_memory.available()
     allocated, copied = 0 if _gpus(resolved) else predicted.allocated_bytes, predicted.snapshot_bytes
     if free is None or (allocated + copied) * world <= free:
-        return
+        return resolved
     if allocated * world > free:
         raise BadInput("MEMORY", f"{world} ranks of {show_bytes(allocated)} do not fit this host's free memory",
                        found=show_bytes(allocated * world), allowed=show_bytes(free),
                        fix="a smaller model or micro-batch; penteract.estimate shows what a layout takes")  # fmt: skip
+    if resolved.is_open("checkpoint.asynchronous"):
+        why = f"copies of {show_bytes(copied * world)} do not fit this host's free memory, {show_bytes(free)}"
+        if not quiet:
+            print(f"Each save is waited for: {why}", flush=True)
+        waits = replace(resolved.run, checkpoint=replace(resolved.run.checkpoint, asynchronous=False))
+        origins = dict(resolved.origins) | {"checkpoint.asynchronous": f"derived: {why}"}
+        return Resolved(run=waits, origins=origins, budget=resolved.budget)
     raise BadInput("MEMORY", f"{world} ranks and copies of what they save do not fit this host's free memory",
                    found=f"{show_bytes(allocated * world)} and {show_bytes(copied * world)}",
                    allowed=show_bytes(free), fix="--checkpoint.asynchronous false")  # fmt: skip
