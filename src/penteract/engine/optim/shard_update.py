@@ -70,8 +70,10 @@ class Update:
         numbers = (1 - self.spec.betas[1], self.spec.epsilon)
         if not (flat.scales or flat.parameter_slices):
             state = flat.moments["mean"], flat.moments["square"], flat.master, parameter
-            about = {"decay": flat.bucket.decay, "rows": flat.clear_rows}
-            adamw.update(flat.own_gradient, *state, factors.good, nonfinite, numbers, **about)
+            adamw.update(
+                flat.own_gradient, *state, factors.good, nonfinite, numbers,
+                decay=flat.bucket.decay, rows=flat.clear_rows,
+            )  # fmt: skip
             return
         slices = self._table(flat.parameter_slices, n, flat.master.device) if flat.parameter_slices else None
         grain = gcd(n, 16)  # elements: lets the compiler use loads of 16 bytes
