@@ -117,9 +117,10 @@ class Cases:
 def trained(run: RunSpec, rank: Rank, limit: int | str) -> dict[str, Any]:
     """Three steps under a limit: their losses and the memory that they took, or why they ended."""
     cuda = rank.device.type == "cuda"
-    if cuda and isinstance(limit, int):
-        torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
+    if cuda:
         torch.cuda.reset_peak_memory_stats()
+        if isinstance(limit, int):
+            torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
     samples = RandomSamples(run.model.vocab_size, run.sequence_length, 0)
     try:
         trainer = Trainer.build(run, rank)

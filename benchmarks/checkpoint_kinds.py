@@ -151,15 +151,16 @@ class Later:
         cuda, size = run.session.rank.device.type == "cuda", sum(x.nbytes for x in state.values())
         # Its process gets the state through /dev/shm, which a container may not have; then a thread writes.
         self._shared = shutil.disk_usage("/dev/shm").free > 1.1 * size
-        self._stager = DefaultStager(
-            StagingOptions(cuda, self._shared, use_async_staging=True, use_non_blocking_copy=cuda)
-        )
+        self._options = StagingOptions(cuda, self._shared, use_async_staging=True, use_non_blocking_copy=cuda)
+        self._stager: DefaultStager | None = None
         self.staging = ("pinned, " if cuda else "") + "asynchronous, " + ("process" if self._shared else "thread")
         self._ours = run.session.trainer.run.before_update
         run.session.trainer.run.before_update = self._before_update
 
     def begin(self, at: Path) -> None:
         kind = AsyncCheckpointerType.PROCESS if self._shared else AsyncCheckpointerType.THREAD
+        self.close()
+        self._stager = DefaultStager(self._options)  # torch 2.11's fails at its second save (pytorch issue 183413)
         made: Any = dcp.async_save(
             self._state, storage_writer=dcp.FileSystemWriter(at, thread_count=THREADS), async_stager=self._stager,
             async_checkpointer_type=kind,
@@ -173,7 +174,8 @@ class Later:
         return not self._saved.done()
 
     def close(self) -> None:
-        self._stager.close()
+        if self._stager is not None:
+            self._stager.close()
 
     def _before_update(self, bucket: int) -> None:
         if self._staged is not Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 from sections.beside_peers import against_torchtitan, against_torchtitan_elsewhere, other_trainers
-from sections.fitting import large_model, memory_options, playbook_figures, without_memory
+from sections.fitting import at_the_limit, large_model, memory_options, playbook_figures, without_memory
 from sections.kernels import (
     attention,
     captured_step,
@@ -29,6 +29,7 @@ from sections.planning import explore_page, planner_speed, rehearsals
 from sections.runs import (
     background_saves,
     drawn_faults,
+    gpu_checkpoints,
     hosts_and_long_runs,
     parity,
     precision_recipes,
@@ -60,8 +61,8 @@ NOT_MEASURED = """\
   GPUs there are only the short runs above of Muon and of gathered FP8 weights, and matrix products of experts in FP8.
 - **Latent attention and weights from Hugging Face on GPUs.** Tests on CPUs compare them with plain torch and transformers.
 - **macOS and Windows.** Nothing has been run there."""
-SECTIONS = (against_torchtitan, against_torchtitan_elsewhere, profile_of_a_step, drawn_sweeps, without_memory, playbook_figures, triton_kernels, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
-            optimizer_update, update_forms, loss_forms, captured_step, parity, drawn_faults, wide_draws, hosts_and_long_runs, background_saves, training_runs, precision_recipes, other_trainers, planner_speed,
+SECTIONS = (against_torchtitan, against_torchtitan_elsewhere, profile_of_a_step, drawn_sweeps, without_memory, at_the_limit, playbook_figures, triton_kernels, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
+            optimizer_update, update_forms, loss_forms, captured_step, parity, drawn_faults, wide_draws, hosts_and_long_runs, background_saves, gpu_checkpoints, training_runs, precision_recipes, other_trainers, planner_speed,
             rehearsals, explore_page, rates)  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+from drawn_shapes import read_cases
 from sections.page_parts import Record, origin, percent, record, table
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -143,13 +144,13 @@ def section(name: str, rows: dict[str, Record], ceilings: Record) -> str:
         line.cells(before[line.name].ms if line.name in before else 0.0 if plain else None) for line in own.values()
     ]
     kernels, planned = sum(line.ms for line in own.values()), sum(line.planned_ms for line in own.values())
-    floor = sum(line.floor_ms for line in own.values())
+    share = of_the_ceiling(row, card)
     low, high = row["spread_ms"]
     said = f"The step takes {row['step_ms']:.1f} ms ({low:.1f}–{high:.1f}), in {row['kernels']:,} kernels;"
     said += f" planned are {planned:.1f} ms. In the profiled step the GPU was idle for {row['idle_ms']:.2f} ms"
     said += f" ({percent(row['idle_ms'] / row['profiled_ms'])}), and kernels ran for {kernels:.1f} ms."
-    if not any(line.fp8 for line in own.values()):
-        said += f" At the card's ceilings they would need {floor:.1f} ms ({percent(floor / kernels)})."
+    if share is not None:
+        said += f" At the card's ceilings they would need {share * kernels:.1f} ms ({percent(share)})."
     if plain:
         said += f" Plain PyTorch: {plain['step_ms']:.1f} ms, in {plain['kernels']:,} kernels, idle for"
         said += f" {plain['idle_ms']:.0f} ms of the profiled step."
@@ -157,6 +158,35 @@ def section(name: str, rows: dict[str, Record], ceilings: Record) -> str:
         said += f" {'All but plain' if plain else 'This'} is of commit `{row['commit']}`, {row['date']}, on"
         said += f" {at_best(card)}."
     return f"## {CASES[name]}\n\n{textwrap.fill(said, 120)}\n\n{table(' | '.join(columns), cells)}"
+
+
+def of_the_ceiling(row: Record, ceilings: Record) -> float | None:
+    """The time that the kernels of a case would need at the card's ceilings, over theirs; None in FP8."""
+    own = lines(row, ceilings).values()
+    if any(line.fp8 for line in own):
+        return None
+    return sum(line.floor_ms for line in own) / sum(line.ms for line in own)
+
+
+def drawn_shapes(shares: Sequence[float]) -> str:
+    """The section of shapes that were drawn. `shares`: of the ceiling, of the cases above."""
+    found, drawn = record("step_kernels_drawn_h200"), read_cases()
+    asked = 0.95 * sum(shares) / len(shares)
+    rows = list[tuple[str, ...]]()
+    for row in found["rows"]:
+        case, share = drawn[row["case"]], of_the_ceiling(row, found["ceilings"])
+        changes = case.changes
+        shape = f"{changes['hidden_size']:,} wide, {changes['layers']} layers, heads of {changes['head_size']}"
+        planned = sum(line.planned_ms for line in lines(row, found["ceilings"]).values())
+        rows.append((shape, f"{case.micro_batch_size} of {case.sequence_length:,}", f"{row['step_ms']:.1f}",
+                     f"{planned:.1f}", percent(share or 0.0)))  # fmt: skip
+    said = (
+        f"`benchmarks/drawn_shapes.py` drew six shapes by a seed. Each should reach {percent(asked)} of the ceiling,"
+        f" 0.95 of what the cases above do on average. Falls short: {len(drawn) - len(rows)} of the six were not run."
+    )
+    return f"## Shapes that nothing was tuned for\n\n{textwrap.fill(said, 120)}\n\n" + table(
+        "shape | sequences, tokens | step, ms | planned, ms | of the ceiling", rows
+    )
 
 
 def at_best(card: Record) -> str:
@@ -184,8 +214,16 @@ def page() -> str:
     rows = {row["case"]: row for row in found["rows"]}
     top = found["ceilings"]
     told = f"Where nothing else is said, {at_best(top)}."
-    records = ["step_kernels_h200.json", "update_forms_h200.json", "loss_forms_h200.json", "sustained_fa4_h200.json"]
+    records = [
+        "step_kernels_h200.json",
+        "step_kernels_drawn_h200.json",
+        "update_forms_h200.json",
+        "loss_forms_h200.json",
+        "sustained_fa4_h200.json",
+    ]
     sections = [section(name, rows, top) for name in CASES if name in rows]
+    shares = [of_the_ceiling(rows[name], rows[name].get("ceilings", top)) for name in CASES if name in rows]
+    sections.append(drawn_shapes([share for share in shares if share is not None]))
     listed = "\n".join(f"- {origin(file)}" for file in records)
     return "\n\n".join([INTRODUCTION, told, *sections, KEPT, "\n".join(choices()), f"Records:\n\n{listed}"]) + "\n"
 

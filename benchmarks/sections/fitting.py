@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from sections.page_parts import CASES, Record, ms, planned_ms, record, section, table
+from sections.page_parts import CASES, Record, ms, percent, planned_ms, record, section, table
 
 
 def _options(name: str) -> str:
@@ -78,6 +78,35 @@ Falls short: of five ways to run out of memory three were tried. A sequence of 2
 validation part was shorter, and an 8B without ZeRO fits two H200s.""",
         table("try | device | exit code | first change | memory then", rows),
         records=["out_of_memory.json"],
+    )
+
+
+def at_the_limit() -> str:
+    found = record("at_the_limit_h200")
+    kinds: dict[str, list[Record]] = {"under a limit of its own": [], "the whole card": []}
+    for row in found["rows"]:
+        kinds["the whole card" if isinstance(row["limit"], str) else "under a limit of its own"].append(row)
+    rows = []
+    for name, cases in kinds.items():
+        shares = [row["share_of_usable"] for row in cases]
+        beside = [(row["measured_reserved"] - row["reserved"]) / 2**20 for row in cases if row.get("measured_reserved")]
+        sizes = [row["allocated"] / 2**30 for row in cases]
+        rows.append((name, f"{min(sizes):.1f}–{max(sizes):.1f}", f"{percent(min(shares))}–{percent(max(shares))}",
+                     f"{sum(row['trained'] for row in cases)} of {len(cases)}", f"{min(beside):+.0f} to {max(beside):+.0f}"))  # fmt: skip
+    before = found["before"]
+    return section(
+        "Layouts at the limit",
+        f"""\
+Layouts that are predicted to take 95 to 100 % of the memory that tensors may have, drawn by a seed, on an H200: small
+models under limits of their own, and models for which the whole card is just enough. Three steps have to end with a finite
+loss. All do. The first time only {before["trained"]} of {before["cases"]} did: where a run begins, {before["why"]}, which takes more memory than
+a step of a small model; now they are converted in parts.
+
+Falls short: not run are {found["not_run"]}.""",
+        table(
+            "limit | predicted allocated, GiB | of what tensors may take | trained | reserved over predicted, MiB", rows
+        ),
+        records=["at_the_limit_h200.json"],
     )
 
 

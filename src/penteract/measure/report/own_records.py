@@ -234,5 +234,7 @@ READERS: Mapping[str, Callable[[Replanner, str, Record], Iterator[AccuracyRow]]]
     "beside_torchtitan_h100": _beside,
     "beside_torchtitan_two": _beside,
     "bench_one_card_h200": _swept,
+    "bench_one_card_again_h200": _swept,
     "bench_two_cards_h200": _swept,
+    "bench_two_experts_h200": _swept,
 }
