@@ -63,6 +63,7 @@ class Links:
         (("--check", "here"), "this machine was not measured"),
         (("--check", "8xH200"), "*.toml, or here"),
         (("--check", "a.toml", "--out", "b.toml"), "a check writes no file"),
+        (("--check", "a.toml", "--ranks", "2"), "a check looks at all devices"),
     ],
 )
 def test_what_cannot_be_is_refused(

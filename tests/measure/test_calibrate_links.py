@@ -112,6 +112,10 @@ def test_only_what_is_missing_is_measured_again(
     assert "left out" in said[0] and said[1] == "one device: there is no link to measure"
     with pytest.raises(BadInput, match="not a number of devices here"):
         LinkRows.of(few.path, 0)
+    with pytest.raises(BadInput, match="a launcher has started the ranks"):
+        LinkRows.of(few.path, 2, world=8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert LinkRows.of(few.path, None, world=8).hosts == Hosts(2, 4)
 
 
 @pytest.mark.alone
@@ -132,19 +136,23 @@ def test_a_check_measures_pairs_again(measured: LinkRows, tmp_path: Path, monkey
 
 
 @pytest.mark.alone
-def test_a_rank_that_dies_ends_it_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rank", "sent", "text"), [(1, signal.SIGKILL, "rank 1"), (None, signal.SIGTERM, "STOPPED")])
+def test_a_rank_that_dies_or_a_request_ends_it_in_one_line(
+    tmp_path: Path, rank: int | None, sent: signal.Signals, text: str
+) -> None:
     words = ["-m", "penteract", "calibrate", "--out", "here.toml", "--budget", "300"]
     with subprocess.Popen([sys.executable, *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("links 0/")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        second = next(p for p in children if b"\0RANK=1\0" in Path(f"/proc/{p}/environ").read_bytes())
-        os.kill(int(second), signal.SIGKILL)
+        at = process.pid
+        if rank is not None:
+            children = Path(f"/proc/{at}/task/{at}/children").read_text().split()
+            at = next(int(p) for p in children if b"\0RANK=1\0" in Path(f"/proc/{p}/environ").read_bytes())
+        os.kill(at, sent)
         rest = process.stderr.read().splitlines()
     errors = [line for line in rest if not line.startswith("links ")]
-    assert process.returncode not in (0, 1) and len(errors) == 1 and "rank 1" in errors[0]
-    assert "--resume" not in errors[0]
-    assert not (tmp_path / "here.toml").exists()
+    assert process.returncode not in (0, 1) and len(errors) == 1 and text in errors[0] and "--resume" not in errors[0]
+    assert (process.returncode == 75) == (rank is None) and not (tmp_path / "here.toml").exists()
 
 
 def test_every_collective_over_every_group_and_every_pair_once() -> None:

@@ -74,6 +74,8 @@ def calibrate(
     if check is not None:
         if out is not None:
             raise BadInput("USAGE", "a check writes no file", found="--out and --check", fix="leave one out")
+        if ranks is not None:
+            raise BadInput("USAGE", "a check looks at all devices", found="--ranks and --check", fix="leave one out")
         return _check(_file_to_check(check), seconds)
     if out is None:
         out = machine_file()

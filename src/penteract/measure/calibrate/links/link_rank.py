@@ -23,6 +23,7 @@ from penteract.engine.rank.stopping import Phase, Stopping
 from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.printing import never_fails
 from penteract.engine.runtime.watch import watched
+from penteract.errors import Preempted
 from penteract.measure.calibrate.links.link_clock import LinkClock, link_clock
 from penteract.measure.calibrate.links.link_operations import LinkOperation, LinkOperations
 from penteract.measure.calibrate.links.link_workloads import Hosts, LinkWorkload
@@ -122,19 +123,24 @@ def joined(work: LinkWork, listener: int | None = None) -> None:
     with watched(rank, work.folder, stopping, launcher_reports=True):
         stopping.enter(Phase.WORKING, str(work.folder))
         rank.progress.enter("compile")
-        measure_all(work, rank, each)
+        measure_all(work, rank, each, stopping)
     rank.leave()
 
 
-def measure_all(work: LinkWork, rank: Rank, each: int) -> None:
-    """Measure on this rank. Rank 0 writes the rows, and decides when time is over. `each`: ranks of a host."""
+def measure_all(work: LinkWork, rank: Rank, each: int, stopping: Stopping) -> None:
+    """Measure on this rank. Rank 0 writes the rows, and decides when time is over. `each`: ranks of a host. Raises
+    Preempted on all ranks once one is asked to stop."""
     rows = None if rank.number else MeasuredRows.of(work.rows, work.about)
     begun, hosts = time.monotonic(), Hosts(rank.world // each, each)
     here = LinkMeasurement.of(rank, hosts, rows, work.rounds)
     gpu = rank.device.type == "cuda"
     todo = here.missing(hosts.pairs(work.sizes[0]) if work.pairs else hosts.workloads(work.sizes, gpu=gpu))
     for i, workload in enumerate(todo):
-        spent = rank.gather(time.monotonic() - begun)[0]
+        every: list[tuple[float, bool]] = rank.gather((time.monotonic() - begun, stopping.asked))
+        spent = every[0][0]
+        if any(asked for _, asked in every):
+            raise Preempted("STOPPED", "stopped before all links were measured", where=str(work.rows),
+                            fix="run it again to go on")  # fmt: skip
         if spent > work.seconds:
             return
         if rows is not None and not i % 10:

@@ -47,6 +47,9 @@ class LinkRows:
         ranks of a launcher, on however many hosts. Raises BadInput for more than there are."""
         device = device_here()
         if world is not None:
+            if ranks not in (None, world):
+                raise BadInput("USAGE", "a launcher has started the ranks", where="--ranks", found=ranks, allowed=world,
+                               fix="leave it out")  # fmt: skip
             each = int(os.environ.get("LOCAL_WORLD_SIZE") or world)
             return LinkRows(path, Hosts(world // each, each), device, sizes_of(device), launched=True)
         most = torch.cuda.device_count() if device.type == "cuda" else max(2, usable_here())
