@@ -35,6 +35,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.set_threshold(20_000, 20, 100)
 
 
+@pytest.fixture
+def small_heap() -> Iterator[None]:
+    """A test that collects, or has a session that does, looks at what it has made: the heap of the whole run takes half
+    a second each time. Not for all: a plan asks how much is frozen, which takes as long as a small plan."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Eight gloo ranks for the whole run, started by the first test that runs something on them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import time
 import traceback
@@ -30,6 +31,7 @@ class Failed:
 def _serve(rank: int, world: int, port: int, inbox: Any, outbox: Any) -> None:
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
+    gc.set_threshold(20_000, 20, 100)  # as in the process of the tests
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(minutes=10))
     from penteract.engine.comm.groups import ProcessGroups

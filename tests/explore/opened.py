@@ -12,6 +12,8 @@ from explore.served import Served, link, unlink
 
 # What was asked of the planner is in the footer as a command; it changes with the newest answer.
 COMMAND = ".command"
+# Every width, and both themes: a theme is colours alone, so not each at each.
+WIDTHS_AND_THEMES = ((380, "dark"), (1280, "light"), (2560, "dark"))
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from explore.drawn_questions import question
-from explore.opened import Opened, opened
+from explore.opened import WIDTHS_AND_THEMES, Opened, opened
 from explore.served import Served
 
 Json = dict[str, Any]
@@ -94,8 +94,7 @@ def test_a_search_is_stopped_and_the_next_one_answers(shared: Opened) -> None:
     show(shared)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [380, 1280, 2560])
+@pytest.mark.parametrize(("width", "theme"), WIDTHS_AND_THEMES)
 def test_every_width_and_theme(browser: Any, here: Served, width: int, theme: str) -> None:
     with opened(browser, here, viewport={"width": width, "height": 900}, color_scheme=theme) as page:
         show(page, search={"fix": {}, "tokens": "1T", "usd_per_gpu_hour": 2, "against": {"dp": 4}})

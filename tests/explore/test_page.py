@@ -10,7 +10,7 @@ import pytest
 
 from draws import seeds
 from explore.drawn_questions import drawn, question
-from explore.opened import Opened, opened
+from explore.opened import WIDTHS_AND_THEMES, Opened, opened
 from explore.served import Served, link, served
 from penteract.cli import main
 from penteract.units import show_bytes, show_step, show_whole
@@ -301,8 +301,7 @@ def test_a_dropped_config_is_priced_and_its_name_is_text(browser: Any, here: Ser
 # ---- for people ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [380, 1280, 2560])
+@pytest.mark.parametrize(("width", "theme"), WIDTHS_AND_THEMES)
 def test_every_width_and_theme(browser: Any, here: Served, width: int, theme: str) -> None:
     with opened(browser, here, viewport={"width": width, "height": 900}, color_scheme=theme) as page:
         page.go(DEEP)

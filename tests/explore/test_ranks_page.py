@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from explore.drawn_questions import question
-from explore.opened import Opened, opened
+from explore.opened import WIDTHS_AND_THEMES, Opened, opened
 from explore.served import Served
 from explore.test_ranks import group, ranks_of
 from penteract.config.layout import Layout
@@ -261,7 +261,7 @@ def test_four_thousand_ranks_are_drawn_within_a_frames_time(browser: Any, here: 
         assert page.said == []
 
 
-@pytest.mark.parametrize(("width", "theme"), [(380, "dark"), (1280, "dark"), (2560, "light"), (380, "light")])
+@pytest.mark.parametrize(("width", "theme"), WIDTHS_AND_THEMES)
 def test_every_width_and_theme(browser: Any, here: Served, width: int, theme: str) -> None:
     with opened(browser, here, viewport={"width": width, "height": 900}, color_scheme=theme) as page:
         show(page)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from explore.drawn_questions import question
-from explore.opened import Opened, opened
+from explore.opened import WIDTHS_AND_THEMES, Opened, opened
 from explore.served import Served
 from penteract.schedule.registry import SCHEDULES
 
@@ -278,8 +278,7 @@ def test_many_lanes_are_drawn_within_a_frames_time(browser: Any, here: Served) -
         assert page.said == []
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [380, 1280, 2560])
+@pytest.mark.parametrize(("width", "theme"), WIDTHS_AND_THEMES)
 def test_every_width_and_theme(browser: Any, here: Served, width: int, theme: str) -> None:
     with opened(browser, here, viewport={"width": width, "height": 900}, color_scheme=theme) as page:
         show(page)

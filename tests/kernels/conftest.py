@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,15 +13,7 @@ _NARROW = {"bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn, "fp8e5": torc
 
 
 @pytest.fixture(autouse=True)
-def small_heap() -> Iterator[None]:
-    """A test that collects looks at what it has made: the heap of the whole run takes half a second each time."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(autouse=True)
-def rounds_to_the_nearest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def rounds_to_the_nearest(small_heap: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A GPU's conversions round to the nearest, ties to even; the interpreter's cut off: here they are torch's."""
     from triton.runtime import interpreter
 
