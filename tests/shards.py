@@ -37,6 +37,12 @@ def kind(item: pytest.Item) -> str:
     return RANKS if "pool" in getattr(item, "fixturenames", ()) else ""
 
 
+def seconds(item: pytest.Item) -> float:
+    """About how long its file takes, as the mark of what waits says: the longest are handed out first."""
+    mark = item.get_closest_marker(WAITS)
+    return mark.args[0] if mark is not None and mark.args else 0.0
+
+
 # ---- in the process that hands tests out -----------------------------------------------------------------------------
 
 
@@ -77,7 +83,7 @@ class Shards(LoadFileScheduling):
 @pytest.hookimpl(trylast=True)  # after what puts tests in a random order
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (shared := _shared(config)) is not None:
-        items.sort(key=lambda item: KINDS.index(kind(item)))
+        items.sort(key=lambda item: (KINDS.index(kind(item)), -seconds(item)))
         for one in filter(None, KINDS):
             (shared / one).write_text("".join(f"{item.nodeid}\n" for item in items if kind(item) == one))
         (shared / _FIRST).write_text(str(sum(kind(item) != WAITS for item in items)))

@@ -12,7 +12,7 @@ import forks
 from penteract.engine.runtime.generation import FOLDER, Generation
 from penteract.errors import BadNumerics, Preempted
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.waits(4)
 
 RUN_ID = "4242"  # a job's number, which it keeps when it is run again
 

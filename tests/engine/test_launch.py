@@ -21,7 +21,7 @@ from penteract.engine.run_folder import rundir
 from penteract.engine.runtime import launch as launcher
 from penteract.engine.runtime.launch import launch
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.waits(29)
 
 RANK = Path(__file__).with_name("ranks.py")
 

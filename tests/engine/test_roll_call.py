@@ -23,7 +23,7 @@ from penteract.engine.rank.run_key import RunKey
 from penteract.engine.rank.signed_store import SignedStore
 from penteract.errors import BadInput, PeerLost, PenteractError
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.waits(5)
 
 SMALL = ("--preset=tiny", "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",
          "--steps=2", "--parallel.dp=2", "--training.validation_every=0")  # fmt: skip

@@ -21,7 +21,7 @@ from penteract.engine.runtime.launch import launch
 from penteract.engine.runtime.watch import Watcher
 from penteract.errors import BadInput, PenteractError
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.waits(9)
 
 KEY, OTHER, NONE = RunKey(b"ours", "10.0.0.1:4000"), RunKey(b"theirs"), RunKey()
 FORGED = [b"", b"x", b"\xff\x00", b'{"code": "BUG"}', b"hmac-sha256:", b"hmac-sha256:00:x", OTHER.seal("roll/a", b"x")]

@@ -20,7 +20,7 @@ from penteract.engine.runtime.printing import never_fails
 from penteract.engine.session.grace import Grace
 from penteract.engine.session.outputs.metrics import read_metrics
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.waits(19)
 
 SMALL = ("train", "--preset=tiny", "--batch.sequence_length=64", "--batch.global_batch_size=4",
          "--batch.micro_batch_size=1", "--training.validation_every=0")  # fmt: skip

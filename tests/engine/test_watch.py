@@ -21,7 +21,7 @@ from penteract.engine.rank.failures import is_of_a_peer
 from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.watch import Watcher
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.waits(21)
 
 
 class World:

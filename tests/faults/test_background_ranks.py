@@ -15,7 +15,7 @@ import pytest
 import forks
 from penteract.engine.checkpoint import committed, manifest, verify
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.waits(23)
 
 SMALL = (
     "--preset=tiny", "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",

@@ -21,7 +21,7 @@ from faults.hanging import main
 from penteract.engine.run_folder import rundir
 from together import together
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.waits(18)
 
 LIMIT = 4
 ALL_END_S = LIMIT + 5

@@ -29,7 +29,7 @@ from penteract.engine.runtime.hangs.own_watch import OwnWatch, held_by_debugger,
 from penteract.engine.runtime.hangs.record import Record
 from together import together
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.waits(7)
 
 LIMIT = 10  # of a step; a fifth of it is the least bound
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import forks
 from penteract.engine.rank.run_key import VARIABLE, new_key
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.waits(12)
 
 STEPS = 150
 

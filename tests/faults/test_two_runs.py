@@ -19,7 +19,7 @@ from penteract.engine.checkpoint import committed
 from penteract.engine.session.outputs.metrics import read_metrics
 from run_records import digests, steps_of
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.waits(17)
 
 SMALL = (
     "--preset=tiny", "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",
