@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -38,16 +39,25 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload([*LOADED])
 
 
+_READY, _ONE = threading.Event(), threading.Lock()
+
+
 def ready() -> None:
-    """Start the process that all are forked from, where it does not run yet: it finds `frozen` by its environment."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent), before)))
-    try:
-        forkserver.ensure_running()
-    finally:
-        del os.environ["PYTHONPATH"]
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+    """Start the process that all are forked from, once, whichever thread asks first: it finds `frozen` by its
+    environment."""
+    with _ONE:
+        if _READY.is_set():
+            return
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent), before)))
+        try:
+            forkserver.ensure_running()
+        finally:
+            if before is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = before
+        _READY.set()
 
 
 def start(
