@@ -2,7 +2,8 @@
 
 A candidate is a layout that may fit with full recomputation, but does not fit with none. Its time without recomputation
 is a lower bound of its time with some: by this bound, and first by that of its row, candidates are one more source of a
-search. Of a candidate's recomputations, the first that fits is kept: each costs more than the one before. Those that
+search. Bounds of memory cost less than bounds of time: a candidate of which no recomputation can fit gets no bound of
+its own. Of a candidate's recomputations, the first that fits is kept: each costs more than the one before. Those that
 cost no less than what a lower ZeRO stage needs wait with their bound.
 """
 
@@ -23,7 +24,7 @@ from penteract.planner.search.frontier import Frontier
 from penteract.planner.search.rows import TOO_LARGE, Higher, Row, Sharing, lower_stages
 from penteract.planner.space.layouts import MemoryOptions
 from penteract.readings.estimator import LayoutEstimate
-from penteract.units import Seconds
+from penteract.units import Bytes, Seconds
 
 _FULL = RECOMPUTE["full"]
 
@@ -33,7 +34,7 @@ class Between:
     """How many layouts were considered.
 
     candidates  layouts that fit with full recomputation, or may fit
-    looked_at   candidates that do not fit without recomputation and could be among the best
+    looked_at   candidates that do not fit without recomputation, may fit with some, and could be among the best
     tried       layouts with some recomputation; `fit`: how many of them fit
     """
 
@@ -53,6 +54,10 @@ def recomputations(model: ModelSpec) -> tuple[Mapping[str, Any], ...]:
     )
 
 
+# The present bound of time, the ZeRO stage, the serial, lower bounds of memory of each recomputation once they are known.
+_Waiting = tuple[Seconds, int, int, "Sequence[Bytes] | None", Row, MemoryOptions]
+
+
 @dataclass(slots=True)
 class SelectiveSource:
     """A source of layouts with some recomputation, for a search over `frontier`, whose rows with full recomputation
@@ -61,9 +66,7 @@ class SelectiveSource:
     frontier: Frontier
     some: Sequence[Mapping[str, Any]]
     counts: Between
-    _heap: list[tuple[Seconds, int, int, bool, Row, MemoryOptions]] = field(
-        default_factory=list[tuple[Seconds, int, int, bool, "Row", "MemoryOptions"]]
-    )
+    _heap: list[_Waiting] = field(default_factory=list["_Waiting"])
     _taken: int = 0  # how many rows with full recomputation are in the heap already
     # By all but the sharding: the recomputation of each sharding that was tried, by its place in `some`.
     _reached: dict[object, dict[Sharing, tuple[int, LayoutEstimate | Higher]]] = field(
@@ -77,31 +80,54 @@ class SelectiveSource:
         for bound, row in rows[self._taken :]:
             for memory in row.may_fit(found.usable):
                 if memory._replace(recompute=NONE) not in row.fits:  # else it needs none
-                    heappush(self._heap, (bound, memory.zero, self.counts.candidates, False, row, memory))
+                    heappush(self._heap, (bound, memory.zero, self.counts.candidates, None, row, memory))
                 self.counts.candidates += 1
         self._taken = len(rows)
         return self._heap[0][0] if self._heap else inf
 
     def advance(self) -> None:
         """Try the candidate with the lowest bound, or put it back with its own bound, which that of its row is not."""
-        bound, zero, serial, close, row, memory = heappop(self._heap)
-        prices, found, none = row.branch.prices, self.frontier.found, memory._replace(recompute=NONE)
-        if not close and (closer := prices.bounds.of(row.layout(none))) > bound:
-            heappush(self._heap, (closer, zero, serial, True, row, memory))
-            return
+        bound, zero, serial, sizes, row, memory = heappop(self._heap)
+        none = memory._replace(recompute=NONE)
+        if sizes is None:
+            if not (sizes := self._sizes(row, memory)):
+                return
+            if (closer := row.branch.prices.bounds.of(row.layout(none))) > bound:
+                heappush(self._heap, (closer, zero, serial, sizes, row, memory))
+                return
         own = _sharing(memory)
         lower = lower_stages(*own)
-        if self._needless(row, none, lower):
-            return
+        if not self._needless(row, none, lower):
+            self._try(row, memory, own, lower, sizes)
+
+    def _sizes(self, row: Row, memory: MemoryOptions) -> Sequence[Bytes]:
+        """Lower bounds of memory of each recomputation; none if no recomputation can fit: then they are counted."""
+        found, layout = self.frontier.found, row.layout(memory)
+        options = [layout.put(**less) for less in self.some]
+        sizes = [row.branch.floor(memory, less) for less in options]
+        if min(sizes) <= found.usable:
+            return sizes
+        self.counts.tried += len(options)
+        found.refused[TOO_LARGE] += len(options)
+        if not found.fits:
+            for size, less in zip(sizes, options, strict=True):
+                found.miss(size, less, row.branch.prices.policy)
+        return ()
+
+    def _try(
+        self, row: Row, memory: MemoryOptions, own: Sharing, lower: Iterable[Sharing], sizes: Sequence[Bytes]
+    ) -> None:
+        """Keep the first recomputation that fits. `own`: how the candidate is sharded; `lower`: lower stages than that;
+        `sizes`: lower bounds of memory."""
+        prices, found, layout = row.branch.prices, self.frontier.found, row.layout(memory)
         self.counts.looked_at += 1
-        layout = row.layout(memory)
         by_sharing = self._reached.setdefault((_rest(layout), prices.policy), {})
         simpler = [by_sharing[s] for s in lower if s in by_sharing]
         enough = min([i for i, _ in simpler], default=len(self.some))
         options = tuple([layout.put(**less) for less in self.some])
         for i, less in enumerate(options[:enough]):
             self.counts.tried += 1
-            if estimate := found.within(prices, less, row.branch.floor(memory, less)):
+            if estimate := found.within(prices, less, sizes[i]):
                 self.counts.fit += 1
                 by_sharing[own] = i, estimate
                 found.fits.append(estimate)
