@@ -47,7 +47,12 @@ class FakeEstimator:
     estimated: list[Layout] = field(default_factory=list)
     timed: list[Layout] = field(default_factory=list)
 
-    def estimate(self, lay: Layout) -> LayoutEstimate:
+    def memory_of(self, lay: Layout) -> LayoutEstimate:
+        return self.estimate(lay)
+
+    def estimate(self, lay: Layout, memory: LayoutEstimate | None = None) -> LayoutEstimate:
+        if memory:
+            return memory
         self.estimated.append(lay)
         held, shards = 16 * GIB // (lay.tp * lay.pp), lay.shard_group or lay.dp * lay.cp
         memory = {
@@ -98,6 +103,10 @@ class FakeEstimator:
     def roughly(self, lay: Layout, largest: int, quick: None) -> float:
         """As if each micro-batch were as quick for each sequence as the largest."""
         return 0.98 * self._passes(lay) * (1 + 0.1 / largest) / (1 + 0.1 / lay.micro_batch_size)
+
+    def roughest(self, lay: Layout, largest: int, quick: None) -> float:
+        """It is the same for each size."""
+        return self.roughly(lay, largest, quick)
 
     def played(self, estimate: LayoutEstimate) -> float:
         """Between its bound and its time."""

@@ -17,7 +17,7 @@ from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import Rates
 from penteract.readings.ideal import PARTS, Forward, StepFlops
 from penteract.readings.memory.memory_bound import Growths
-from penteract.readings.memory.rank_memory import Least, MemoryReading
+from penteract.readings.memory.rank_memory import Least, MemoryReading, RankMemory
 from penteract.readings.time.bounds import Bounds
 from penteract.readings.time.step import StepClock
 from penteract.units import Bytes, Flops, Seconds
@@ -96,9 +96,13 @@ class Estimator:
 
     # ---- a layout --------------------------------------------------------------------------------------------
 
-    def estimate(self, layout: Layout) -> LayoutEstimate:
-        """Memory of a legal layout, and a lower bound of its step time."""
-        memory = self.memory.of(layout)
+    def memory_of(self, layout: Layout) -> RankMemory:
+        """Memory of a legal layout. It costs half of an estimate."""
+        return self.memory.of(layout)
+
+    def estimate(self, layout: Layout, memory: RankMemory | None = None) -> LayoutEstimate:
+        """Memory of a legal layout (`memory`, if it is known), and a lower bound of its step time."""
+        memory = memory or self.memory.of(layout)
         return LayoutEstimate(
             layout, memory.kinds, memory.allocated, memory.by_pp_rank, self.bounds.of(layout), memory.host,
             self.composer.policy,

@@ -143,7 +143,7 @@ class SelectiveSource:
         not known not to."""
         if not any(none._replace(**dict(zip(_SHARING, s, strict=True))) in row.fits for s in lower):
             return False
-        return row.branch.prices.estimate(row.layout(none)).allocated <= self.frontier.found.usable
+        return row.branch.prices.memory_of(row.layout(none)).allocated <= self.frontier.found.usable
 
 
 def candidates(ask: Ask, frontier: Frontier, counts: Between) -> tuple[SelectiveSource, ...]:

@@ -1,4 +1,4 @@
-"""Rows of layouts that are not estimated yet, the lowest bound first."""
+"""Families and rows of layouts that are not estimated yet, the lowest bound first."""
 
 from __future__ import annotations
 
@@ -19,65 +19,86 @@ from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.units import Seconds
 
 _STILL = Pulse()
-_Key = tuple[object, ...]  # of a row: the precision, the micro-batch size, all fields but `MemoryOptions`
+# Of a row: the precision, the micro-batch size, all fields but `MemoryOptions`; of a whole family the same with no size.
+_Key = tuple[object, ...]
+_Serial = tuple[int, int]  # of a family, and of a row in it
 
 
 @dataclass(slots=True)
 class Frontier:
     """Rows to be priced, and the results so far (`found`). `largest`: an upper limit of the micro-batch size.
 
-    A row waits with a rough bound, then with its own bound, before it is priced. `seconds`: rows of layouts with more
-    recomputation than others, which were not priced with them; each with a lower bound of its time without any.
+    A family waits as a whole, with one bound for all its rows. Then a row waits with a rough bound, and with its own
+    bound, before it is priced. `seconds`: rows of layouts with more recomputation than others, which were not priced
+    with them; each with a lower bound of its time without any.
     """
 
     found: Priced = field(default_factory=Priced)
     largest: int = 1
     branches: list[Branch] = field(default_factory=list[Branch])
     seconds: list[tuple[Seconds, Row]] = field(default_factory=list[tuple[Seconds, "Row"]])
-    _rows: dict[_Key, Row] = field(default_factory=dict[_Key, Row])
-    _heap: list[tuple[Seconds, int, _Key, bool]] = field(default_factory=list[tuple[Seconds, int, _Key, bool]])
-    _serial: Iterator[int] = field(default_factory=count)  # of equal bounds, the first row comes first
+    _left: dict[_Key, Row | Branch] = field(default_factory=dict[_Key, "Row | Branch"])
+    # Of equal bounds, the first family comes first, and its first row.
+    _heap: list[tuple[Seconds, _Serial, _Key, bool]] = field(default_factory=list[tuple[Seconds, _Serial, _Key, bool]])
+    _serial: Iterator[int] = field(default_factory=count)
 
     def add(self, families: Iterable[LayoutFamily], prices: Estimator, pulse: Pulse = _STILL) -> None:
         """Add families of one precision. All have the same fields in `rest`."""
         for family in families:
             pulse()
-            branch = Branch(family, prices)
+            branch, key = Branch(family, prices), (prices.policy, None, *family.rest.values())
             self.branches.append(branch)
-            for row in branch.rows():
-                key = (prices.policy, row.size, *family.rest.values())
-                self._rows[key] = row
-                heappush(self._heap, (row.rough_bound(self.largest), next(self._serial), key, False))
+            self._left[key] = branch
+            heappush(self._heap, (branch.rough_bound(self.largest), (next(self._serial), 0), key, False))
 
     @property
     def lowest(self) -> Seconds:
         """A lower bound of the time of all remaining layouts; infinite if there are none."""
-        while self._heap and self._heap[0][2] not in self._rows:
+        while self._heap and self._heap[0][2] not in self._left:
             heappop(self._heap)
         return self._heap[0][0] if self._heap else inf
 
     @property
     def left(self) -> int:
         """The number of remaining layouts: neither priced nor refused."""
-        return sum(map(len, self._rows.values()))
+        return sum(map(len, self._left.values()))
 
     def advance(self) -> None:
-        """Price the row with the lowest bound, or put it back with its own bound if that is higher."""
+        """Price the row with the lowest bound, or put it back with its own bound if that is higher. Of a family, make
+        the rows."""
         assert self.lowest < inf
         bound, serial, key, close = heappop(self._heap)
+        waiting = self._left[key]
+        if isinstance(waiting, Branch):
+            self._open(key, waiting, serial[0])
         # Its own bound is that of its fastest layout, fitting or not: so it holds for partial recomputation, too.
-        if not close and (own := self._rows[key].bound()) > bound:
+        elif not close and (own := waiting.bound()) > bound:
             heappush(self._heap, (own, serial, key, True))
-        elif rest := self._rows.pop(key).price(self.found):
-            self._rows[key] = rest
+        elif rest := waiting.price(self.found):
+            self._left[key] = rest
             self.seconds.append((bound, rest))
             heappush(self._heap, (bound, serial, key, False))
+        else:
+            del self._left[key]
+
+    def _open(self, key: _Key, branch: Branch, serial: int) -> None:
+        """Replace a family by its rows."""
+        del self._left[key]
+        precision, _, *rest = key
+        for number, row in enumerate(branch.rows()):
+            own = (precision, row.size, *rest)
+            self._left[own] = row
+            heappush(self._heap, (row.rough_bound(self.largest), (serial, number), own, False))
 
     def reach(self, layout: Layout, precision: Policy) -> None:
         """Price the row of a layout, if it is still waiting."""
         names = self.branches[0].family.rest if self.branches else ()
-        row = self._rows.pop((precision, layout.micro_batch_size, *(getattr(layout, name) for name in names)), None)
-        while row:
+        rest = [getattr(layout, name) for name in names]
+        whole = (precision, None, *rest)
+        if isinstance(branch := self._left.get(whole), Branch):
+            self._open(whole, branch, next(self._serial))
+        row = self._left.pop((precision, layout.micro_batch_size, *rest), None)
+        while isinstance(row, Row):
             row = row.price(self.found)
 
     def simplest(self, precision: Policy, most: Effort | None) -> LayoutEstimate | None:

@@ -147,10 +147,11 @@ class Priced:
     def priced(self, prices: Estimator, layout: Layout) -> LayoutEstimate | None:
         """The same for a layout whose lower bound fits."""
         self.count += 1
-        estimate = prices.estimate(layout)
-        if self.usable and estimate.allocated > self.usable:
-            self.miss(estimate.allocated, layout, prices.policy)
+        memory = prices.memory_of(layout)
+        if self.usable and memory.allocated > self.usable:
+            self.miss(memory.allocated, layout, prices.policy)
             return None
+        estimate = prices.estimate(layout, memory)
         return estimate if self.on_hosts(estimate) else None
 
     def on_hosts(self, estimate: LayoutEstimate) -> bool:
@@ -199,6 +200,20 @@ class Branch:
         """Whether recomputation never keeps more, either. With a split backward it may: values that wait for delayed
         weight gradients may be larger than those it drops."""
         return self.comparable and not schedule_of(self.family.rest["schedule"]).split_backward
+
+    def __len__(self) -> int:
+        """The number of layouts."""
+        return sum([len(sizes) for _, sizes in self.family.members])
+
+    def rough_bound(self, largest: int) -> Seconds:
+        """A lower bound of the step time of all its layouts: the rough bound of those with the smallest micro-batch."""
+        first, layout, bounds = dict[tuple[int, int], list[MemoryOptions]](), self.family.layout, self.prices.bounds
+        for memory, sizes in self.family.members:
+            first.setdefault(sizes[0], []).append(memory)
+        return min([
+            bounds.roughest(layout(memory, *smallest), largest, self.quickest(memory, largest))
+            for smallest, memories in first.items() for memory in self._split(memories)[1]
+        ])  # fmt: skip
 
     def rows(self) -> Iterator[Row]:
         """One row for each micro-batch size."""

@@ -194,12 +194,12 @@ class _Solver:
 
     def fits(self, layout: Layout) -> bool:
         """Whether the exact memory of a layout is within the limit."""
-        return self.estimator.estimate(layout).allocated <= self.limit
+        return self.estimator.memory_of(layout).allocated <= self.limit
 
     def leanest(self) -> Bytes:
         """The least total memory with one set of the frontier for all layers."""
         return min(
-            [self.estimator.estimate(_uniform(self.layout, c.op_names)).allocated for c in self.choices.frontier]
+            [self.estimator.memory_of(_uniform(self.layout, c.op_names)).allocated for c in self.choices.frontier]
         )
 
     # ---- searches ------------------------------------------------------------------------------------------------

@@ -118,6 +118,11 @@ class Bounds:
         """
         return self._of_passes(layout, quick, layout.micro_batch_size / largest)
 
+    def roughest(self, layout: Layout, largest: int, quick: Sequence[Passes]) -> Seconds:
+        """The same for this layout and all that differ from it by a larger micro-batch: their ranks compute as long,
+        and a micro-batch takes longer to reach them. The host is left out: it launches fewer calls for these."""
+        return max(self._ends(layout, quick, layout.micro_batch_size / largest))
+
     def quickest(self, layout: Layout, largest: int) -> Sequence[Passes]:
         """Seconds of passes at the best rates, with a micro-batch of `largest` sequences. Layouts that differ only in
         the micro-batch size have the same."""
