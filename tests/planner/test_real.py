@@ -111,20 +111,21 @@ BOUNDED = {
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_bounds_lie_one_below_the_other(name: str) -> None:
-    """Of a row, rough and its own; of each layout its estimate's, that of a rank alone, and its simulated time; that of
-    a run's first step lies below the time, too."""
+    """Of a family, that of all its rows; of a row, rough and its own; of each layout its estimate's, that of a rank
+    alone, and its simulated time; that of a run's first step lies below the time, too."""
     ask = BOUNDED[name]
     prices, shares = estimator(ask), list[float]()
     rows = [row for family in Space(ask).families(Counter()) for row in Branch(family, prices).rows()]
     for row in Random(5).sample(rows, 25):
         layouts = [lay for lay in map(row.layout, row.memories) if not unfit(prices, lay)]
         rough, own = row.rough_bound(ask.global_batch_size), row.bound()
-        shares.append(rough / own)
+        whole = row.branch.rough_bound(ask.global_batch_size)
+        shares.append(whole / own)
         for lay in layouts:
             estimate = prices.estimate(lay)
             first, seconds = prices.first(estimate), prices.time(estimate).seconds
             played = prices.bounds.played(lay) if lay.pp > 1 else 0.0  # also where it costs more than a search spends
-            chain = [rough, own, estimate.at_least, prices.closer(estimate), seconds]
+            chain = [whole, rough, own, estimate.at_least, prices.closer(estimate), seconds]
             assert all(a <= b * (1 + 1e-9) for a, b in pairwise(chain)), (lay, chain)
             assert played <= first * (1 + 1e-9), (lay, played, first)
             assert first <= seconds * (1 + 1e-9), (lay, first, seconds)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penteract.errors import Bug
 from penteract.schedule.actions import ActionList, Compute, ComputeList, P2PBatch
 from penteract.schedule.check import check
+from penteract.schedule.in_flight import _most_of, _times
 from penteract.schedule.registry import SCHEDULES, ScheduleName, breach, generate, schedule_of
 from penteract.schedule.schedule import round_robin
 from penteract.schedule.transfers import with_transfers
@@ -76,3 +77,17 @@ def test_lists_that_wait_for_each_other_are_refused() -> None:
     last: ComputeList = [Compute("Fwd", 0), Compute("Bwd", 0)]
     with pytest.raises(Bug, match="B0 can never start · rank 0"):
         with_transfers([first, last], round_robin(2, 1))
+
+
+@given(st.sampled_from(tuple(SCHEDULES)), st.integers(1, 4), st.integers(1, 3), st.integers(1, 12))
+def test_as_many_are_in_flight_between_computations_with_messages_and_without(
+    name: ScheduleName, pp: int, vpp: int, micros: int
+) -> None:
+    assume(breach(name, pp, vpp, micros) is None)
+    kinds = ("Fwd", "Inp", "Wgt") if SCHEDULES[name].split_backward else ("Fwd", "Bwd")
+    for rank in range(pp):
+        times = [_times(name, pp, vpp, micros, rank, messages) for messages in (False, True)]
+        for end in kinds:
+            members = tuple((chunk, (kinds[0], end)) for chunk in range(vpp))
+            alone, among = (_most_of(found, members) for found in times)
+            assert alone == among > 0

@@ -13,6 +13,7 @@ from penteract.schedule.transfers import with_transfers
 
 Span = tuple[str, str]  # from one moment to another: an action, or a transfer such as "Recv value"
 _MOMENTS = {(way, what): f"{way} {what}" for way in ("Send", "Recv") for what in ("value", "gradient")}
+_MESSAGES = frozenset(_MOMENTS.values())
 _Times = Mapping[tuple[str, int], list[int]]  # (moment, chunk) -> its times, one for each micro-batch
 
 
@@ -52,7 +53,9 @@ def most_in_flight(
 def _most(
     schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int, members: tuple[tuple[int, Span], ...]
 ) -> tuple[int, ...]:
-    return tuple(_most_of(_times(schedule, pp, vpp, num_micro_batches, rank), members) for rank in range(pp))
+    # Messages between actions do not change the order of these: they are left out where no span needs them.
+    messages = any(moment in _MESSAGES for _, span in members for moment in span)
+    return tuple(_most_of(_times(schedule, pp, vpp, num_micro_batches, rank, messages), members) for rank in range(pp))
 
 
 def _most_of(times: _Times, members: tuple[tuple[int, Span], ...]) -> int:
@@ -74,14 +77,15 @@ def _most_of(times: _Times, members: tuple[tuple[int, Span], ...]) -> int:
 
 
 @cache
-def _times(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int, rank: int) -> _Times:
-    """The times of all moments of all passes, on one rank.
+def _times(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int, rank: int, messages: bool) -> _Times:
+    """The times of all moments of all passes, on one rank; without `messages` only those of computations.
 
     An action takes three ticks: earlier sends are freed, new registers are born, others die.
     """
     when = defaultdict[tuple[str, int], list[int]](list)
     sent: list[tuple[str, int]] = []
-    actions = action_lists(schedule, pp, vpp, num_micro_batches)[rank]
+    lists = action_lists if messages else compute_lists
+    actions = lists(schedule, pp, vpp, num_micro_batches)[rank]
     for tick, action in zip(count(step=3), actions):
         if not isinstance(action, P2PBatch):
             for kind, _, chunk in computes(action):

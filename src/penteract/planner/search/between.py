@@ -34,7 +34,8 @@ class Between:
     """How many layouts were considered.
 
     candidates  layouts that fit with full recomputation, or may fit
-    looked_at   candidates that do not fit without recomputation, may fit with some, and could be among the best
+    looked_at   candidates that do not fit without recomputation and could be among the best. Of those that cannot fit
+                with some, either, the bound of their row says so
     tried       layouts with some recomputation; `fit`: how many of them fit
     """
 
@@ -54,7 +55,7 @@ def recomputations(model: ModelSpec) -> tuple[Mapping[str, Any], ...]:
     )
 
 
-# The present bound of time, the ZeRO stage, the serial, lower bounds of memory of each recomputation once they are known.
+# The present bound of time, the ZeRO stage, the serial, lower bounds of memory of each recomputation if they are known.
 _Waiting = tuple[Seconds, int, int, "Sequence[Bytes] | None", Row, MemoryOptions]
 
 
@@ -107,6 +108,7 @@ class SelectiveSource:
         sizes = [row.branch.floor(memory, less) for less in options]
         if min(sizes) <= found.usable:
             return sizes
+        self.counts.looked_at += 1
         self.counts.tried += len(options)
         found.refused[TOO_LARGE] += len(options)
         if not found.fits:

@@ -19,7 +19,7 @@ from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.units import Seconds
 
 _STILL = Pulse()
-# Of a row: the precision, the micro-batch size, all fields but `MemoryOptions`; of a whole family the same with no size.
+# Of a row: the precision, the micro-batch size, all fields but `MemoryOptions`; of a whole family, None as the size.
 _Key = tuple[object, ...]
 _Serial = tuple[int, int]  # of a family, and of a row in it
 

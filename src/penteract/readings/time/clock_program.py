@@ -15,7 +15,7 @@ from penteract.parallel.data import Bucket, BucketPlan
 from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, LayerProgram, LayerType
 from penteract.readings.time.clock import WAIT, Op
 from penteract.readings.time.ops import ActionOps, BucketOps
-from penteract.readings.time.rank_clock import Clock
+from penteract.readings.time.rank_clock import Clock, PlacedSegment
 from penteract.step.all_reduces import OutsideTape
 from penteract.step.fsdp import FsdpRule, UnitReads
 
@@ -100,6 +100,7 @@ class ClockProgram:
         default_factory=dict[tuple[LayerType, str], Sequence[Touched]]
     )
     _passes: dict[PassKey, Pass] = field(default_factory=dict[PassKey, Pass])
+    _rows: dict[PassKey, Sequence[PlacedSegment]] = field(default_factory=dict[PassKey, "Sequence[PlacedSegment]"])
     _segments: dict[Any, int] = field(default_factory=dict[Any, int])
     bucket_ops: list[tuple[Op, ...]] = field(default_factory=list[tuple[Op, ...]])  # by their number
     places: dict[Any, Any] = field(default_factory=dict[Any, Any])  # caches of `derive.py`
@@ -198,6 +199,18 @@ class ClockProgram:
                     yield (other, p.name), b
 
     # ---- segments --------------------------------------------------------------------------------------------
+
+    def row(self, walk: PassKey) -> Sequence[PlacedSegment]:
+        """The segments of a pass without bucket events."""
+        if walk not in self._rows:
+            self._rows[walk] = [self.placed(walk, k) for k in range(len(self.walk(walk).units))]
+        return self._rows[walk]
+
+    def placed(self, walk: PassKey, k: int, inserted: Inserted = (), needs: tuple[int, ...] = ()) -> PlacedSegment:
+        """The segment of the k-th unit of a pass, with bucket ops inserted. `needs`: buckets that it waits for."""
+        through = self.walk(walk)
+        unit, lent, whole = through.units[k], through.lent.get(k, ()), k in through.whole
+        return self.segment(self.layer_types[unit], walk[0], inserted, lent, whole=whole), unit, needs
 
     def segment(
         self, kind: LayerType, action: str, inserted: Inserted, lent: tuple[Op, ...] = (), *, whole: bool = False

@@ -229,11 +229,9 @@ class _Derivation:
     def _row(
         self, walk: PassKey, inserted: Mapping[int, Inserted], needs: Mapping[int, tuple[int, ...]]
     ) -> list[PlacedSegment]:
-        row, program, through = list[PlacedSegment](), self.program, self.program.walk(walk)
-        for k, unit in enumerate(through.units):
-            lent, whole = through.lent.get(k, ()), k in through.whole
-            segment = program.segment(program.layer_types[unit], walk[0], inserted.get(k, ()), lent, whole=whole)
-            row.append((segment, unit, needs.get(k, ())))
+        row = list[PlacedSegment](self.program.row(walk))
+        for k, own in inserted.items():
+            row[k] = self.program.placed(walk, k, own, needs.get(k, ()))
         return row
 
     def _event(self, question: str, b: int, unit: int) -> int:
