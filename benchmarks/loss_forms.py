@@ -38,7 +38,7 @@ Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]  
 
 FORMS = (
     LossForm(), LossForm(holds=True), LossForm(stages=2), LossForm(stages=3, holds=True), LossForm(16384, 8192, 32, stages=4, holds=True),
-    LossForm(32768, 8192, 32), SharedForm(), SharedForm(8192, 8), SharedForm(4096, 4), SharedForm(4096, 2), SharedForm(16384, 8),
+    LossForm(32768, 8192, 32), SharedForm(8192, 4), SharedForm(8192, 8), SharedForm(4096, 4), SharedForm(4096, 2), SharedForm(16384, 8),
     SharedForm(16384, 16),
 )  # fmt: skip
 CHECKED, IN_A_ROW, SUSTAINED = 64, 5, 1.0  # rows; launches; seconds

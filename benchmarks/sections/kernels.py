@@ -159,7 +159,7 @@ gradient norm, beside torch and a copy.""",
 
 def loss_forms() -> str:
     found = record("loss_forms_h200")
-    rows = [(f"{row['vocabulary']:,}", f"{row['kept']:,}", f"{row['columns']:,}", row["warps"], f"{row['ms']:.2f}", f"{row['tb_a_second']:.2f}",
+    rows = [(f"{row['vocabulary']:,}", f"{row['kept']:,}" if "kept" in row else "shared", f"{row['columns']:,}", row["warps"], f"{row['ms']:.2f}", f"{row['tb_a_second']:.2f}",
              "yes" if row["held"] else "no") for row in found["forms"]]  # fmt: skip
     return section(
         "Ways to compile the loss",

@@ -14,10 +14,11 @@ from penteract.config.mesh import Mesh
 from penteract.engine.kernels.fusions import FUSIONS as REFERENCE
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.triton.fused_loss import loss_and_gradient as loss_kernel
-from penteract.engine.kernels.triton.fused_loss.shared_rows import SharedForm
+from penteract.engine.kernels.triton.fused_loss.loss_and_gradient import LossForm
+from penteract.engine.kernels.triton.fused_loss.shared_rows import SharedForm, shared_form
 from penteract.engine.kernels.triton.fusions import as_one, fusions
 from penteract.ops.declarations import OPS, declaration_of
-from penteract.ops.declarations.fusions import ROW_PART, SharedRowsLoss
+from penteract.ops.declarations.fusions import OnePassLoss, row_part
 from penteract.ops.tape import Site
 
 KERNELS = fusions(Aten())
@@ -63,14 +64,26 @@ IN_PARTS = (
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("case", [case for case in (*TRIED, *IN_PARTS) if case.op_name == "loss_and_gradient"], ids=str)
+@pytest.mark.parametrize("case", IN_PARTS, ids=str)
 def test_programs_that_share_rows_do_what_is_declared(
     case: Case, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part = 64 if case in IN_PARTS else ROW_PART
-    monkeypatch.setattr("penteract.ops.declarations.fusions.ROW_PART", part)
-    monkeypatch.setattr(loss_kernel, "FORM", SharedForm(columns=part))
-    assert check(case, precision, SharedRowsLoss(), let_go(KERNELS[case.op_name])) == []
+    monkeypatch.setattr("penteract.ops.declarations.fusions.row_part", lambda columns: 64)
+    monkeypatch.setattr(loss_kernel, "FORM", SharedForm(64, 1))
+    declaration = declaration_of(Site(case.op_name, (), ()), Layout(elementwise="triton"))
+    assert check(case, precision, declaration, let_go(KERNELS[case.op_name])) == []
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("case", [case for case in WIDE if case.op_name == "loss_and_gradient"], ids=str)
+def test_a_program_for_each_row_makes_the_same_loss(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_kernel, "FORM", LossForm())
+    assert check(case, "bf16", OnePassLoss(), let_go(KERNELS[case.op_name])) == []
+
+
+def test_parts_of_rows_are_those_that_were_fastest() -> None:
+    assert shared_form(128256) == SharedForm(row_part(128256), 4) == SharedForm(8192, 4)
+    assert shared_form(151936) == SharedForm(row_part(151936), 2) == SharedForm(4096, 2)
 
 
 def test_weights_behind_each_other_are_one_matrix() -> None:

@@ -38,7 +38,6 @@ from penteract.units import Seconds
 
 PARTS = 512  # sums of a norm's weight gradient, each of some rows: fixed, so that results do not depend on the card
 
-ROW_PART = 8192  # columns of a row of logits that one program has in registers: 64 of a thread
 REPORT = 8  # bytes: what a program says of its part
 
 _ATTENTION = Attention()
@@ -337,9 +336,15 @@ def rotation_cost(rates: WorkRates, ins: Sequence[Shape], attrs: Attrs, widths: 
     return fsum([k.times * rates.moved(k.moved, k.walked) for k in kernels])
 
 
+def row_part(columns: int) -> int:
+    """Columns of a row of logits that one program has in registers, 64 of a thread: the fastest of several at 128,256
+    and at 151,936 columns on an H200 (`benchmarks/loss_forms.py`)."""
+    return 8192 if columns <= 2**17 else 4096
+
+
 def _reports(ins: Sequence[Shape]) -> int:
     """Parts of all rows of logits."""
-    return prod(ins[1]) * -(-ins[0][-1] // ROW_PART)
+    return prod(ins[1]) * -(-ins[0][-1] // row_part(ins[0][-1]))
 
 
 def _columns(weights: Sequence[Shape]) -> int:
@@ -356,7 +361,7 @@ FUSIONS: dict[str, OpDeclaration] = {
 
 _ONE_PASS: dict[str, OpDeclaration] = {
     "fork_norm": OnePassForkNorm(),
-    "loss_and_gradient": OnePassLoss(),
+    "loss_and_gradient": SharedRowsLoss(),
     "merged_linear": OneProduct(),
     "packed_swiglu": OnePassPackedSwiglu(),
 }

@@ -20,8 +20,9 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.ops.declarations.fusions import ROW_PART
+from penteract.ops.declarations.fusions import row_part
 
+_THREAD = 64  # columns of a thread
 _LEAST = tl.constexpr(float("-inf"))
 _LOG2E = tl.constexpr(1.4426950408889634)
 _MISSING = tl.constexpr(-1)  # two floats with every bit set: computation makes other NaNs
@@ -35,8 +36,14 @@ class SharedForm:
     warps    of a program
     """
 
-    columns: int = ROW_PART
-    warps: int = 4
+    columns: int
+    warps: int
+
+
+def shared_form(columns: int) -> SharedForm:
+    """The one that runs for rows of so many columns."""
+    part = row_part(columns)
+    return SharedForm(part, part // (32 * _THREAD))
 
 
 def put_losses(
