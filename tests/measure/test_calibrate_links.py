@@ -164,14 +164,14 @@ def test_every_collective_over_every_group_and_every_pair_once() -> None:
         for n in Hosts(1, world).sizes():
             for size in ON_GPU:
                 for kind in (*COLLECTIVES, "shift"):
-                    assert {("link", kind, n, size), ("link_under_product", kind, n, size)} <= {*keys}
+                    assert {("link", kind, n, size), ("under", kind, n, size)} <= {*keys}
         both = [group for w in Hosts(1, world).pairs(64) for group in w.groups]
         assert sorted(both) == sorted(permutations(range(world), 2))
         for w in found:
             ranks = [r for group in w.groups for r in group]
             assert len({*ranks}) == len(ranks) and max(ranks) < world
         before = keys.index(("link", "all_gather", world, ON_GPU[1]))
-        assert keys.index(("product_under_link", "all_gather", world, ON_GPU[0])) < before  # what a file needs is first
+        assert keys.index(("contended", "all_gather", world, 4 * max(ON_GPU))) < before  # what a file needs is first
 
 
 def test_a_rank_without_memory_is_told_what_helps() -> None:
@@ -284,6 +284,7 @@ class FakeGpu:
     products: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     wires: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     slow_wires: bool = False
+    long: float = 1.0
 
     def event(self, **_: Any) -> SimpleNamespace:
         made = SimpleNamespace(time=0.0, synchronize=lambda: None)
@@ -308,7 +309,7 @@ class FakeGpu:
 
     def start(self) -> Work:
         begun = max(self.at["wires"], self.at[self.current])
-        self.at["wires"] = begun + COLLECTIVE * (SLOWED if self.slow_wires else 1)
+        self.at["wires"] = begun + self.long * COLLECTIVE * (SLOWED if self.slow_wires else 1)
         self.wires.append((begun, self.at["wires"]))
         return Work([self.at["wires"]], ())
 
@@ -321,15 +322,16 @@ def test_the_clock_of_a_gpu_times_what_overlaps(monkeypatch: pytest.MonkeyPatch)
     gpu = FakeGpu()
     for name, value in (("Event", gpu.event), ("Stream", lambda: "side"), ("stream", gpu.stream), ("synchronize", int)):
         monkeypatch.setattr(torch.cuda, name, value)
-    hot: Any = SimpleNamespace(filler=gpu.multiply, heat=lambda: [gpu.multiply() for _ in range(12)])
-    clock, op = link_clock.GpuLinkClock(hot), LinkOperation(gpu.start, gpu.finish)
+    hot: Any = SimpleNamespace(heat=lambda: [gpu.multiply() for _ in range(12)])
+    clock, op = link_clock.GpuLinkClock(hot, gpu.multiply), LinkOperation(gpu.start, gpu.finish)
     assert clock.alone(op) == pytest.approx(COLLECTIVE) and clock.product() == pytest.approx(PRODUCT)
-    gpu.wires.clear()
-    gpu.products.clear()
-    assert clock.contended(op, COLLECTIVE, PRODUCT) == pytest.approx(PRODUCT * CONTENDED)
-    assert gpu.products[-1][1] < gpu.wires[-1][1]  # it ran beside collectives to its end
     gpu.slow_wires = True
     gpu.wires.clear()
+    gpu.products.clear()
     assert clock.under_product(op, COLLECTIVE, PRODUCT) == pytest.approx(COLLECTIVE * SLOWED)
-    assert gpu.wires[-1][1] < gpu.products[-1][1]  # and so did they
+    assert gpu.wires[-1][1] < gpu.products[-1][1]  # products ran beside them to their end
+    gpu.wires.clear()
+    gpu.long = 40.0
+    assert clock.contended(op, 0.0, PRODUCT) == pytest.approx(PRODUCT * CONTENDED)
+    assert gpu.wires[-1][0] <= gpu.products[-1][0] < gpu.products[-1][1] < gpu.wires[-1][1]  # within the operation
     assert gpu.current == "compute"

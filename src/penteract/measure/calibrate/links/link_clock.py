@@ -22,7 +22,8 @@ REPEATS = 10  # operations, or products, that are timed together
 _LONGER = 2.0  # times as long as what is timed: what runs beside it
 _MOST_EXTRA = 200
 _SIDE = 512  # of a CPU's products
-_MATRIX = 8192  # of a GPU's; `HotClock` heats with the same
+_MATRIX = 4096  # of a GPU's
+_INSIDE = 0.7  # of a long operation that products beside it take
 
 
 class LinkClock(Protocol):
@@ -51,48 +52,42 @@ class LinkClock(Protocol):
 
 def link_clock(device: torch.device) -> LinkClock:
     """The clock of a kind of device."""
-    return GpuLinkClock(HotClock(device)) if device.type == "cuda" else CpuLinkClock()
+    if device.type != "cuda":
+        return CpuLinkClock()
+    a, b, out = (torch.randn(_MATRIX, _MATRIX, device=device, dtype=torch.bfloat16) for _ in range(3))
+    return GpuLinkClock(HotClock(device), lambda: torch.mm(a, b, out=out))
 
 
 @dataclass(slots=True)
 class GpuLinkClock:
-    """By the device's own events. `hot`: heats, by the products that are timed."""
+    """By the device's own events. `hot`: heats. `multiply`: the product that runs beside, as short as those of a layer:
+    a collective waits for the end of the product that has all of the device."""
 
     hot: HotClock
+    multiply: Op
     _side: torch.cuda.Stream | None = field(default=None, init=False)
 
     def alone(self, op: LinkOperation) -> float:
         """By events around REPEATS operations."""
         self.hot.heat()
         op()
-        begin, end = _event(), _event()
-        begin.record()
-        for _ in range(REPEATS):
-            op()
-        end.record()
-        return _between(begin, end)
+        return _timed(op, REPEATS)
 
     def product(self) -> float:
         """By events around REPEATS products."""
-        multiply = self.hot.filler
         self.hot.heat()
-        begin, end = _event(), _event()
-        begin.record()
-        for _ in range(REPEATS):
-            multiply()
-        end.record()
-        return _between(begin, end)
+        return _timed(self.multiply, REPEATS)
 
     def under_product(self, op: LinkOperation, alone: float, product: float) -> float:
         """The second event follows the operations on a side stream."""
-        multiply, extra = self.hot.filler, _extra(alone, product)
+        extra = min(_MOST_EXTRA, max(REPEATS, ceil(_LONGER * REPEATS * alone / product)))
         self.hot.heat()
         op()
         begin, end = _event(), _event()
         begin.record()
         started = [op.start() for _ in range(REPEATS)]
         for _ in range(extra):
-            multiply()
+            self.multiply()
         if self._side is None:
             self._side = torch.cuda.Stream()
         with torch.cuda.stream(self._side):  # it waits for the operations alone
@@ -100,33 +95,41 @@ class GpuLinkClock:
                 op.finish(work)
             end.record()
         self.settle()
-        return _between(begin, end)
+        return _between(begin, end) / REPEATS
 
     def contended(self, op: LinkOperation, alone: float, product: float) -> float:
-        """The second event follows the products."""
-        multiply, extra = self.hot.filler, _extra(product, alone)
+        """Products within one long operation that began before them, over as many without it, in turn: so both have the
+        same clock. Queued operations would wait for products, and few would run beside them."""
+        self.hot.heat()
+        op()
+        count = max(1, int(_INSIDE * _timed(op, 1) / product))
+        self.hot.heat()
+        free = _timed(self.multiply, count)
         self.hot.heat()
         op()
         begin, end = _event(), _event()
         begin.record()
-        started = [op.start() for _ in range(extra)]
-        for _ in range(REPEATS):
-            multiply()
+        work = op.start()
+        for _ in range(count):
+            self.multiply()
         end.record()
-        for work in started:
-            op.finish(work)
+        op.finish(work)
         self.settle()
-        return _between(begin, end)
+        return product * _between(begin, end) / count / free
 
     def settle(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize()
 
 
-def _extra(timed: float, other: float) -> int:
-    """How many of what takes `other` run beside REPEATS of what takes `timed`, so that they end later. The same number
-    on all ranks, as the times are."""
-    return min(_MOST_EXTRA, max(REPEATS, ceil(_LONGER * REPEATS * timed / other)))
+def _timed(op: Op, times: int) -> float:
+    """Microseconds of one of `times` operations on the device."""
+    begin, end = _event(), _event()
+    begin.record()
+    for _ in range(times):
+        op()
+    end.record()
+    return _between(begin, end) / times
 
 
 def _event() -> torch.cuda.Event:
@@ -135,7 +138,7 @@ def _event() -> torch.cuda.Event:
 
 def _between(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
     end.synchronize()
-    return 1e3 * begin.elapsed_time(end) / REPEATS
+    return 1e3 * begin.elapsed_time(end)
 
 
 @dataclass(slots=True)

@@ -38,19 +38,19 @@ def link_tables(rows: MeasuredRows) -> Iterator[str]:
     widest = max(n for n, _ in ring)
     yield f"[p2p]\none_way = {_points({size: us for (_, size), us in rows.under('link', SEND)})}"
     yield f"both_ways = {_points({size: us for (n, size), us in ring.items() if n == widest})}"
-    yield "\n# Products while collectives run on all devices, over products alone.\n[contention]"
+    yield "\n# Products within one long collective of all devices, over products alone.\n[contention]"
     yield from (f"{kind} = {factor:.4f}" for kind, factor in contention(rows).items())
     if slower := slowed(rows):
-        yield "\n# Collectives of 1 MiB and more while products run, over collectives alone: medians.\n[slowed]"
+        yield "\n# Ten collectives of 1 MiB and more while products run, over ten alone: medians.\n[slowed]"
         yield from (f"{kind} = {factor:.4f}" for kind, factor in slower.items())
 
 
 def contention(rows: MeasuredRows) -> dict[str, float]:
     """How many times as long a product takes while an operation of a kind runs among all devices."""
-    alone = dict(rows.under("product_under_link", PRODUCT))
+    alone = dict(rows.under("contended", PRODUCT))
     found = dict[str, float]()
     for kind in (*COLLECTIVES, SEND, SHIFT):
-        during = {n: us for (n, _), us in rows.under("product_under_link", kind)}
+        during = {n: us for (n, _), us in rows.under("contended", kind)}
         if during and (n := max(during), 0) in alone:
             found[kind] = during[n] / alone[n, 0]
     return found
@@ -61,7 +61,7 @@ def slowed(rows: MeasuredRows) -> dict[str, float]:
     found = dict[str, float]()
     for kind in (*COLLECTIVES, SEND, SHIFT):
         alone = dict(rows.under("link", kind))
-        ratios = [us / alone[key] for key, us in rows.under("link_under_product", kind) if key in alone
+        ratios = [us / alone[key] for key, us in rows.under("under", kind) if key in alone
                   and key[1] >= _RATE]  # fmt: skip
         if ratios:
             found[kind] = statistics.median(ratios)
@@ -71,7 +71,7 @@ def slowed(rows: MeasuredRows) -> dict[str, float]:
 def hosts_and_each(rows: MeasuredRows) -> tuple[int, int]:
     """(hosts that ranks were on, ranks of each) when links were measured."""
     hosts = max((n for kind in RINGS for (n, _), _ in rows.under("between", kind)), default=1)
-    return hosts, max((n for (n, _), _ in rows.under("product_under_link", PRODUCT)), default=1)
+    return hosts, max((n for (n, _), _ in rows.under("contended", PRODUCT)), default=1)
 
 
 def between_table(rows: MeasuredRows, date: str) -> Iterator[str]:

@@ -13,14 +13,15 @@ Ranks = tuple[int, ...]
 # contended   products while it runs
 # between     a collective of whole hosts, or a message from one host to the next
 Way = Literal["alone", "under", "contended", "between"]
-_KEYS = {"alone": "link", "under": "link_under_product", "contended": "product_under_link", "between": "between"}
+_KEYS = {"alone": "link", "under": "under", "contended": "contended", "between": "between"}
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 RINGS = COLLECTIVES[:3]  # of which plans take measured bandwidth between hosts
 SEND, SHIFT, PAIR, PRODUCT = "send", "shift", "pair", "product"
 COPIES = ("h2d_all", "d2h_all")  # all devices of a host at once
-# Bytes of the whole tensor, the most used first. Products are slowed by the first of them.
+# Bytes of the whole tensor, the most used first.
 ON_GPU = (2**26, 2**20, 2**28, 2**16, 2**22, 2**24, 2**18)
+_LONG = 4  # times the largest
 ON_CPU = (2**20, 2**16, 2**24, 2**18, 2**22)
 
 
@@ -89,7 +90,8 @@ class Hosts(NamedTuple):
         plain = {size: [*self._inside(size)] for size in sizes}
         widest = [w for w in plain[first] if len(w.groups[0]) == self.each]
         found = [self.products(), *plain[first], *self._between(min(sizes), max(sizes))]
-        found += [w._replace(way="contended") for w in widest]
+        long = _LONG * max(sizes) if gpu else first  # products run within it
+        found += [w._replace(way="contended", size=long) for w in widest]
         found += [self._of("alone", kind, self.groups(self.each), first) for kind in COPIES if gpu]
         found += [w for size in sizes[1:] for w in plain[size]]
         found += self.pairs(first)
