@@ -193,6 +193,30 @@ shows that a step can be captured, not that it is fast.""",
     )
 
 
+def calibrated_links() -> str:
+    found = record("links_2xh200")
+    sizes = sorted({row["bytes"] for row in found["rows"]})
+    by = {(row["collective"], row["bytes"]): row for row in found["rows"]}
+    kinds = dict.fromkeys(row["collective"] for row in found["rows"])
+    rows = [(kind.replace("_", "-"), *(f"{by[kind, size]['us']:,.0f} ({by[kind, size]['catalogue_us']:,.0f})" for size in sizes))
+            for kind in kinds]  # fmt: skip
+    copies = found["copies_gb_s"]
+    return section(
+        "Links that calibrate measured",
+        f"""\
+`penteract calibrate` on two H200s, 85 seconds for products, attention, copies and links: microseconds of a collective over
+both, hot, in brackets those of the catalogue, measured on a node of eight. The spread of a row is {found["spread"]}. Copies from and
+to the host of both at once: {copies["h2d_all"]:.0f} and {copies["d2h_all"]:.0f} GB/s.
+
+Below 16 MiB the catalogue's curves carry the time of the host's call too, so plans have small collectives too long.
+
+Falls short: two GPUs only; how much products and collectives slow each other was measured in another way since, which no GPU
+has run.""",
+        table("collective | " + " | ".join(f"{size / 2**20:g} MiB" for size in sizes), rows),
+        records=["links_2xh200.json"],
+    )
+
+
 def rates() -> str:
     hot, burst = record("sustained_h200"), record("ceilings_8xh200")
     largest = {
