@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.alone  # it looks at what runs at one moment
+
 HERE = Path(__file__).parent
 BODY = """
 import os, time

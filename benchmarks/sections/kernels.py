@@ -204,7 +204,7 @@ def calibrated_links() -> str:
     return section(
         "Links that calibrate measured",
         f"""\
-`penteract calibrate` on two H200s, 85 seconds for products, attention, copies and links: microseconds of a collective over
+`penteract calibrate` on two H200s: microseconds of a collective over
 both, hot, in brackets those of the catalogue, measured on a node of eight. The spread of a row is {found["spread"]}. Copies from and
 to the host of both at once: {copies["h2d_all"]:.0f} and {copies["d2h_all"]:.0f} GB/s.
 

@@ -54,7 +54,7 @@ def cases_of_jobs(asked: SweepQuestion, words: Sequence[str]) -> Expanded:
             return run
         container = given.get("container", run.run.slurm.container) != "none"
         card, device = card_of(node, container=container), list[str]()
-        if card is not None and run.origins.get(_DEVICE, "default") == "default":
+        if card is not None and run.is_open(_DEVICE):
             device = [f"{_DEVICE}=cuda"]  # a node without its GPU says so, and computes nothing on its cores
             run = anew(device)
         return settle_defaults(run, card, lambda more: anew([*device, *more]))[0]
@@ -68,7 +68,7 @@ def left_open(asked: SweepQuestion, cases: Expanded) -> str:
     if asked.gpus or asked.plan is not None:
         return ""
     runs = [one.run for one in cases.cases if one.run.run.precision.device != "cpu"]
-    names = [key for key in _OF_A_CARD if any(run.origins.get(key, "default") == "default" for run in runs)]
+    names = [key for key in _OF_A_CARD if any(run.is_open(key) for run in runs)]
     kept = f"{', '.join(names)} keep their defaults"
     return f"note: no GPU is asked from here, and the sweep names none: {kept} · fix: --gpus, such as 8xH100" * bool(
         names

@@ -81,7 +81,7 @@ def write_parts(path: Path, parts: Sequence[Part], size: int, *, threads: int = 
 
     try:
         _reserve(fd, size)
-        with _synced_meanwhile(fd) if size >= LARGE else contextlib.nullcontext():
+        with _synced_meanwhile(fd, failed) if size >= LARGE else contextlib.nullcontext():
             if threads == 1:
                 for part in parts:
                     write(part)
@@ -96,17 +96,19 @@ def write_parts(path: Path, parts: Sequence[Part], size: int, *, threads: int = 
 
 
 @contextmanager
-def _synced_meanwhile(fd: int) -> Iterator[None]:
+def _synced_meanwhile(fd: int, failed: threading.Event) -> Iterator[None]:
     """Sync what has been written of a file again and again. An error of the disk is told only once to each descriptor,
-    so that of this thread is raised at the end. Raises OSError."""
+    so that of this thread sets `failed`, and is raised at the end. Raises OSError."""
     ended, errors = threading.Event(), list[OSError]()
+    sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
     def sync() -> None:
         while not errors and not ended.wait(_PAUSE_S):
             try:
-                os.fdatasync(fd)
+                sync_data(fd)
             except OSError as e:
                 errors.append(e)
+                failed.set()
 
     thread = threading.Thread(target=sync, name="sync", daemon=True)
     thread.start()

@@ -34,7 +34,7 @@ _IF_SAVED = f"{_RESUME}, if there is one"
 
 def launch(
     world: int, words: Sequence[str], folder: Path, environment: Mapping[str, str],
-    explain: Callable[[str], str] = lambda line: line, again: str = _RESUME,
+    explain: Callable[[str], str] = lambda line: line, again: str | None = None,
 ) -> int:  # fmt: skip
     """Run `python WORDS` as `world` ranks; returns the exit code of the first rank that failed, or 0.
 
@@ -42,7 +42,7 @@ def launch(
     stop at the first, and end at once at the second; the third kills them. After a rank fails, the others have GRACE_S
     to end by themselves. The error of the rank that failed first is printed on stderr, here alone: ranks write theirs
     to errors.jsonl. No rank outlives this process. `explain`: what is printed where a rank had no memory left.
-    `again`: how to go on, where no checkpoint does.
+    `again`: how to go on, where no checkpoint is what does.
     """
     earlier = rundir.errors_size(folder)
     ranks = _Ranks(folder, killed_before=cgroup.memory_kills())
@@ -65,7 +65,8 @@ def launch(
         code = Preempted.exit_code
     if line:
         line = explain(line) if code == OutOfMemory.exit_code else line
-        print(line.replace(_IF_SAVED, again).replace(_RESUME, again), file=sys.stderr, flush=True)
+        line = line if again is None else line.replace(_IF_SAVED, again).replace(_RESUME, again)
+        print(line, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
         rundir.write_status(folder, rundir.ended(code), exit_code=code)
     return code

@@ -22,7 +22,9 @@ from penteract.engine.run_folder import checkpoint_folder, lease, rundir
 from penteract.engine.runtime.generation import Generation
 from penteract.engine.runtime.launch import launch
 from penteract.errors import BadInput
-from penteract.units import show_bytes
+from penteract.units import GIB, show_bytes
+
+_OF_A_GPU = 2 * GIB  # of the host's memory, for each rank: CUDA and the libraries, before anything is allocated
 
 
 def train(  # noqa: PLR0913 (options of the command line)
@@ -83,13 +85,16 @@ def _with_room(resolved: Resolved, predicted: RunPrediction, *, quiet: bool) -> 
     a line says so, unless `quiet`. Raises BadInput if the ranks will need more of its memory than is free: on CPUs all
     that they allocate, and for saves in the background a copy of what they save."""
     world, free = resolved.run.layout.world, host_memory.available()
-    allocated, copied = 0 if _gpus(resolved) else predicted.allocated_bytes, predicted.snapshot_bytes
-    if free is None or (allocated + copied) * world <= free:
+    gpus, copied = _gpus(resolved), predicted.snapshot_bytes
+    allocated = 0 if gpus else predicted.allocated_bytes
+    if free is None:
         return resolved
     if allocated * world > free:
         raise BadInput("MEMORY", f"{world} ranks of {show_bytes(allocated)} do not fit this host's free memory",
                        found=show_bytes(allocated * world), allowed=show_bytes(free),
                        fix="a smaller model or micro-batch; penteract.estimate shows what a layout takes")  # fmt: skip
+    if not copied or (copied + (_OF_A_GPU if gpus else allocated)) * world <= free:
+        return resolved
     if resolved.is_open("checkpoint.asynchronous"):
         why = f"copies of {show_bytes(copied * world)} do not fit this host's free memory, {show_bytes(free)}"
         if not quiet:

@@ -231,8 +231,6 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
             shape = q.local_shape(p.mesh)
             state.parameters[q.name] = _read(p, b, parameter[at : at + q.numel(p.mesh)]).view(shape)
             state.gradients[q.name] = gradient[at : at + q.numel(p.mesh)].view(shape)
-    for name in clear:
-        state.gradients[name].zero_()
     staging = staging_buffers(((b, 1) for b in p.buckets), p.precision)
     for _ in range(staging.count):
         state.staging.append(_optimizer(staging.elements, staging.p, device, scaled=staging.scaled))

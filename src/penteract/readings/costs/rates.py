@@ -29,6 +29,9 @@ class FusedRates(NamedTuple):
     backward: Curve
 
 
+_OVERLAPPED = ("all_gather", "reduce_scatter")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
     """Seconds of work on one device of a cluster, in one precision.
@@ -97,7 +100,7 @@ class Rates:
             copying=MappingProxyType(_copying(cluster, curves, device)),
             launch=curves.launch_us * 1e-6,
             launches=MappingProxyType({name: us * 1e-6 for name, us in curves.launch_of}),
-            contention=max(1.0, fsum(factor for _, factor in links.contention) / len(links.contention)),
+            contention=_contention(links),
             basis=MappingProxyType(_basis(cluster, curves, precision)),
         )
 
@@ -223,13 +226,25 @@ def _basis(cluster: Cluster, curves: Curves, precision: str) -> dict[str, str]:
         "update": f"{source}; fused AdamW",
         "copy": f"{source}; pinned memory, all devices of a node at once",
         "launch": f"{curves.launch_basis}: {curves.about}; an op called in an eager step",
-        "contention": f"{contended}; {_contention(curves if curves.contention else reference())}",
+        "contention": f"{contended}; {_contention_basis(curves if curves.contention else reference())}",
     }
 
 
-def _contention(links: Curves) -> str:
+def _beside_compute(links: Curves) -> tuple[tuple[str, float], ...]:
+    """How much longer products take while a collective runs, of the kinds that run beside them: FSDP's; of all that
+    were measured, if these were not."""
+    return tuple(one for one in links.contention if one[0] in _OVERLAPPED) or links.contention
+
+
+def _contention(links: Curves) -> float:
+    """The mean of these, at least 1."""
+    factors = [factor for _, factor in _beside_compute(links)]
+    return max(1.0, fsum(factors) / len(factors))
+
+
+def _contention_basis(links: Curves) -> str:
     """What was measured of products and collectives that run at once."""
-    text = f"products while {', '.join(kind for kind, _ in links.contention)} run, their mean"
+    text = f"products while {', '.join(kind for kind, _ in _beside_compute(links))} run, their mean"
     if links.slowed:
         text += (
             f"; collectives then take {', '.join(f'{factor:.2f}' for _, factor in links.slowed)} times as long, which"

@@ -74,7 +74,8 @@ def _sum_runs(
             summed += tl.load(place, c < WIDTH, other=0.0).to(tl.float32)
         made = narrow(summed, into.dtype.element_ty)
         if MARK:
-            made = tl.where((c == 0) & (wide(made) == 0.0), -0.0, wide(made)).to(into.dtype.element_ty)
+            mark = tl.full(made.shape, -2147483648, tl.int32).to(tl.float32, bitcast=True)  # Triton 3.6 has -0.0 as 0.0
+            made = tl.where((c == 0) & (wide(made) == 0.0), mark, wide(made)).to(into.dtype.element_ty)
         tl.store(place, made, c < WIDTH)
 
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from penteract.engine.kernels.kernel import Env, Tensors
-from penteract.engine.kernels.triton.fused_loss.shared_rows import SharedForm, put_losses, shared_form
+from penteract.engine.kernels.triton.fused_loss.shared_rows import SharedForm, may_wait, put_losses, shared_form
 from penteract.engine.kernels.triton.strides import row_stride
 from penteract.ops.tape import Site
 
@@ -56,13 +56,14 @@ def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs
     z, columns, tokens = float(site.attrs.get("z") or 0.0), logits.shape[-1], targets.numel()
     of_rows = torch.empty(len(outs), tokens, dtype=torch.float32, device=logits.device)
     widest, form, stride = triton.next_power_of_2(columns), FORM or shared_form(columns), row_stride(logits)
-    if isinstance(form, SharedForm):
+    if isinstance(form, SharedForm) and may_wait(columns, form, logits.device):
         put_losses(logits, stride, targets, g, of_rows, z, form)
     else:
+        alone = form if isinstance(form, LossForm) else LossForm()
         _rows[(tokens,)](
-            logits, targets, g, of_rows, tokens, columns, stride, z, Z=bool(z), KEPT=min(form.kept, widest),
-            COLUMNS=min(form.columns, widest), LEAVES=form.leaves, STAGES=form.stages or None, HOLDS=form.holds,
-            num_warps=form.warps,
+            logits, targets, g, of_rows, tokens, columns, stride, z, Z=bool(z), KEPT=min(alone.kept, widest),
+            COLUMNS=min(alone.columns, widest), LEAVES=alone.leaves, STAGES=alone.stages or None, HOLDS=alone.holds,
+            num_warps=alone.warps,
         )  # fmt: skip
     for out, part in zip(outs, of_rows, strict=True):
         _total[(1,)](part, out, tokens, TOKENS=min(_TOKENS, triton.next_power_of_2(tokens)), num_warps=16)

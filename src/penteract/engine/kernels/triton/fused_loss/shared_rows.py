@@ -6,7 +6,7 @@ what the others report of theirs, adds all up in the order of the parts, and wri
 What a program reports is one number of 64 bits, written and read as a whole, in place of a number that none can report:
 so it is its own signal, and nothing else has to be in order. Programs take parts in the order in which they start, by a
 ticket. So those that wait do so for programs that run, or for the next that start; these do when the rows before are
-done, as more programs run at a time than a row has parts.
+done, if more programs run at a time than a row has parts: `may_wait` tells.
 """
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
@@ -44,6 +44,13 @@ def shared_form(columns: int) -> SharedForm:
     """The one that runs for rows of so many columns."""
     part = row_part(columns)
     return SharedForm(part, part // (32 * _THREAD))
+
+
+def may_wait(columns: int, form: SharedForm, device: torch.device) -> bool:
+    """Whether programs of this device may wait for each other: it has a multiprocessor for each part of a row, so that
+    they run beside each other whatever else the device does."""
+    parts = triton.cdiv(columns, min(form.columns, triton.next_power_of_2(columns)))
+    return device.type != "cuda" or parts <= torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def put_losses(
