@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -108,18 +109,26 @@ def start_ranks(links: LinkRows, about: Mapping[str, str], seconds: float, *, pa
     command = ["-m", _RANK, str(folder), *words]
     code = launch(links.ranks, command, folder, os.environ, _without_memory, again=_AGAIN)
     if not code:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
     return code
 
 
 def _made(folder: Path) -> Path:
-    """The folder, empty. Raises DiskFailure."""
+    """The folder; other ranks of a launcher may have made it. Raises DiskFailure."""
     try:
-        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DiskFailure("DISK", f"cannot be made: {error.strerror}", where=str(folder)) from None
     return folder
+
+
+def _remove(folder: Path) -> None:
+    """What ranks left there; the folder too, if nothing else is in it."""
+    shutil.rmtree(folder / "logs", ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for file in ("errors.jsonl", "status.json"):
+            (folder / file).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _without_memory(line: str) -> str:
