@@ -40,8 +40,9 @@ from penteract.config.precision.fp8 import Format, usual
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.quantised.casters import Casters, Fp8Data
 from penteract.engine.kernels.quantised.fp8 import emulated
-from penteract.engine.kernels.quantised.fp8_linear import TORCH, Casters, Fp8Data, Fp8Kernels
+from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.triton.fusions import rotate_
 from penteract.engine.kernels.triton.quantised.fp8_linear import FP8_LINEAR, TRITON
 from penteract.ops.declarations import declaration_of

@@ -18,7 +18,8 @@ from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.precision.fp8 import Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.quantised.fp8_linear import TORCH, Caster, Casters, Fp8Data, Fp8Kernels, Slopes
+from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data, Slopes
+from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.triton.fusions import rotate_
 from penteract.engine.kernels.triton.quantised.fp8_linear import TRITON
 from penteract.ops.declarations import OPS, declaration_of

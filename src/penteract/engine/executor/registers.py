@@ -7,22 +7,20 @@ has a routed size is made anew in every step, and so is everything in memory tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 
 from penteract.engine.executor.allocator import Allocator, Arena
 from penteract.engine.executor.feed import MicroBatch
-from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.kernel import Bound, Env, TorchKernel, bound
 from penteract.ops.spec import Received, Spec
 from penteract.ops.tape import Call
 from penteract.step.program import BufferKey, Program
 
 Key = tuple[BufferKey, int]  # ((chunk, micro-batch), register)
-Bound = Callable[[], None]  # a call of a kernel, with its tensors
 
 
 @dataclass(slots=True)
@@ -119,10 +117,13 @@ def weight_gradient_call(
     """A weight gradient into the gradients' buffers: added where they are in `written`, which it extends."""
     site, params, f = call.site, call.site.params, kernel.weight_gradient
     assert f is not None
-    gradients = [into[n] for n in params]
+    gradients, calls = [into[n] for n in params], dict[bool, Bound]()
 
     def run() -> None:
-        f(env, site, ins, gradients, params[0] in written)
+        add = params[0] in written
+        if add not in calls:
+            calls[add] = bound(f, env, site, ins, gradients, add)
+        calls[add]()
         written.update(params)
 
     return run
@@ -134,4 +135,4 @@ def kernel_call(
     """A forward or an input gradient into `outs`."""
     f = kernel.forward if call.phase == "forward" else kernel.input_gradient
     assert f is not None
-    return partial(f, env, call.site, ins, weights, outs)
+    return bound(f, env, call.site, ins, weights, outs)

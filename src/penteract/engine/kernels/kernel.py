@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,6 +51,26 @@ class Env:
 Forward = Callable[[Env, Site, Tensors, Tensors, Tensors], None]  # env, site, ins, weights, outs
 InputGradient = Callable[[Env, Site, Tensors, Tensors, Tensors], None]  # env, site, kept + gradients, weights, outs
 WeightGradient = Callable[[Env, Site, Tensors, Tensors, bool], None]  # env, site, kept + gradients, into, add
+
+
+Bound = Callable[[], None]  # a call of a phase, with its tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Bindable:
+    """A phase that makes views of its tensors once for calls that have the same ones: `bind` takes what the phase
+    takes, and gives what makes the call, as often as it is asked to."""
+
+    bind: Callable[..., Bound]
+
+    def __call__(self, *about: Any) -> None:
+        """The call itself, once."""
+        self.bind(*about)()
+
+
+def bound(phase: Callable[..., None], *about: Any) -> Bound:
+    """A call of a phase with its tensors."""
+    return phase.bind(*about) if isinstance(phase, Bindable) else partial(phase, *about)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,75 +12,24 @@ the product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 
 from penteract.config.precision.fp8 import Format, Fp8
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.fusions import Rotate, put_swiglu, put_swiglu_input, rotate_
-from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel
+from penteract.engine.kernels.quantised.casters import Cast, Caster, Casters, Fp8Data, Slopes, typed
 from penteract.engine.kernels.quantised.fp8 import Product, emulated, real
 from penteract.engine.kernels.quantised.quantise import Operand, make_scales, round_into
 from penteract.ops.declarations.fusions import columns
 from penteract.ops.declarations.quantised.fp8 import rows_at_once
 from penteract.ops.declarations.quantised.fp8_linear import POSITIONS, rows_of_room
 from penteract.ops.tape import Site
-
-
-class Fp8Data(NamedTuple):
-    """Where the FP8 data of a tensor [rows, k] go, in Transformer Engine's terms: rowwise [rows, k]; columnwise
-    [k, rows], the transpose. None: not needed."""
-
-    rowwise: torch.Tensor | None
-    columnwise: torch.Tensor | None
-
-    def part(self, begin: int, end: int) -> Fp8Data:
-        """The data of rows `begin` to `end`: views, rowwise [end - begin, k] and columnwise [k, end - begin]."""
-        return Fp8Data(
-            None if self.rowwise is None else self.rowwise[begin:end],
-            None if self.columnwise is None else self.columnwise[:, begin:end],
-        )
-
-
-class Slopes(NamedTuple):
-    """What the gradients of gate and up, side by side [T, 2·F], are made of: both of them so [T, 2·F], and the gradient
-    of SwiGLU's result [T, F]."""
-
-    packed: torch.Tensor
-    gradient: torch.Tensor
-
-
-Cast = tuple[Any, Fp8Data]  # a tensor [rows, k], or what it is made of; where its data go
-
-
-class Caster(NamedTuple):
-    """Casts tensors to FP8.
-
-    put_largest  the largest absolute value of x [rows, k] and of what is in `largest` [1], into it
-    put_fp8    the data of x; its scale [1] is made of `largest`, or known where that is None
-    """
-
-    put_largest: Callable[[Any, torch.Tensor], None]
-    put_fp8: Callable[[Fp8, Format, Any, torch.Tensor | None, torch.Tensor, Fp8Data], None]
-
-
-class Casters(NamedTuple):
-    """All casts to FP8, and what is fused with them.
-
-    of_values  data of tensors
-    of_slopes  data of what `Slopes` make, with or without making it
-    put_glu    SwiGLU of a packed tensor [T, 2·F], into [T, F]; its largest value too, and of what is in `largest`
-    whole      several matrices as one, where they lie behind each other
-    """
-
-    of_values: Caster
-    of_slopes: Caster
-    put_glu: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-    whole: Callable[[Sequence[torch.Tensor]], torch.Tensor | None]
-
 
 # ---- plain torch -----------------------------------------------------------------------------------------------------
 
@@ -107,7 +56,7 @@ def put_fp8(
         part, data = wide[: end - begin].copy_(x[begin:end]).mul_(inverse), into.part(begin, end)
         for target, values in ((data.rowwise, part), (data.columnwise, part.t())):
             if target is not None:
-                round_into(target.view(FORMATS[name]), values, name)
+                round_into(typed(target, name), values, name)
 
 
 def _made(x: Slopes) -> torch.Tensor:
@@ -144,87 +93,121 @@ TORCH = Casters(
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(-1, x.shape[-1])
+    return x.view(-1, x.shape[-1])  # never a copy: a bound call would keep it
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Kernels:
-    """`quantise` and the three phases of `fp8_linear` and `fp8_glu`."""
+    """`quantise` and the three phases of `fp8_linear` and `fp8_glu`. Each gives what makes its call: views of registers
+    and weights are made once, what is temporary in each call."""
 
     casters: Casters
     product: Product
     rotate: Rotate = rotate_
 
-    def quantise(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    def quantise(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
         """FP8 data of x, and its scale; its largest value may be known."""
         fp8: Fp8 = site.attrs["fp8"]
         rowwise, columnwise, scale = outs
-        cast = (_flat(ins[0]), Fp8Data(_flat(rowwise), columnwise))
-        self._cast(env, fp8, fp8.operand, [cast], scale, own_largest=ins[1] if len(ins) > 1 else None)
+        into = Fp8Data(typed(_flat(rowwise), fp8.operand), typed(columnwise, fp8.operand))
+        own_largest = ins[1] if len(ins) > 1 else None
+        cast = [(_flat(ins[0]), into)]
+        return partial(self._cast, env, fp8, fp8.operand, cast, scale, own_largest=own_largest)
 
-    def forward(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    def forward(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
         """x·wᵀ of all weights; heads are rotated by position."""
         out, scale = outs
-        self._product(env, site, ins, weights, out, scale)
-        if len(ins) > POSITIONS:
+        product = self._product(env, site, ins, weights, out, scale)
+        if len(ins) <= POSITIONS:
+            return product
+
+        def run() -> None:
+            product()
             self.rotate(env, site, out, ins[POSITIONS], 1)
 
-    def glu_forward(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        return run
+
+    def glu_forward(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
         """Gate and up, side by side; their SwiGLU, and its largest value."""
         out, largest, scale, packed = outs
-        self._product(env, site, ins, weights, packed, scale)
-        self.casters.put_glu(_flat(packed), _flat(out), largest.zero_())
+        product, both, rows = self._product(env, site, ins, weights, packed, scale), _flat(packed), _flat(out)
 
-    def input_gradient(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        def run() -> None:
+            product()
+            self.casters.put_glu(both, rows, largest.zero_())
+
+        return run
+
+    def input_gradient(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
         """g·w of all weights; the columnwise data of g for the weight gradient."""
         of_weights, g = ins
-        self._input_gradient(env, site, self.casters.of_values, _flat(g), of_weights, weights, outs)
+        return self._input_gradient(env, site, self.casters.of_values, _flat(g), of_weights, weights, outs)
 
-    def glu_input_gradient(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    def glu_input_gradient(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
         """The same, of the gradients of gate and up."""
         of_weights, packed, g = ins
-        self._input_gradient(
-            env, site, self.casters.of_slopes, Slopes(_flat(packed), _flat(g)), of_weights, weights, outs
-        )
+        slopes = Slopes(_flat(packed), _flat(g))
+        return self._input_gradient(env, site, self.casters.of_slopes, slopes, of_weights, weights, outs)
 
     def _product(
         self, env: Env, site: Site, ins: Tensors, weights: Tensors, out: torch.Tensor, scale: torch.Tensor
-    ) -> None:
+    ) -> Bound:
         fp8: Fp8 = site.attrs["fp8"]
-        data, of_x = ins[1], ins[3]
-        made = torch.empty(site.attrs["features"], data.shape[-1], dtype=torch.uint8, device=data.device)
-        self._cast(env, fp8, fp8.operand, _each(self._matrices(weights), Fp8Data(made, None)), scale)
-        a, b = _operand(_flat(data), fp8.operand, of_x), _operand(made, fp8.operand, scale)
-        self.product(fp8, a, b, _flat(out), True)
+        a, matrices, rows = _operand(_flat(ins[1]), fp8.operand, ins[3]), self._matrices(weights), _flat(out)
+        shape = site.attrs["features"], a.data.shape[1]
+        room = partial(torch.empty, shape, dtype=FORMATS[fp8.operand], device=out.device)
+
+        def run() -> None:
+            made = room()
+            self._cast(env, fp8, fp8.operand, _each(matrices, Fp8Data(made, None)), scale)
+            self.product(fp8, a, Operand(made, scale), rows, True)
+
+        return run
 
     def _input_gradient(
         self, env: Env, site: Site, caster: Caster, g: Any, of_weights: torch.Tensor, weights: Tensors, outs: Tensors
-    ) -> None:
+    ) -> Bound:
         fp8: Fp8 = site.attrs["fp8"]
         out, columnwise, of_g = outs
-        data = torch.empty(columnwise.shape[::-1], dtype=torch.uint8, device=columnwise.device)
-        self._cast(env, fp8, fp8.gradient, [(g, Fp8Data(data, columnwise))], of_g, caster)
-        made = torch.empty(out.shape[-1], data.shape[1], dtype=torch.uint8, device=columnwise.device)
-        for part, into in _each(self._matrices(weights), Fp8Data(None, made)):
-            self.casters.of_values.put_fp8(fp8, fp8.operand, part, None, of_weights, into)
-        a, b = _operand(data, fp8.gradient, of_g), _operand(made, fp8.operand, of_weights)
-        self.product(fp8, a, b, _flat(out), False)
+        matrices, rows = self._matrices(weights), _flat(out)
+        columnwise, put_fp8 = typed(columnwise, fp8.gradient), self.casters.of_values.put_fp8
+        features, tokens = columnwise.shape
+        room = partial(torch.empty, device=out.device)
 
-    def weight_gradient(self, env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+        def run() -> None:
+            data = room(tokens, features, dtype=columnwise.dtype)
+            self._cast(env, fp8, fp8.gradient, [(g, Fp8Data(data, columnwise))], of_g, caster)
+            made = room(rows.shape[1], features, dtype=FORMATS[fp8.operand])
+            for part, into in _each(matrices, Fp8Data(None, made)):
+                put_fp8(fp8, fp8.operand, part, None, of_weights, into)
+            self.product(fp8, Operand(data, of_g), Operand(made, of_weights), rows, False)
+
+        return run
+
+    def weight_gradient(self, env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> Bound:
         """gᵀ·x into each bucket; added to what is there some rows at a time, as no product of data adds."""
         fp8: Fp8 = site.attrs["fp8"]
         x, of_x, g, of_g = ins
         parts, width = self._matrices(into), x.shape[0]
         n = rows_of_room(site.attrs["features"], width)
-        room = torch.empty(n, width, dtype=parts[0].dtype, device=x.device)
-        b = _operand(x, fp8.operand, of_x)
-        for (begin, end), part in zip(columns([len(w) for w in parts]), parts, strict=True):
-            for at in range(begin, end, n if add else end - begin):
-                to = min(at + n, end) if add else end
-                made = room[: to - at] if add else part
-                self.product(fp8, _operand(g[at:to], fp8.gradient, of_g), b, made, False)
+        room = partial(torch.empty, n, width, dtype=parts[0].dtype, device=x.device)
+        a, b = _operand(g, fp8.gradient, of_g), _operand(x, fp8.operand, of_x)
+        slices = [
+            (Operand(a.data[at : min(at + some, end)], of_g), part[at - begin : at - begin + some])
+            for (begin, end), part in zip(columns([len(w) for w in parts]), parts, strict=True)
+            for some in [n if add else end - begin]
+            for at in range(begin, end, some)
+        ]
+
+        def run() -> None:
+            held = room()
+            for rows, part in slices:
+                made = held[: len(part)] if add else part
+                self.product(fp8, rows, b, made, False)
                 if add:
-                    part[at - begin : to - begin].add_(made)
+                    part.add_(made)
+
+        return run
 
     def _matrices(self, several: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """As few as they are in memory."""
@@ -238,11 +221,12 @@ class Fp8Kernels:
         """FP8 data of tensors that share a scale, once ranks have agreed on it. `own_largest`: this rank's largest
         value, where what made the tensors has found it."""
         caster = caster or self.casters.of_values
-        largest = torch.zeros(1, dtype=torch.float32, device=scale.device)
         if own_largest is not None:
-            largest.copy_(own_largest)
-        for part, _ in parts if own_largest is None else ():
-            caster.put_largest(part, largest)
+            largest = own_largest.to(torch.float32, copy=True)
+        else:
+            largest = torch.zeros(1, dtype=torch.float32, device=scale.device)
+            for part, _ in parts:
+                caster.put_largest(part, largest)
         env.all_reduce_max("sequence", largest)
         for i, (part, data) in enumerate(parts):
             caster.put_fp8(fp8, name, part, None if i else largest, scale, data)
@@ -250,19 +234,21 @@ class Fp8Kernels:
     def table(self) -> dict[str, TorchKernel]:
         """The kernels of the ops that are cast once, by op name."""
         return {
-            "quantise": TorchKernel(self.quantise),
-            "fp8_linear": TorchKernel(self.forward, self.input_gradient, self.weight_gradient),
-            "fp8_glu": TorchKernel(self.glu_forward, self.glu_input_gradient, self.weight_gradient),
+            "quantise": TorchKernel(Bindable(self.quantise)),
+            "fp8_linear": TorchKernel(*map(Bindable, (self.forward, self.input_gradient, self.weight_gradient))),
+            "fp8_glu": TorchKernel(*map(Bindable, (self.glu_forward, self.glu_input_gradient, self.weight_gradient))),
         }
 
 
 def _each(parts: Sequence[torch.Tensor], into: Fp8Data) -> list[Cast]:
     """Matrices one below the other, and where the data of each go."""
+    if len(parts) == 1:
+        return [(parts[0], into)]
     return [(part, into.part(*at)) for at, part in zip(columns([len(w) for w in parts]), parts, strict=True)]
 
 
 def _operand(data: torch.Tensor, name: Format, scale: torch.Tensor) -> Operand:
-    return Operand(data.view(FORMATS[name]), scale)
+    return Operand(typed(data, name), scale)
 
 
 EMULATED = Fp8Kernels(TORCH, emulated).table()

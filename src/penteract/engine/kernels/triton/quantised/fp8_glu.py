@@ -14,10 +14,9 @@ import triton
 import triton.language as tl
 
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
-from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.quantised.fp8_linear import Fp8Data, Slopes
+from penteract.engine.kernels.quantised.casters import Fp8Data, Slopes, typed
 from penteract.engine.kernels.quantised.quantise import TINY
-from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, WARPS, inverse_of, put_tile
+from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, WARPS, inverse_of, put_larger, put_tile
 from penteract.engine.kernels.triton.quantised.quantise import patterns_of
 
 _HIGH, _TIMES = 16, 16  # rows of a tile, and tiles, of a program that looks for the largest value
@@ -39,7 +38,7 @@ def _slopes(packed, gradient, width, r, c, inside):
 
 @triton.jit
 def _forward(packed, out, largest, rows, width, R: tl.constexpr, C: tl.constexpr, TIMES: tl.constexpr):
-    """silu(gate)·up. largest: int32 [1], with the pattern of what was found before."""
+    """silu(gate)·up. largest: fp32 [1], with what was found before."""
     c = tl.program_id(1).to(tl.int64) * C + tl.arange(0, C)
     found = tl.zeros((R, C), tl.int32)
     for i in range(TIMES):
@@ -51,7 +50,7 @@ def _forward(packed, out, largest, rows, width, R: tl.constexpr, C: tl.constexpr
         made = (a * tl.sigmoid(a) * b).to(out.dtype.element_ty)
         tl.store(out + r[:, None] * width + c[None, :], made, inside)
         found = tl.maximum(found, patterns_of(made.to(tl.float32)))
-    tl.atomic_max(largest, tl.max(tl.max(found, axis=1), axis=0))
+    put_larger(largest, tl.max(tl.max(found, axis=1), axis=0))
 
 
 @triton.jit
@@ -65,7 +64,7 @@ def _largest(packed, gradient, largest, rows, width, R: tl.constexpr, C: tl.cons
         by_gate, by_up = _slopes(packed, gradient, width, r, c, inside)
         both = tl.maximum(patterns_of(by_gate.to(tl.float32)), patterns_of(by_up.to(tl.float32)))
         found = tl.maximum(found, both)
-    tl.atomic_max(largest, tl.max(tl.max(found, axis=1), axis=0))
+    put_larger(largest, tl.max(tl.max(found, axis=1), axis=0))
 
 
 @triton.jit
@@ -95,7 +94,7 @@ def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> N
     """SwiGLU of packed [T, 2·F] into [T, F]; its largest value, and of what is in `largest` [1]."""
     rows, width = out.shape
     _forward[_grid(rows, width, _HIGH * _TIMES)](
-        packed, out, largest.view(torch.int32), rows, width, R=_HIGH, C=COLUMNS, TIMES=_TIMES, num_warps=WARPS
+        packed, out, largest, rows, width, R=_HIGH, C=COLUMNS, TIMES=_TIMES, num_warps=WARPS
     )
 
 
@@ -103,7 +102,7 @@ def put_largest_slope(x: Slopes, largest: torch.Tensor) -> None:
     """Of the gradients of gate and up, and of what is in `largest` [1]."""
     rows, width = x.gradient.shape
     _largest[_grid(rows, width, _HIGH * _TIMES)](
-        *x, largest.view(torch.int32), rows, width, R=_HIGH, C=COLUMNS, TIMES=_TIMES, num_warps=WARPS
+        *x, largest, rows, width, R=_HIGH, C=COLUMNS, TIMES=_TIMES, num_warps=WARPS
     )
 
 
@@ -111,9 +110,9 @@ def put_slopes(
     fp8: Fp8, name: Format, x: Slopes, largest: torch.Tensor | None, scale: torch.Tensor, into: Fp8Data
 ) -> None:
     """FP8 data of the gradients of gate and up, rowwise and columnwise."""
-    (rows, width), dtype = x.gradient.shape, FORMATS[name]
+    rows, width = x.gradient.shape
     assert into.rowwise is not None and into.columnwise is not None and largest is not None
     _quantise_tile[triton.cdiv(rows, _SIDE), triton.cdiv(width, _SIDE)](
-        *x, largest.view(torch.int32), scale, into.rowwise.view(dtype), into.columnwise.view(dtype), rows, width,
+        *x, largest, scale, typed(into.rowwise, name), typed(into.columnwise, name), rows, width,
         into.columnwise.stride(0), LARGEST[name], TINY, POWERS=fp8.powers, R=_SIDE, C=_SIDE, num_warps=_FEW,
     )  # fmt: skip

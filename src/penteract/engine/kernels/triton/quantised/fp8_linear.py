@@ -16,13 +16,13 @@ import triton
 import triton.language as tl
 
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
-from penteract.engine.dtypes import FORMATS
+from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data, typed
 from penteract.engine.kernels.quantised.fp8 import real
-from penteract.engine.kernels.quantised.fp8_linear import Caster, Casters, Fp8Data, Fp8Kernels
+from penteract.engine.kernels.quantised.fp8_linear import Fp8Kernels
 from penteract.engine.kernels.quantised.quantise import TINY
 from penteract.engine.kernels.triton.fusions import as_one, rotate_
 from penteract.engine.kernels.triton.quantised.fp8_glu import put_glu, put_largest_slope, put_slopes
-from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, ROWS, WARPS, inverse_of, put_tile
+from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, ROWS, WARPS, inverse_of, put_larger, put_tile
 from penteract.engine.kernels.triton.quantised.quantise import patterns_of
 
 # Numbers that a program of `_largest` reads at a time, and the most programs: an H100 or H200 holds all at once.
@@ -31,15 +31,14 @@ _AT_ONCE, _PROGRAMS = 8192, 528
 
 @triton.jit
 def _largest(x, out, grains, SIZE: tl.constexpr, GRAIN: tl.constexpr):
-    """Of `grains` times GRAIN numbers, in the order in which they lie. out: int32 [1], with the pattern of what was
-    found before."""
+    """Of `grains` times GRAIN numbers, in the order in which they lie. out: fp32 [1], with what was found before."""
     each: tl.constexpr = SIZE // GRAIN
     at, found = tl.arange(0, SIZE), tl.zeros((SIZE,), tl.int32)
     for first in range(tl.program_id(0).to(tl.int64) * each, grains, tl.num_programs(0).to(tl.int64) * each):
         left = tl.minimum(grains - first, each).to(tl.int32) * GRAIN
         values = tl.load(x + first * GRAIN + at, at < left, other=0.0).to(tl.float32)
         found = tl.maximum(found, patterns_of(values))
-    tl.atomic_max(out, tl.max(found, axis=0))
+    put_larger(out, tl.max(found, axis=0))
 
 
 @triton.jit
@@ -47,7 +46,7 @@ def _quantise_tile(
     x, largest, scale, rowwise, columnwise, rows, k, by_row, rowwise_by_row, columnwise_by_row, limit, least,
     POWERS: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """A tile of x [rows, k]. largest: int32 [1], of which the scale is made; None: the scale is given. columnwise: [k,
+    """A tile of x [rows, k]. largest: fp32 [1], of which the scale is made; None: the scale is given. columnwise: [k,
     rows]."""
     r = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     c = tl.program_id(1).to(tl.int64) * K + tl.arange(0, K)
@@ -68,17 +67,17 @@ def put_largest(x: torch.Tensor, largest: torch.Tensor) -> None:
     n = x.numel()
     grain = gcd(n, 16)  # elements: lets the compiler use loads of 16 bytes
     grid = (min(_PROGRAMS, triton.cdiv(n, _AT_ONCE)),)
-    _largest[grid](x, largest.view(torch.int32), n // grain, SIZE=_AT_ONCE, GRAIN=grain, num_warps=WARPS)
+    _largest[grid](x, largest, n // grain, SIZE=_AT_ONCE, GRAIN=grain, num_warps=WARPS)
 
 
 def put_fp8(
     fp8: Fp8, name: Format, x: torch.Tensor, largest: torch.Tensor | None, scale: torch.Tensor, into: Fp8Data
 ) -> None:
     """FP8 data of x [rows, k], as `kernels/quantised/fp8_linear.py` has it."""
-    (rows, k), dtype = x.shape, FORMATS[name]
-    rowwise, columnwise = (None if target is None else target.view(dtype) for target in into)
+    (rows, k) = x.shape
+    rowwise, columnwise = (None if target is None else typed(target, name) for target in into)
     _quantise_tile[triton.cdiv(rows, ROWS), triton.cdiv(k, COLUMNS)](
-        x, None if largest is None else largest.view(torch.int32), scale, rowwise, columnwise, rows, k, x.stride(0),
+        x, largest, scale, rowwise, columnwise, rows, k, x.stride(0),
         0 if rowwise is None else rowwise.stride(0), 0 if columnwise is None else columnwise.stride(0),
         LARGEST[name], TINY, POWERS=fp8.powers, R=ROWS, K=COLUMNS, num_warps=WARPS,
     )  # fmt: skip

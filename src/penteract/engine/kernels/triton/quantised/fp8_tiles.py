@@ -16,15 +16,21 @@ WARPS = 8
 
 @triton.jit
 def inverse_of(largest, scale, least, limit, POWERS: tl.constexpr):
-    """1 / scale [1, 1]. largest: int32 [1], of which the scale is made, and written; None: it is known."""
+    """1 / scale [1, 1]. largest: fp32 [1], of which the scale is made, and written; None: it is known."""
     one = tl.zeros((1, 1), tl.int32)
     if largest is None:
         made = tl.load(scale + one)
     else:
-        made = scale_of(tl.load(largest + one), least, limit, POWERS)
+        made = scale_of(tl.load(largest + one).to(tl.int32, bitcast=True), least, limit, POWERS)
         if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
             tl.store(scale + one, made)
     return tl.div_rn(1.0 + tl.zeros_like(made), made)
+
+
+@triton.jit
+def put_larger(largest, pattern):
+    """The larger of what is in largest, fp32 [1], and of a number by its pattern, into largest."""
+    tl.atomic_max(largest.to(tl.pointer_type(tl.int32), bitcast=True), pattern)
 
 
 @triton.jit

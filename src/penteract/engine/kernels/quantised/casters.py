@@ -1,0 +1,68 @@
+"""What casts tensors to FP8 both ways round, and where the data go: `fp8_linear.py` is given the casts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from penteract.config.precision.fp8 import Format, Fp8
+from penteract.engine.dtypes import FORMATS
+
+
+class Fp8Data(NamedTuple):
+    """Where the FP8 data of a tensor [rows, k] go, in Transformer Engine's terms: rowwise [rows, k]; columnwise
+    [k, rows], the transpose. None: not needed."""
+
+    rowwise: torch.Tensor | None
+    columnwise: torch.Tensor | None
+
+    def part(self, begin: int, end: int) -> Fp8Data:
+        """The data of rows `begin` to `end`: views, rowwise [end - begin, k] and columnwise [k, end - begin]."""
+        return Fp8Data(
+            None if self.rowwise is None else self.rowwise[begin:end],
+            None if self.columnwise is None else self.columnwise[:, begin:end],
+        )
+
+
+class Slopes(NamedTuple):
+    """What the gradients of gate and up, side by side [T, 2·F], are made of: both of them so [T, 2·F], and the gradient
+    of SwiGLU's result [T, F]."""
+
+    packed: torch.Tensor
+    gradient: torch.Tensor
+
+
+def typed(data: torch.Tensor, name: Format) -> torch.Tensor:
+    """FP8 data, which a register has as bytes, in their format."""
+    return data if data.dtype == FORMATS[name] else data.view(FORMATS[name])
+
+
+Cast = tuple[Any, Fp8Data]  # a tensor [rows, k], or what it is made of; where its data go
+
+
+class Caster(NamedTuple):
+    """Casts tensors to FP8.
+
+    put_largest  the largest absolute value of x [rows, k] and of what is in `largest` [1], into it
+    put_fp8    the data of x; its scale [1] is made of `largest`, or known where that is None
+    """
+
+    put_largest: Callable[[Any, torch.Tensor], None]
+    put_fp8: Callable[[Fp8, Format, Any, torch.Tensor | None, torch.Tensor, Fp8Data], None]
+
+
+class Casters(NamedTuple):
+    """All casts to FP8, and what is fused with them.
+
+    of_values  data of tensors
+    of_slopes  data of what `Slopes` make, with or without making it
+    put_glu    SwiGLU of a packed tensor [T, 2·F], into [T, F]; its largest value too, and of what is in `largest`
+    whole      several matrices as one, where they lie behind each other
+    """
+
+    of_values: Caster
+    of_slopes: Caster
+    put_glu: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+    whole: Callable[[Sequence[torch.Tensor]], torch.Tensor | None]
