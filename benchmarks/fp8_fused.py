@@ -40,7 +40,7 @@ from penteract.config.precision.fp8 import Format, usual
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.kernel import Env
-from penteract.engine.kernels.quantised.casters import Casters, Fp8Data
+from penteract.engine.kernels.quantised.casters import Casters, Fp8Data, typed
 from penteract.engine.kernels.quantised.fp8 import emulated
 from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.triton.fusions import rotate_
@@ -180,7 +180,7 @@ def _cast(casters: Casters, x: torch.Tensor, form: Format) -> list[torch.Tensor]
     columnwise, scale = torch.empty(*x.shape[::-1], dtype=torch.uint8, device=x.device), torch.empty(1, device=x.device)
     largest = torch.zeros(1, device=x.device)
     casters.of_values.put_largest(x, largest)
-    casters.of_values.put_fp8(FP8, form, x, largest, scale, Fp8Data(rowwise, columnwise))
+    casters.of_values.put_fp8(FP8, form, x, largest, scale, Fp8Data(typed(rowwise, form), typed(columnwise, form)))
     return [rowwise, columnwise, scale]
 
 
@@ -208,7 +208,7 @@ def _quantisation(linear: Linear) -> list[dict[str, Any]]:
         flat = x.flatten(0, -2)
         largest, scale, n = torch.zeros(1, device=DEVICE), torch.empty(1, device=DEVICE), x.numel()
         rowwise, columnwise = (
-            torch.empty(shape, dtype=torch.uint8, device=DEVICE) if asked else None
+            torch.empty(shape, dtype=FORMATS[form], device=DEVICE) if asked else None
             for shape, asked in zip((flat.shape, flat.shape[::-1]), turns, strict=True)
         )
         took = seconds(partial(TRITON.of_values.put_largest, flat, largest))

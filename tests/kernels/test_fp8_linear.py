@@ -18,7 +18,7 @@ from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.precision.fp8 import Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data, Slopes
+from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data, Slopes, typed
 from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.triton.fusions import rotate_
 from penteract.engine.kernels.triton.quantised.fp8_linear import TRITON
@@ -61,7 +61,8 @@ def test_a_kernel_does_what_it_declares(case: Case, precision: str) -> None:
 def cast(how: Casters, fp8: Fp8, name: Format, parts: list[torch.Tensor]) -> list[torch.Tensor]:
     """FP8 data both ways round, and the scale, of matrices that lie one below the other."""
     rows, k = sum(len(x) for x in parts), parts[0].shape[1]
-    into = Fp8Data(torch.full((rows, k), 7, dtype=torch.uint8), torch.full((k, rows), 7, dtype=torch.uint8))
+    rowwise, columnwise = torch.full((rows, k), 7, dtype=torch.uint8), torch.full((k, rows), 7, dtype=torch.uint8)
+    into = Fp8Data(typed(rowwise, name), typed(columnwise, name))
     largest, scale, begin = torch.zeros(1), torch.zeros(1), 0
     for part in parts:
         how.of_values.put_largest(part, largest)
@@ -70,8 +71,7 @@ def cast(how: Casters, fp8: Fp8, name: Format, parts: list[torch.Tensor]) -> lis
             fp8, name, part, None if i else largest.clone(), scale, into.part(begin, begin + len(part))
         )
         begin += len(part)
-    assert into.rowwise is not None and into.columnwise is not None
-    return [into.rowwise, into.columnwise, scale]
+    return [rowwise, columnwise, scale]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -100,7 +100,8 @@ def test_fp8_data_of_slopes_are_those_of_plain_torch_but_for_last_bits(name: For
         out, largest, scale, of_out = torch.empty_like(g), torch.zeros(1), torch.zeros(1), torch.zeros(1)
         how.put_glu(packed, out, of_out)
         how.of_slopes.put_largest(Slopes(packed, g), largest)
-        how.of_slopes.put_fp8(FP8, name, Slopes(packed, g), largest, scale, Fp8Data(data, columnwise))
+        into = Fp8Data(typed(data, name), typed(columnwise, name))
+        how.of_slopes.put_fp8(FP8, name, Slopes(packed, g), largest, scale, into)
         assert torch.equal(data.t(), columnwise)
         assert of_out == out.abs().max()
         found.append([data.view(FORMATS[name]).float() * scale, out.float()])

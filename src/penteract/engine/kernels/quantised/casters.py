@@ -13,7 +13,7 @@ from penteract.engine.dtypes import FORMATS
 
 class Fp8Data(NamedTuple):
     """Where the FP8 data of a tensor [rows, k] go, in Transformer Engine's terms: rowwise [rows, k]; columnwise
-    [k, rows], the transpose. None: not needed."""
+    [k, rows], the transpose. They have the dtype of their format. None: not needed."""
 
     rowwise: torch.Tensor | None
     columnwise: torch.Tensor | None

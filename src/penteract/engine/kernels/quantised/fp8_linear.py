@@ -56,7 +56,7 @@ def put_fp8(
         part, data = wide[: end - begin].copy_(x[begin:end]).mul_(inverse), into.part(begin, end)
         for target, values in ((data.rowwise, part), (data.columnwise, part.t())):
             if target is not None:
-                round_into(typed(target, name), values, name)
+                round_into(target, values, name)
 
 
 def _made(x: Slopes) -> torch.Tensor:

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from penteract.engine.kernels.kernel import Env, Tensors
 from penteract.engine.kernels.triton.norm import put_sum
+from penteract.engine.kernels.triton.strides import power_of_two
 from penteract.ops.declarations.fusions import PARTS
 from penteract.ops.tape import Site
 
@@ -44,7 +45,7 @@ def fork_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
     width = x.shape[-1]
     _backward[(PARTS,)](
         x, scale, weights[0], g, other, gradient, parts, x.numel() // width, width,
-        STRIDE=PARTS, BLOCK=triton.next_power_of_2(width), STAGES=FORM.stages or None, num_warps=_warps(width),
+        STRIDE=PARTS, BLOCK=power_of_two(width), STAGES=FORM.stages or None, num_warps=_warps(width),
     )  # fmt: skip
 
 
@@ -55,7 +56,7 @@ def fork_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: boo
 
 def _warps(width: int) -> int:
     """So that a thread has so many elements of a row at most."""
-    return min(16, max(1, triton.next_power_of_2(width) // (32 * FORM.elements)))
+    return min(16, max(1, power_of_two(width) // (32 * FORM.elements)))
 
 
 @triton.jit

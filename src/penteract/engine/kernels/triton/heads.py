@@ -18,7 +18,7 @@ from penteract.engine.kernels.kernel import Env, Tensors
 from penteract.engine.kernels.rotary import turns
 from penteract.engine.kernels.triton.norm import put_sum
 from penteract.engine.kernels.triton.rotary import cos_and_sin, length_of
-from penteract.engine.kernels.triton.strides import row_stride
+from penteract.engine.kernels.triton.strides import power_of_two, row_stride, tiles
 from penteract.ops.declarations.fusions import PARTS
 from penteract.ops.tape import Site
 
@@ -132,12 +132,12 @@ def _shape(site: Site, tile: int) -> dict[str, int]:
     """Heads, and how many of them a program has at a time."""
     size = int(site.attrs["head_size"])
     query, key = (width // size for width in site.attrs["widths"][:2])
-    half = triton.next_power_of_2(size // 2)
+    half = power_of_two(size // 2)
     most = max(1, tile // (_TOKENS * half))
     return {
         "QUERY": query, "KEY": key, "SIZE": size, "TOKENS": _TOKENS, "HALF": half,
-        "QUERY_AT_ONCE": min(most, triton.next_power_of_2(query)),
-        "KEY_AT_ONCE": min(most, triton.next_power_of_2(key)), "num_warps": _WARPS,
+        "QUERY_AT_ONCE": min(most, power_of_two(query)),
+        "KEY_AT_ONCE": min(most, power_of_two(key)), "num_warps": _WARPS,
     }  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def put_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensor
     and 1 / the root mean square of each [s, B, H + K]."""
     (packed, positions), (heads, scales) = ins, outs
     tokens = positions.numel()
-    _put[(triton.cdiv(tokens, _TOKENS),)](
+    _put[(tiles(tokens, _TOKENS),)](
         packed, positions, turns(site, packed.device), *weights, heads, scales, tokens, row_stride(packed),
         row_stride(heads), row_stride(scales), length_of(site), float(site.attrs["epsilon"]), **_shape(site, _TILE),
     )  # fmt: skip

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.triton.strides import columns, row_stride
+from penteract.engine.kernels.triton.strides import columns, power_of_two, row_stride, tiles
 from penteract.ops.declarations.one_pass import parts
 from penteract.ops.tape import Site
 
@@ -95,10 +95,10 @@ def _add_up(sums, into, count, C: tl.constexpr, ADD: tl.constexpr, ROWS: tl.cons
 
 def _tiles(width: int, groups: int) -> tuple[tuple[int, ...], dict[str, int]]:
     """The grid of programs that have whole groups, and the shape of each."""
-    wide = triton.next_power_of_2(width)
+    wide = power_of_two(width)
     rows = max(1, _TILE // wide)
     warps = min(16, max(4, rows * wide // (32 * _THREAD)))
-    return (triton.cdiv(groups, rows),), {"ROWS": rows, "COLUMNS": wide, "num_warps": warps}
+    return (tiles(groups, rows),), {"ROWS": rows, "COLUMNS": wide, "num_warps": warps}
 
 
 def rms_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -129,7 +129,7 @@ def rms_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool
     width, groups = len(into[0]), scale.numel()
     sums = torch.empty(parts(groups), width, dtype=torch.float32, device=x.device)
     wide = columns(width)
-    _weight[(len(sums), triton.cdiv(width, wide))](
+    _weight[(len(sums), tiles(width, wide))](
         x, scale, g, sums, groups, row_stride(x), row_stride(g), C=width, HEADS=x.shape[-1] // width,
         ROWS=max(1, _TILE // wide), COLUMNS=wide, num_warps=_TILE // (32 * _THREAD),
     )  # fmt: skip
@@ -139,8 +139,8 @@ def rms_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool
 def put_sum(sums: torch.Tensor, into: torch.Tensor, add: bool) -> None:
     """sums [n, C] in fp32 -> their sum over rows, written or added in a fixed order; of no more than some hundred."""
     count, width = sums.shape
-    _add_up[(triton.cdiv(width, _PLACES),)](
-        sums, into, count, C=width, ADD=add, ROWS=triton.next_power_of_2(count), COLUMNS=_PLACES, num_warps=8
+    _add_up[(tiles(width, _PLACES),)](
+        sums, into, count, C=width, ADD=add, ROWS=power_of_two(count), COLUMNS=_PLACES, num_warps=8
     )
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.rotary import turns
-from penteract.engine.kernels.triton.strides import row_stride
+from penteract.engine.kernels.triton.strides import power_of_two, row_stride, tiles
 from penteract.ops.tape import Site
 
 _TOKENS = 4  # of a program
@@ -71,13 +71,13 @@ def length_of(site: Site) -> float:
 def rotate(site: Site, x: torch.Tensor, positions: torch.Tensor, sign: int, out: torch.Tensor) -> None:
     """x [s, B, n·C] rotated by positions [s, B], back with sign -1. `out` may be x."""
     size, plain = int(site.attrs["head_size"]), int(site.attrs["plain_size"])
-    heads, half = x.shape[-1] // size, triton.next_power_of_2((size - plain) // 2)
-    at_once = min(triton.next_power_of_2(heads), max(1, _TILE // (_TOKENS * half)))
+    heads, half = x.shape[-1] // size, power_of_two((size - plain) // 2)
+    at_once = min(power_of_two(heads), max(1, _TILE // (_TOKENS * half)))
     tokens = positions.numel()
-    _rotate[(triton.cdiv(tokens, _TOKENS),)](
+    _rotate[(tiles(tokens, _TOKENS),)](
         x, positions, turns(site, x.device), out, tokens, row_stride(x), row_stride(out),
         length_of(site), SIGN=sign, HEADS=heads, SIZE=size, PLAIN=plain,
-        TOKENS=_TOKENS, AT_ONCE=at_once, HALF=half, REST=triton.next_power_of_2(max(1, plain)), num_warps=_WARPS,
+        TOKENS=_TOKENS, AT_ONCE=at_once, HALF=half, REST=power_of_two(max(1, plain)), num_warps=_WARPS,
     )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import gcd
 
 import torch
-import triton
 
 WIDE = 1024  # columns of a tile: lines of 2 KiB in 16 bits
 
@@ -29,4 +28,14 @@ def row_count(x: torch.Tensor) -> int:
 def columns(width: int) -> int:
     """Columns of a tile, a power of two: all of few, or as many as leave no tile part empty."""
     even = gcd(width, WIDE)
-    return even if even >= WIDE // 8 else min(WIDE, triton.next_power_of_2(width))
+    return even if even >= WIDE // 8 else min(WIDE, power_of_two(width))
+
+
+def tiles(n: int, size: int) -> int:
+    """How many tiles of `size` hold n: Triton's own is a function of its language, dear to the host."""
+    return -(-n // size)
+
+
+def power_of_two(n: int) -> int:
+    """The least that is not below n, from 1."""
+    return 1 << (n - 1).bit_length()

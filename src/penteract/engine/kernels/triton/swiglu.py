@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.triton.strides import columns, row_count, row_stride
+from penteract.engine.kernels.triton.strides import columns, row_count, row_stride, tiles
 from penteract.ops.tape import Site
 
 _TILE = 2048  # elements of each tensor in a program: 16 of each thread
@@ -54,7 +54,7 @@ def _tiles(x: torch.Tensor) -> tuple[tuple[int, int], dict[str, int]]:
     width = x.shape[-1]
     wide = columns(width)
     high = max(1, _TILE // wide)
-    grid = triton.cdiv(row_count(x), high), triton.cdiv(width, wide)
+    grid = tiles(row_count(x), high), tiles(width, wide)
     return grid, {"ROWS": high, "COLUMNS": wide, "num_warps": _WARPS}
 
 

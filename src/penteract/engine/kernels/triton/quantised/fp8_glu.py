@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
-from penteract.engine.kernels.quantised.casters import Fp8Data, Slopes, typed
+from penteract.engine.kernels.quantised.casters import Fp8Data, Slopes
 from penteract.engine.kernels.quantised.quantise import TINY
 from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, WARPS, inverse_of, put_larger, put_tile
 from penteract.engine.kernels.triton.quantised.quantise import patterns_of
+from penteract.engine.kernels.triton.strides import tiles
 
 _HIGH, _TIMES = 16, 16  # rows of a tile, and tiles, of a program that looks for the largest value
 _SIDE, _FEW = 64, 4  # of a tile of two gradients, which fill twice the registers of one: its sides, and its warps
@@ -87,7 +88,7 @@ def _quantise_tile(
 
 
 def _grid(rows: int, width: int, high: int) -> tuple[int, int]:
-    return triton.cdiv(rows, high), triton.cdiv(width, COLUMNS)
+    return tiles(rows, high), tiles(width, COLUMNS)
 
 
 def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> None:
@@ -112,7 +113,7 @@ def put_slopes(
     """FP8 data of the gradients of gate and up, rowwise and columnwise."""
     rows, width = x.gradient.shape
     assert into.rowwise is not None and into.columnwise is not None and largest is not None
-    _quantise_tile[triton.cdiv(rows, _SIDE), triton.cdiv(width, _SIDE)](
-        *x, largest, scale, typed(into.rowwise, name), typed(into.columnwise, name), rows, width,
+    _quantise_tile[tiles(rows, _SIDE), tiles(width, _SIDE)](
+        *x, largest, scale, into.rowwise, into.columnwise, rows, width,
         into.columnwise.stride(0), LARGEST[name], TINY, POWERS=fp8.powers, R=_SIDE, C=_SIDE, num_warps=_FEW,
     )  # fmt: skip

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
-from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data, typed
+from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data
 from penteract.engine.kernels.quantised.fp8 import real
 from penteract.engine.kernels.quantised.fp8_linear import Fp8Kernels
 from penteract.engine.kernels.quantised.quantise import TINY
@@ -24,6 +24,7 @@ from penteract.engine.kernels.triton.fusions import as_one, rotate_
 from penteract.engine.kernels.triton.quantised.fp8_glu import put_glu, put_largest_slope, put_slopes
 from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, ROWS, WARPS, inverse_of, put_larger, put_tile
 from penteract.engine.kernels.triton.quantised.quantise import patterns_of
+from penteract.engine.kernels.triton.strides import tiles
 
 # Numbers that a program of `_largest` reads at a time, and the most programs: an H100 or H200 holds all at once.
 _AT_ONCE, _PROGRAMS = 8192, 528
@@ -66,7 +67,7 @@ def put_largest(x: torch.Tensor, largest: torch.Tensor) -> None:
         raise ValueError(f"a tensor with strides {x.stride()} is not whole")
     n = x.numel()
     grain = gcd(n, 16)  # elements: lets the compiler use loads of 16 bytes
-    grid = (min(_PROGRAMS, triton.cdiv(n, _AT_ONCE)),)
+    grid = (min(_PROGRAMS, tiles(n, _AT_ONCE)),)
     _largest[grid](x, largest, n // grain, SIZE=_AT_ONCE, GRAIN=grain, num_warps=WARPS)
 
 
@@ -74,9 +75,8 @@ def put_fp8(
     fp8: Fp8, name: Format, x: torch.Tensor, largest: torch.Tensor | None, scale: torch.Tensor, into: Fp8Data
 ) -> None:
     """FP8 data of x [rows, k], as `kernels/quantised/fp8_linear.py` has it."""
-    (rows, k) = x.shape
-    rowwise, columnwise = (None if target is None else typed(target, name) for target in into)
-    _quantise_tile[triton.cdiv(rows, ROWS), triton.cdiv(k, COLUMNS)](
+    (rows, k), (rowwise, columnwise) = x.shape, into
+    _quantise_tile[tiles(rows, ROWS), tiles(k, COLUMNS)](
         x, largest, scale, rowwise, columnwise, rows, k, x.stride(0),
         0 if rowwise is None else rowwise.stride(0), 0 if columnwise is None else columnwise.stride(0),
         LARGEST[name], TINY, POWERS=fp8.powers, R=ROWS, K=COLUMNS, num_warps=WARPS,

@@ -18,6 +18,7 @@ import triton.language as tl
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.quantised.quantise import TINY, Operand, OperandView, Quantiser, as_shared
+from penteract.engine.kernels.triton.strides import tiles
 
 # (rows, columns) of a tile: whole cache lines, also of a transposed tensor.
 TILE, AMAX_TILE = (32, 128), (64, 128)
@@ -155,12 +156,12 @@ def quantise_into(
     name: Format, values: torch.Tensor, scale: torch.Tensor, out: torch.Tensor, workspace: torch.Tensor
 ) -> None:
     """Quantise numbers [n] that share a scale into `out`. The workspace is not used."""
-    grid = (triton.cdiv(len(values), _FLAT),)
+    grid = (tiles(len(values), _FLAT),)
     _quantise_flat[grid](values, out, scale, len(values), LARGEST[name], SIZE=_FLAT, num_warps=_WARPS)
 
 
 def _grid(rows: int, k: int, high: int, wide: int) -> tuple[int, int]:
-    return triton.cdiv(rows, high), triton.cdiv(k, wide)
+    return tiles(rows, high), tiles(k, wide)
 
 
 TRITON = Quantiser(put_largest, quantised, quantise_into, "triton")
