@@ -1,0 +1,132 @@
+"""What the host does for a step of FP8 on a GPU is bounded: torch's ops, launches of Triton, and calls of Python.
+
+A device without numbers has the GPU's place and its kernels, whose launches do nothing. Bounds are of one more layer,
+so what a step does once is not in them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from penteract.config.layout import FUSIONS, Layout
+from penteract.config.model import ModelSpec
+from penteract.config.precision.policy import RECIPES
+from penteract.config.run import Precision, RunSpec
+from penteract.engine.kernels.registry import kernels
+from penteract.engine.rank.rank import Rank
+from penteract.engine.session.trainer import Place, Trainer
+from penteract.measure.rehearse.findings import Findings
+from penteract.measure.rehearse.rank_rehearsal import META, Blank
+from penteract.measure.rehearse.rehearsing import RehearsedTarget
+from penteract.measure.rehearse.stand_ins import stand_ins
+from penteract.measure.rehearse.wires import RehearsedDevice, WireLog
+
+TRITON = pytest.importorskip("triton.runtime")
+MODEL = ModelSpec(
+    layers=1, hidden_size=64, heads=4, kv_heads=2, head_size=16, ffn_size=128, vocab_size=256, initial_std=0.02
+)
+LENGTH = 32
+
+
+class Ops(TorchDispatchMode):
+    """Counts torch's ops by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = Counter[str]()
+
+    def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found[str(f)] += 1
+        return f(*args, **(kwargs or {}))
+
+
+@dataclass
+class Work:
+    """Of a step, by name; `functions`: Python's in this package."""
+
+    ops: Counter[str] = field(default_factory=Counter[str])
+    launches: Counter[str] = field(default_factory=Counter[str])
+    functions: Counter[str] = field(default_factory=Counter[str])
+
+    def __sub__(self, other: Work) -> Work:
+        return Work(self.ops - other.ops, self.launches - other.launches, self.functions - other.functions)
+
+
+def trainer(precision: str, layers: int) -> Trainer:
+    fuse = tuple(f for f in FUSIONS if f != "fp8" or precision != "bf16")
+    run = RunSpec(
+        model=replace(MODEL, layers=layers), sequence_length=LENGTH, precision=Precision.of(RECIPES[precision]),
+        layout=Layout(elementwise="triton", fuse=fuse, recompute=("*",), loss="chunked"),
+    )  # fmt: skip
+    place = Place(
+        RehearsedDevice(WireLog(Findings(0))), RehearsedTarget("cuda", "H200"),
+        lambda p: kernels(p, torch.device("cuda")), lambda *_: None,
+    )  # fmt: skip
+    return Trainer.on(run, Rank(0, 1, META, None), place)
+
+
+@cache
+def of_steps(precision: str, layers: int) -> Work:
+    """Of a step whose calls are bound: ops are counted in one, functions in the next."""
+    found, samples = Work(), Blank(LENGTH)
+
+    def launch(self: Any, *about: Any, **named: Any) -> None:
+        found.launches[self.fn.__name__] += 1
+
+    def called(frame: Any, event: str, _: Any) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and "/penteract/" in file:
+            found.functions[f"{file.rsplit('/penteract/', 1)[1]}:{frame.f_code.co_qualname}"] += 1
+
+    with (
+        stand_ins(), torch.no_grad(), patch.object(TRITON.jit.JITFunction, "run", launch),
+        patch.object(TRITON.interpreter.InterpretedFunction, "run", launch),
+    ):  # fmt: skip
+        one = trainer(precision, layers)
+        for number in (1, 2):
+            one.start(number, samples, 0)  # type: ignore[arg-type]
+        found.launches.clear()
+        with Ops() as ops:
+            one.start(3, samples, 0)  # type: ignore[arg-type]
+        found.ops, found.launches = ops.found, Counter(found.launches)
+        before = sys.getprofile()
+        launches = Counter(found.launches)
+        sys.setprofile(called)
+        try:
+            one.start(4, samples, 0)  # type: ignore[arg-type]
+        finally:
+            sys.setprofile(before)
+        found.launches = launches
+    return found
+
+
+def of_a_layer(precision: str) -> Work:
+    return of_steps(precision, 3) - of_steps(precision, 2)
+
+
+def test_a_step_of_fp8_asks_torch_for_no_view_of_another_dtype() -> None:
+    ops = of_a_layer("fp8_tensorwise").ops
+    assert not {"aten.view.dtype", "aten.detach.default"} & set(ops)
+    assert ops.total() <= of_a_layer("bf16").ops.total()  # attention is torch's own, the same in both
+
+
+def test_casts_of_a_layer_are_as_many_as_its_operands() -> None:
+    """8 in forward, of 4 inputs and 4 weights, twice as it is recomputed; 4 gradients, and 4 weights whose scale is
+    known. The largest of an input of `down` is found by SwiGLU."""
+    found = of_a_layer("fp8_tensorwise")
+    assert found.launches["_quantise_tile"] == 2 * 8 + 4 + 4
+    assert found.launches["_largest"] == 2 * 7 + 4
+    assert found.ops["aten.zeros.default"] == found.launches["_largest"]
+
+
+def test_calls_of_python_are_bounded() -> None:
+    assert of_a_layer("fp8_tensorwise").functions.total() <= 1.6 * of_a_layer("bf16").functions.total()
