@@ -56,7 +56,7 @@ def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs
     z, columns, tokens = float(site.attrs.get("z") or 0.0), logits.shape[-1], targets.numel()
     of_rows = torch.empty(len(outs), tokens, dtype=torch.float32, device=logits.device)
     widest, form, stride = triton.next_power_of_2(columns), FORM or shared_form(columns), row_stride(logits)
-    if isinstance(form, SharedForm) and may_wait(columns, form, logits.device):
+    if isinstance(form, SharedForm) and may_wait(logits, form):
         put_losses(logits, stride, targets, g, of_rows, z, form)
     else:
         alone = form if isinstance(form, LossForm) else LossForm()

@@ -46,11 +46,12 @@ def shared_form(columns: int) -> SharedForm:
     return SharedForm(part, part // (32 * _THREAD))
 
 
-def may_wait(columns: int, form: SharedForm, device: torch.device) -> bool:
-    """Whether programs of this device may wait for each other: it has a multiprocessor for each part of a row, so that
-    they run beside each other whatever else the device does."""
+def may_wait(logits: torch.Tensor, form: SharedForm) -> bool:
+    """Whether programs where these logits are may wait for each other: the device has a multiprocessor for each part of
+    a row, so that they run beside each other whatever else it does."""
+    columns = logits.shape[-1]
     parts = triton.cdiv(columns, min(form.columns, triton.next_power_of_2(columns)))
-    return device.type != "cuda" or parts <= torch.cuda.get_device_properties(device).multi_processor_count
+    return not logits.is_cuda or parts <= torch.cuda.get_device_properties(logits.device).multi_processor_count
 
 
 def put_losses(
