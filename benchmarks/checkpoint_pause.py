@@ -72,6 +72,9 @@ class Pauses:
         if "equal" in self.asked.parts.split(","):
             record["equal"] = self._equal(run)
             self.note()
+        if "pauses" not in self.asked.parts.split(","):
+            run.session.saver.close()
+            return {"took_s": round(time.perf_counter() - begun, 1)}
         theirs = Torch(run)
         record |= {"checkpoint_bytes": theirs.bytes, "torch_staging": theirs.in_the_background.staging}
         kinds: dict[str, Saves] = {
@@ -168,11 +171,10 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory(dir=asked.folder, ignore_cleanup_errors=True) as folder:
             asked.folder = folder
+            names = dict.fromkeys("pauses" if name == "equal" else name for name in asked.parts.split(","))  # one run
             parts = {"kills": lambda: killed_and_resumed(Path(folder) / "kills", asked.device),
                      "pauses": Pauses(asked, until, record, note)}  # fmt: skip
-            for name in asked.parts.split(","):
-                if name == "equal":  # before the pauses, in their run
-                    continue
+            for name in names:
                 record |= run_parts(name, {name: parts[name]})
                 if name == "kills" and asked.device == "cuda":
                     record["device"] = torch.cuda.get_device_name()

@@ -11,7 +11,6 @@ With `--device cpu` the kernels run in Triton's interpreter (TRITON_INTERPRET=1)
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -22,8 +21,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 import torch
-from measuring import run_parts, seconds
-from provenance import hexadecimal
+from measuring import form_options, measured_on, run_parts, seconds
 
 from penteract.engine.kernels.triton import embedding as kernel
 from penteract.engine.kernels.triton.embedding import EmbeddingForm
@@ -128,23 +126,13 @@ def readers(how: str, tokens: int, rows: int, width: int, device: torch.device) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Ways to compile the gradient of a table of embeddings.")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", type=hexadecimal, default="")
+    parser = form_options("Ways to compile the gradient of a table of embeddings.")
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--shapes", default="128256x4096,128256x2048")
-    parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     device = torch.device(args.device)
     torch.manual_seed(0)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    found: dict[str, Any] = {
-        "commit": args.commit,
-        "device": name,
-        "torch": torch.__version__,
-        "forms": [],
-        "readers": [],
-    }
+    found: dict[str, Any] = {**measured_on(args), "forms": [], "readers": []}
     for shape in args.shapes.split(","):
         rows, width = map(int, shape.split("x"))
         for how in ("even", "as text"):

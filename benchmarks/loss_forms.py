@@ -11,7 +11,6 @@ With `--device cpu --rows 3 --columns 700` the kernels run in Triton's interpret
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -27,8 +26,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 import torch
-from measuring import run_parts, seconds
-from provenance import hexadecimal
+from measuring import form_options, measured_on, run_parts, seconds
 
 from penteract.engine.kernels.triton.fused_loss import loss_and_gradient as kernel
 from penteract.engine.kernels.triton.fused_loss.loss_and_gradient import LossForm
@@ -111,17 +109,13 @@ def named() -> dict[str, tuple[dict[str, Any], Run]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Ways to compile the kernel of the loss with its gradient.")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", type=hexadecimal, default="")
+    parser = form_options("Ways to compile the kernel of the loss with its gradient.")
     parser.add_argument("--rows", type=int, default=8192)
     parser.add_argument("--columns", default="128256,151936")
     parser.add_argument("--forms", default="")
-    parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     device = torch.device(args.device)
     torch.manual_seed(0)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     rows = list[dict[str, Any]]()
     for columns in map(int, args.columns.split(",")):
         for form, (about, run) in named().items():
@@ -130,7 +124,7 @@ def main() -> None:
             row = run_parts(form, {"all": lambda run=run, n=columns: measured(run, args.rows, n, device)})["all"]
             rows.append({"form": form.partition("(")[0], **about, **row})
             print(rows[-1], flush=True)
-            found = {"commit": args.commit, "device": name, "torch": torch.__version__, "forms": rows}
+            found = {**measured_on(args), "forms": rows}
             (args.out / "loss_forms.json").write_text(json.dumps(found, indent=1))
 
 

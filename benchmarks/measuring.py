@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from provenance import hexadecimal
 
 WARM, TIMES = 3, 10
+
+
+def form_options(description: str) -> argparse.ArgumentParser:
+    """The command line of a script that compares ways to compile a kernel."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", type=hexadecimal, default="")
+    parser.add_argument("--device", default="cuda")
+    return parser
+
+
+def measured_on(args: argparse.Namespace) -> dict[str, Any]:
+    """How such a script's record begins."""
+    name = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
+    return {"commit": args.commit, "device": name, "torch": torch.__version__}
 
 
 def seconds(run: Callable[[], Any], device: str = "cuda") -> float:

@@ -9,7 +9,6 @@ is in the cache. With `--device cpu --rows 5 --widths 70` the kernel runs in Tri
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -20,8 +19,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 import torch
-from measuring import run_parts, seconds
-from provenance import hexadecimal
+from measuring import form_options, measured_on, run_parts, seconds
 
 from penteract.engine.kernels.triton import fork_norm as kernel
 from penteract.engine.kernels.triton.fork_norm import NormForm
@@ -74,16 +72,12 @@ def measured(form: NormForm, rows: int, width: int, device: torch.device) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Ways to compile the backward of a norm beside a residual.")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", type=hexadecimal, default="")
+    parser = form_options("Ways to compile the backward of a norm beside a residual.")
     parser.add_argument("--rows", type=int, default=16384)
     parser.add_argument("--widths", default="4096,2048")
-    parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     device = torch.device(args.device)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    found: dict[str, Any] = {"commit": args.commit, "device": name, "torch": torch.__version__, "forms": []}
+    found: dict[str, Any] = {**measured_on(args), "forms": []}
     for width in map(int, args.widths.split(",")):
         for form in FORMS:
             about = (form, args.rows, width, device)

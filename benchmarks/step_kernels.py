@@ -2,8 +2,8 @@
 
     python benchmarks/step_kernels.py --out FILE.json [--cases A1,A1:plain,B1] [--commit HASH]
 
-Each case (`beside_sides.py`; `D1` to `D6`: `drawn_shapes.py`) runs in a process of its own: steps as in `beside_torchtitan.py`, then four under torch's
-profiler, of which the third is summed up. FILE.json is written after each case. `CASE:plain` is the same step as PyTorch
+Each case (`beside_sides.py`; `D1` to `D6`: `drawn_shapes.py`) runs in a process of its own: steps as in
+`beside_torchtitan.py`, then four under torch's profiler, of which the third is summed up. FILE.json is written after each case. `CASE:plain` is the same step as PyTorch
 has it: no fused ops, plain elementwise kernels, cuDNN's attention, experts one by one. The record's `ceilings` are what
 this card does at its best: FLOP/s of one large product of random bf16 numbers, sustained, and bytes/s of a copy. A row
 has

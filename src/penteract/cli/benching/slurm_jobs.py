@@ -69,10 +69,10 @@ def left_open(asked: SweepQuestion, cases: Expanded) -> str:
         return ""
     runs = [one.run for one in cases.cases if one.run.run.precision.device != "cpu"]
     names = [key for key in _OF_A_CARD if any(run.is_open(key) for run in runs)]
+    if not names:
+        return ""
     kept = f"{', '.join(names)} keep their defaults"
-    return f"note: no GPU is asked from here, and the sweep names none: {kept} · fix: --gpus, such as 8xH100" * bool(
-        names
-    )
+    return f"note: no GPU is asked from here, and the sweep names none: {kept} · fix: --gpus, such as 8xH100"
 
 
 def slurm_launcher(folder: SweepFolder) -> SlurmLauncher:

@@ -122,6 +122,12 @@ def append_error(folder: Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row).encode() + b"\n")
 
 
+def append_unwatched(folder: Path, error: PenteractError, rank: int, cause: BaseException, start: int = 0) -> None:
+    """Add the row of a rank that failed before it was watched: not if `errors.jsonl` has rows from byte `start` on."""
+    if not errors(folder, start):
+        append_error(folder, error_row(error, rank, cause))
+
+
 def errors_size(folder: Path) -> int:
     """Bytes of `errors.jsonl` so far: rows from earlier attempts of a resumed run."""
     try:

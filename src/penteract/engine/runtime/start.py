@@ -24,7 +24,7 @@ from penteract.engine.runtime.launch import launch
 from penteract.errors import BadInput
 from penteract.units import GIB, show_bytes
 
-_OF_A_GPU = 2 * GIB  # of the host's memory, for each rank: CUDA and the libraries, before anything is allocated
+_OF_A_GPU = 2 * GIB  # of the host's memory, for each rank: CUDA and the libraries. An allowance, not measured
 
 
 def train(  # noqa: PLR0913 (options of the command line)

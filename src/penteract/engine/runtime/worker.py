@@ -124,8 +124,7 @@ def main(argv: list[str]) -> int:
             error = from_exception(e)
             if debug:
                 traceback.print_exc()
-            if not rundir.errors(options.folder, earlier):  # it failed before it was watched
-                rundir.append_error(options.folder, rundir.error_row(error, number, e))
+            rundir.append_unwatched(options.folder, error, number, e, earlier)
             if number or not rundir.errors(options.folder, earlier):
                 print(error, file=sys.stderr, flush=True)
             return error.exit_code

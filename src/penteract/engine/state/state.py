@@ -203,7 +203,7 @@ class TrainingState:
 
 
 def allocate(p: Program, device: torch.device) -> TrainingState:
-    """The buffers of rank p.rank, not initialised."""
+    """The buffers of rank p.rank, all zero: rows of a table that stay clear rely on it. Parameters are set later."""
     dtype = {role: dtype_of(role, p.precision) for role in ("parameter", "gradient", "stat", "fp8")}
     clear = clear_rows(p)
     state = TrainingState([], clear_rows=clear)

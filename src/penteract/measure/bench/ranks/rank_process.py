@@ -132,8 +132,7 @@ def main(argv: list[str]) -> int:
         except Exception as e:
             error = from_exception(e)
             print(error, file=sys.stderr, flush=True)
-            if not rundir.errors(run_dir):  # it failed before it was watched
-                rundir.append_error(run_dir, rundir.error_row(error, number, e))
+            rundir.append_unwatched(run_dir, error, number, e)
             if attempt is not None and not isinstance(error, PeerLost | Preempted):
                 attempt.end(
                     CaseStatus(state=state_of(error.exit_code), error=error.as_dict(), exit_code=error.exit_code)

@@ -176,8 +176,7 @@ def main(argv: list[str]) -> int:
             error = from_exception(e)
             if number:  # into its log
                 traceback.print_exc()
-            if not rundir.errors(work.folder):  # it failed before it was watched
-                rundir.append_error(work.folder, rundir.error_row(error, number, e))
+            rundir.append_unwatched(work.folder, error, number, e)
             return error.exit_code
     return 0
 

@@ -133,8 +133,7 @@ def main(argv: list[str]) -> int:
             error = from_exception(e)
             if args.debug:
                 traceback.print_exc()
-            if not rundir.errors(args.folder):  # it failed before it was watched
-                rundir.append_error(args.folder, rundir.error_row(error, number, e))
+            rundir.append_unwatched(args.folder, error, number, e)
             return error.exit_code
     return 0
 
