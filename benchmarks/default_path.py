@@ -18,13 +18,8 @@ import argparse
 import json
 import os
 import re
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -32,36 +27,19 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 from provenance import hexadecimal, provenance
+from train_run import TrainRun
 
 PRESET, STEPS, LAST, LIMIT = "llama-3.2-1b", 24, 10, 240.0
-SHORT = ("--training.sample_tokens=0", "--training.validation_every=0", "--checkpoint.every=0")
 REFERENCE = ("--kernels.attention=reference", "--kernels.elementwise=reference", "--kernels.loss=reference",
              "--kernels.fuse=none")  # fmt: skip
 
 
-class Run:
-    """One `penteract train` until its step `last` is told of."""
+class Run(TrainRun):
+    """One run whose steps are told of."""
 
     def __init__(self, folder: Path, words: list[str], last: int, environment: dict[str, str] | None = None) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        self.folder, self.at, self.lines = folder / "latest", dict[int, float](), list[str]()
-        command = [sys.executable, "-m", "penteract", "train", *words, *SHORT, f"--output.folder={folder}"]
-        begun = time.monotonic()
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"} | (environment or {}),
-        ) as process:  # fmt: skip
-            alarm = threading.Timer(LIMIT, os.killpg, (process.pid, signal.SIGKILL))
-            alarm.start()
-            for line in process.stdout or ():
-                self.lines.append(line.rstrip())
-                if found := re.match(r"step (\d+)/", line):
-                    self.at[int(found[1])] = time.monotonic() - begun
-                    if int(found[1]) >= last:  # nothing is saved: that would take longer than all this
-                        os.killpg(process.pid, signal.SIGKILL)
-                        break
-            process.wait()
-            alarm.cancel()
+        given = os.environ | (environment or {})
+        super().__init__(folder, [*words, "--checkpoint.every=0"], last, limit=LIMIT, environment=given)
         if not self.at:
             raise RuntimeError("\n".join(self.lines[-12:]))
 

@@ -14,20 +14,17 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 from provenance import hexadecimal, provenance
+from train_run import TrainRun
 
 LIMIT = 120.0  # seconds of a run
-SHORT = ("--steps", "3", "--training.sample_tokens=0", "--training.validation_every=0")
 TRIES: dict[str, tuple[str, ...]] = {
     "micro_batch": ("--preset=llama-3.2-1b", "batch.sequence_length=4096", "batch.micro_batch_size=64", "batch.global_batch_size=64"),
     "sequence": ("--preset=llama-3.2-1b", "data.validation_fraction=0", "batch.sequence_length=131072", "batch.micro_batch_size=1", "batch.global_batch_size=1"),
@@ -49,26 +46,11 @@ time.sleep(600)
 def train(words: list[str], folder: Path) -> dict[str, Any]:
     """`penteract train WORDS` until its second step is done or it ends: its exit code (None after two steps), its error
     lines and seconds."""
-    begun, lines, code = time.monotonic(), list[str](), None
-    command = [sys.executable, "-m", "penteract", "train", *SHORT, f"--output.folder={folder}", *words]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as run:
-        assert run.stdout is not None
-        alarm = threading.Timer(LIMIT, os.killpg, (run.pid, signal.SIGKILL))
-        alarm.start()
-        for line in run.stdout:
-            lines.append(line.rstrip())
-            if line.startswith("step 2/"):  # nothing is saved: a checkpoint of some models takes longer than all this
-                os.killpg(run.pid, signal.SIGKILL)
-                break
-        else:
-            code = run.wait()
-        alarm.cancel()
+    run = TrainRun(folder, ["--steps", "3", *words], 2, limit=LIMIT)
     shutil.rmtree(folder, ignore_errors=True)
-    errors = [line for line in lines if line.startswith("error[")]
-    return {"words": words, "exit_code": code, "errors": errors, "took_s": round(time.monotonic() - begun, 1),
-            "last": lines[-1] if code is None else lines[-8:] if code != 71 else ""}  # fmt: skip
+    errors = [line for line in run.lines if line.startswith("error[")]
+    return {"words": words, "exit_code": run.code, "errors": errors, "took_s": round(run.took, 1),
+            "last": run.lines[-1] if run.code is None else run.lines[-8:] if run.code != 71 else ""}  # fmt: skip
 
 
 def tried(name: str, hold: float, folder: Path) -> dict[str, Any]:
