@@ -154,7 +154,7 @@ def main() -> None:
     record: dict[str, Any] = {
         **provenance("python benchmarks/checkpoint_pause.py", asked.commit), "model": asked.model,
         "tokens_a_step": asked.step_tokens, "torch": torch.__version__, "load_average": round(os.getloadavg()[0], 1),
-        "undisturbed_steps_s": [], "saves": {},
+        "device": torch.cuda.get_device_name() if asked.device == "cuda" else asked.device, "undisturbed_steps_s": [], "saves": {},
     }  # fmt: skip
 
     def note() -> None:
@@ -176,8 +176,6 @@ def main() -> None:
                      "pauses": Pauses(asked, until, record, note)}  # fmt: skip
             for name in names:
                 record |= run_parts(name, {name: parts[name]})
-                if name == "kills" and asked.device == "cuda":
-                    record["device"] = torch.cuda.get_device_name()
                 note()
     except TimeIsUp:
         record["ended_early"] = True
