@@ -30,7 +30,7 @@ from penteract.engine.kernels.triton.optimizer.sum_of_squares import Squares
 from penteract.step.clear_rows import ClearRows
 
 FORMS = (
-    EmbeddingForm(), EmbeddingForm(2048, 4, 4), EmbeddingForm(1024, 8, 4), EmbeddingForm(1024, 8, 2), EmbeddingForm(512, 8, 2),
+    EmbeddingForm(2048, 8, 4), EmbeddingForm(2048, 4, 4), EmbeddingForm(1024, 8, 4), EmbeddingForm(1024, 8, 2), EmbeddingForm(512, 8, 2),
     EmbeddingForm(4096, 8, 8), EmbeddingForm(4096, 4, 8),
 )  # fmt: skip
 IN_A_ROW = 10  # launches

@@ -202,6 +202,12 @@ def choices() -> Iterator[str]:
     loss = [form for form in record("loss_forms_h200")["forms"] if form["vocabulary"] == 128256]
     times = sorted(form["ms"] for form in loss)
     yield f"- The loss with its gradient, compiled in {len(loss)} ways: {times[0]:.2f} to {times[-1]:.2f} ms"
+    norm = sorted(form["ms"] for form in record("norm_forms_h200")["forms"] if form["width"] == 4096)
+    yield f"- A norm's backward beside a residual, 4,096 wide, in {len(norm)} ways: {norm[0]:.3f} to {norm[-1]:.3f} ms"
+    forms = [form for form in record("embedding_forms_h200")["forms"] if "columns" in form]
+    for ids in dict.fromkeys(form["ids"] for form in forms):
+        times = sorted(form["ms"] for form in forms if form["ids"] == ids and form["table"][1] == 4096)
+        yield f"- The embedding's gradient, ids {ids}, in {len(times)} ways: {times[0]:.2f} to {times[-1]:.2f} ms"
     attention: Any = record("sustained_fa4_h200")
     cudnn = {tuple(one[:5]): one[5:] for one in attention["cudnn_attention"]}
     gains = [sum(cudnn[tuple(one[:5])]) / sum(one[5:]) for one in attention["fa4"] if tuple(one[:5]) in cudnn]
@@ -219,6 +225,8 @@ def page() -> str:
         "step_kernels_drawn_h200.json",
         "update_forms_h200.json",
         "loss_forms_h200.json",
+        "norm_forms_h200.json",
+        "embedding_forms_h200.json",
         "sustained_fa4_h200.json",
     ]
     sections = [section(name, rows, top) for name in CASES if name in rows]

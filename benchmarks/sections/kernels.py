@@ -177,6 +177,42 @@ writing. In the last column: agrees with fp64, and two runs with each other to t
     )
 
 
+def norm_forms() -> str:
+    found = record("norm_forms_h200")
+    rows = [(f"{row['width']:,}", row["elements"], row["stages"] or "none", f"{row['ms']:.3f}", f"{row['tb_a_second']:.2f}",
+             "yes" if row["held"] else "no", "yes" if row["same"] else "no") for row in found["forms"]]  # fmt: skip
+    return section(
+        "Ways to compile the backward of a norm",
+        f"""\
+RMSNorm's backward of {found["forms"][0]["rows"]:,} rows whose input a residual reads too, in one kernel. A thread has so many elements of
+a row; with stages, the next rows are on their way through shared memory meanwhile. TB/s counts three readings and one
+writing. Last column: two runs equal, and equal to the first row's to the bit. Three stages with 16 elements run where rows
+are at most 4,096 wide in bf16, the widest that were measured.""",
+        table("width | elements | stages | ms | TB/s | agrees with fp64 | same bits", rows),
+        records=["norm_forms_h200.json"],
+    )
+
+
+def embedding_forms() -> str:
+    found = record("embedding_forms_h200")
+    rows = [(f"{row['table'][1]:,}", row["ids"], f"{row['columns']:,}", row["rows"], row["warps"], f"{row['ms']:.2f}",
+             f"{row['first_ms']:.2f}", "yes" if row["held"] and row["same"] else "no")
+            for row in found["forms"] if "columns" in row]  # fmt: skip
+    readers = [(f"{row['table'][1]:,}", row["ids"], *(f"{row['ms'][name]:.2f}" for name in
+               ("norm, all", "norm, in use", "update, all", "update, in use"))) for row in found["forms"] if "columns" not in row]  # fmt: skip
+    return section(
+        "Ways to compile the gradient of an embedding",
+        f"""\
+The gradient of a table of {found["forms"][0]["table"][0]:,} rows from {found["forms"][0]["tokens"]:,} tokens, sort included: ids drawn evenly, and as words of a text
+are, where some are frequent. The first time of a step clears the rows in use before. Programs of 1,024 columns, eight
+tokens at a time and four warps run: hardly slower than the best with even ids, the fastest with those of a text. The
+second table has what reads that gradient next: all rows, or those in use.""",
+        table("width | ids | columns | tokens at a time | warps | ms | first, ms | agrees", rows),
+        table("width | ids | norm of all, ms | of rows in use, ms | update of all, ms | of rows in use, ms", readers),
+        records=["embedding_forms_h200.json"],
+    )
+
+
 def captured_step() -> str:
     found = record("h200_1b_step")
     rows = [(name, ms(found[name]["step_ms"]), f"{found['predicted']['allocated_gib']:.2f}",

@@ -35,7 +35,7 @@ class EmbeddingForm:
     warps    of a program
     """
 
-    columns: int = 2048
+    columns: int = 1024
     rows: int = 8
     warps: int = 4
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 
@@ -27,14 +28,18 @@ class NormForm:
     """How the kernel is compiled.
 
     elements  of a row that a thread has
-    stages    rows that are on their way at a time, through shared memory; 0: the next is read when one is done
+    stages    rows that are on their way at a time, through shared memory, where they fit into STAGED bytes; 0: the next
+              is read when one is done
     """
 
     elements: int = 16
-    stages: int = 0
+    stages: int = 3
 
 
 FORM = NormForm()  # the one that runs: benchmarks/norm_forms.py compares
+STAGED = (
+    72 * 2**10
+)  # bytes of shared memory: three stages of x and two gradients, 4,096 wide in bf16, the widest measured
 
 
 def fork_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -45,7 +50,7 @@ def fork_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
     width = x.shape[-1]
     _backward[(PARTS,)](
         x, scale, weights[0], g, other, gradient, parts, x.numel() // width, width,
-        STRIDE=PARTS, BLOCK=power_of_two(width), STAGES=FORM.stages or None, num_warps=_warps(width),
+        STRIDE=PARTS, BLOCK=power_of_two(width), STAGES=_stages(x), num_warps=_warps(width),
     )  # fmt: skip
 
 
@@ -57,6 +62,12 @@ def fork_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: boo
 def _warps(width: int) -> int:
     """So that a thread has so many elements of a row at most."""
     return min(16, max(1, power_of_two(width) // (32 * FORM.elements)))
+
+
+def _stages(x: torch.Tensor) -> int | None:
+    """The form's stages where they fit."""
+    staged = 3 * FORM.stages * power_of_two(x.shape[-1]) * x.element_size()
+    return FORM.stages if 0 < staged <= STAGED else None
 
 
 @triton.jit
