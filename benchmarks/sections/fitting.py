@@ -83,13 +83,15 @@ validation part was shorter, and an 8B without ZeRO fits two H200s.""",
 
 def at_the_limit() -> str:
     found = record("at_the_limit_h200")
-    kinds: dict[str, list[Record]] = {"under a limit of its own": [], "the whole card": []}
+    kinds: dict[str, list[Record]] = {"under a limit of its own": [], "the same on two GPUs": [], "the whole card": []}
     for row in found["rows"]:
-        kinds["the whole card" if isinstance(row["limit"], str) else "under a limit of its own"].append(row)
+        small = "the same on two GPUs" if row.get("gpus") == 2 else "under a limit of its own"
+        kinds["the whole card" if isinstance(row["limit"], str) else small].append(row)
     rows = []
     for name, cases in kinds.items():
         shares = [row["share_of_usable"] for row in cases]
-        beside = [(row["measured_reserved"] - row["reserved"]) / 2**20 for row in cases if row.get("measured_reserved")]
+        beside = [(row["measured_reserved"] - row["reserved"]) / 2**20 for row in cases
+                  if row.get("measured_reserved") and row.get("reserved") and row["words"].get("parallel.pp", 1) == 1]  # fmt: skip
         sizes = [row["allocated"] / 2**30 for row in cases]
         rows.append((name, f"{min(sizes):.1f}–{max(sizes):.1f}", f"{percent(min(shares))}–{percent(max(shares))}",
                      f"{sum(row['trained'] for row in cases)} of {len(cases)}", f"{min(beside):+.0f} to {max(beside):+.0f}"))  # fmt: skip
@@ -98,8 +100,9 @@ def at_the_limit() -> str:
         "Layouts at the limit",
         f"""\
 Layouts that are predicted to take 95 to 100 % of the memory that tensors may have, drawn by a seed, on an H200: small
-models under limits of their own, and models for which the whole card is just enough. Three steps have to end with a finite
-loss. All do. The first time only {before["trained"]} of {before["cases"]} did: where a run begins, {before["why"]}, which takes more memory than
+models under limits of their own, on one GPU and on two, and models for which the whole card is just enough. Three steps have
+to end with a finite loss. All do. Memory is that of the first rank, so the last column leaves out pipelines, where another
+rank may be fuller. The first time only {before["trained"]} of {before["cases"]} did: where a run begins, {before["why"]}, which takes more memory than
 a step of a small model; now they are converted in parts.
 
 Falls short: not run are {found["not_run"]}.""",
