@@ -41,7 +41,7 @@ GROUPS = (
     ("attention", r"\w*attention", r""),
     ("output projection", r"logits", r""),
     ("loss", r"\w*loss\w*|row_max|exp_sum|negative_log_likelihood|logits_gradient", r""),
-    ("norms and residual sums", r"fork_norm|rms_norm|add|rows|join_rows", r""),
+    ("norms and residual sums", r"fork_norm|add_norm|rms_norm|add|rows|join_rows", r""),
 )
 INTRODUCTION = """\
 # Kernels of a step

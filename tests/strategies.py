@@ -59,7 +59,9 @@ SCALINGS = (
     RopeScaling(kind="yarn", factor=40.0, original_positions=200, attention_factor=1.3, softmax_factor=0.7),
     RopeScaling(kind="linear", factor=4.0),
 )
-FUSES: tuple[tuple[Fusion, ...], ...] = (FUSIONS, (), ("norm",), ("mlp", "qkv"), EVERY_FUSION)
+FUSES: tuple[tuple[Fusion, ...], ...] = (
+    FUSIONS, (), ("norm",), ("add",), ("mlp", "qkv"), ("norm", "add"), EVERY_FUSION
+)  # fmt: skip
 BUCKETS = (25 * 2**20, 2**16, 2**12, 0)  # bytes: all in one, several, and one for each parameter
 
 

@@ -12,7 +12,7 @@ from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.engine.kernels.fusions import FUSIONS as REFERENCE
-from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.triton.fused_loss import loss_and_gradient as loss_kernel
 from penteract.engine.kernels.triton.fused_loss.loss_and_gradient import LossForm
 from penteract.engine.kernels.triton.fused_loss.shared_rows import SharedForm, shared_form
@@ -35,6 +35,7 @@ WIDE = (
         (),
         {"axis": "tp", "z": 1e-2},
     ),
+    Case("add_norm", "a wide row", (x(3, 1, 1100), x(3, 1, 1100)), ((1100,),), {"epsilon": 1e-5}),
     Case("fork_norm", "a wide row", (x(3, 1, 1100),), ((1100,),), {"epsilon": 1e-5}),
     Case("fork_norm", "more rows than parts", (x(700, 1, 5),), ((5,),), {"epsilon": 1e-5}),
     Case("packed_swiglu", "several tiles", (x(5, 3, 2600),)),
@@ -51,6 +52,22 @@ def test_a_kernel_does_what_it_declares(case: Case, precision: str) -> None:
     declaration = declaration_of(site, Layout(elementwise="triton"))
     assert declaration is not OPS[case.op_name].declaration
     assert check(case, precision, declaration, let_go(KERNELS[case.op_name])) == []
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("kernels", [KERNELS, REFERENCE], ids=["triton", "reference"])
+def test_a_sum_and_its_norm_have_the_bits_of_two_calls(kernels: dict[str, TorchKernel], dtype: torch.dtype) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    first, second = (3 * torch.randn(7, 2, 130, generator=drawn).to(dtype) for _ in range(2))
+    weight = torch.randn(130, generator=drawn).to(dtype)
+    env, site = Env(Mesh(Layout()), 0, torch.float32), Site("add_norm", (), (), attrs={"epsilon": 1e-5})
+    total, out, scale = outs = [torch.empty_like(first), torch.empty_like(first), torch.empty(7, 2, 1)]
+    kernels["add_norm"].forward(env, site, [first, second], [weight], outs)
+    normed = [torch.empty_like(out), torch.empty_like(scale)]
+    kernels["fork_norm"].forward(env, site, [first + second], [weight], normed)
+    assert torch.equal(total, first + second)
+    assert torch.equal(out, normed[0]) and torch.equal(scale, normed[1])
 
 
 LEAST = torch.randn(2, 1, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 200

@@ -134,6 +134,8 @@ def _dense() -> list[Case]:
         Case("rope", "linear", (x(3, 1, 8), draw(90, 3, 1)), (), rope | {"scaling": linear}),
         Case("fork_norm", "rows", (x(3, 2, 6),), ((6,),), {"epsilon": 1e-5}),
         Case("fork_norm", "one row", (x(1, 1, 8),), ((8,),), {"epsilon": 1e-2}),
+        Case("add_norm", "rows", (x(3, 2, 6), x(3, 2, 6)), ((6,),), {"epsilon": 1e-5}),
+        Case("add_norm", "one row", (x(1, 1, 8), x(1, 1, 8)), ((8,),), {"epsilon": 1e-2}),
         Case("merged_linear", "two", (x(3, 2, 5),), ((7, 5), (7, 5))),
         Case(
             "merged_linear",

@@ -126,6 +126,12 @@ def fork_norm(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth(outs, (outs[0] * of_norm).sum() + (ins[0] * of_other).sum())
 
 
+def add_norm(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """A sum, rounded as activations are, and its norm."""
+    total = (ins[0] + ins[1]).to(room.compute).double()
+    return Truth([total, *rms_norm(room, [total], weights).outs])
+
+
 def merged_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     """Gradients are those of the columns before they turn."""
     y = torch.cat([torch.einsum("...d,fd->...f", ins[0], w) for w in weights], -1)
@@ -456,7 +462,7 @@ def tokens_per_expert(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 FORMULAS: dict[str, Formula] = {
     f.__name__: f
     for f in (
-        embedding, linear, add_bias, rms_norm, fork_norm, loss_and_gradient, merged_linear, packed_swiglu,
+        embedding, linear, add_bias, rms_norm, fork_norm, add_norm, loss_and_gradient, merged_linear, packed_swiglu,
         quantise, fp8_linear, fp8_glu, merged_glu,
         packed_attention, normed_attention, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
         pack_heads, unpack_heads,

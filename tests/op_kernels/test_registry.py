@@ -166,7 +166,7 @@ CHOSEN = [
     *[(op_name, {}, Layout(elementwise="triton"), "triton") for op_name in ONE_PASS],
     *[
         (name, {}, Layout(elementwise="triton"), "triton")
-        for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
+        for name in ("fork_norm", "add_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
     ],
     ("merged_glu", {}, Layout(elementwise="triton"), "quack"),
     *[("attention", {}, Layout(attention=name), name) for name in ("fa4", "fa4_documents")],

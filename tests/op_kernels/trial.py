@@ -176,7 +176,7 @@ class Trial:
             for i, got, want in zip(differentiable, made, self.wanted, strict=False):
                 self._compare(f"gradient of in{i}", got, want, self.site.ins[i])
             sources = carry or sources
-        if self.case.weights:
+        if self.torch_kernel.weight_gradient is not None:
             self._weight_gradients([*(kept[k] for k in self.kernel.weight_keeps), *sources])
 
     def _weight_gradients(self, ins: list[Any]) -> None:

@@ -64,7 +64,8 @@ def test_names_are_those_that_a_tape_has() -> None:
     every = {*OPS, *(r.name for r in REDISTRIBUTIONS)}
     assert named - {*ONCE} == {name for name in every if allowed(name)}
     assert (inside & OPS.keys()) - named - {*ONCE} == {*INSIDE}
-    assert {op.site.op_name: op.name for op in ops if op.stands_for} == dict(STANDS_FOR)
+    joint = {op.joint.op_name: op.name for op in ops if op.joint is not None}
+    assert {op.site.op_name: op.name for op in ops if op.stands_for} | joint == dict(STANDS_FOR)
 
 
 @pytest.mark.parametrize("name", sorted(STANDS_FOR))

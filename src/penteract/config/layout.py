@@ -16,7 +16,7 @@ AttentionKernel = Literal["reference", "fa4_documents", "fa4", "flash", "cudnn"]
 LossKernel = Literal["reference", "chunked"]
 Elementwise = Literal["reference", "triton"]
 ExpertKernel = Literal["reference", "grouped", "quack"]
-Fusion = Literal["norm", "mlp", "qkv", "loss", "fp8", "glu"]
+Fusion = Literal["norm", "add", "mlp", "qkv", "loss", "fp8", "glu"]
 
 # A step is a list of micro-batches and their chunks of the loss: a rank makes it before it starts, and walks it.
 MOST_MICRO_BATCHES = 2**14  # of a rank's step
@@ -29,7 +29,7 @@ LOSS_KERNELS: tuple[LossKernel, ...] = get_args(LossKernel)
 ELEMENTWISE: tuple[Elementwise, ...] = get_args(Elementwise)
 EXPERT_KERNELS: tuple[ExpertKernel, ...] = get_args(ExpertKernel)
 EVERY_FUSION: tuple[Fusion, ...] = get_args(Fusion)
-FUSIONS: tuple[Fusion, ...] = ("norm", "mlp", "qkv", "loss", "fp8")  # "all": those that need no package
+FUSIONS: tuple[Fusion, ...] = ("norm", "add", "mlp", "qkv", "loss", "fp8")  # "all": those that need no package
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 
 

@@ -2,6 +2,7 @@
 
 norm    a fork and the RMSNorm of one of its branches: backward makes the sum of both branches' gradients and the
         weight's partial sums in one pass
+add     a sum and the RMSNorm that reads it, in a layer, are one forward call, which writes both (`joint_calls.py`)
 mlp     gate and up projections are one product, and SwiGLU reads its result as it lies
 qkv     query, key and value projections are one product, whose result attention reads as it lies; rotary positions
         are applied to it in place. With QK-norm, query and key heads are normalised and rotated in one pass
@@ -26,6 +27,7 @@ from penteract.config.mesh import Mesh
 from penteract.config.precision.fp8 import Fp8
 from penteract.ops.declarations import OPS
 from penteract.ops.declarations.quantised.fp8_linear import is_cast_once
+from penteract.ops.joint_calls import JOINT, join_sums
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec
 from penteract.ops.tape import OpCall, Site, Tape
@@ -34,7 +36,7 @@ from penteract.ops.tape import OpCall, Site, Tape
 STANDS_FOR: Mapping[str, str] = {
     "fork_norm": "rms_norm", "merged_linear": "linear", "packed_swiglu": "swiglu", "packed_attention": "attention",
     "normed_attention": "attention", "fp8_linear": "linear", "fp8_glu": "linear",
-    "merged_glu": "linear", "expert_pair": "expert_linear",
+    "merged_glu": "linear", "expert_pair": "expert_linear", **JOINT,
 }  # fmt: skip
 
 
@@ -49,7 +51,7 @@ def fuse(tape: Tape, params: dict[str, Param], mesh: Mesh) -> None:
                 edit.mlps()
             case "qkv":
                 edit.attentions()
-            case "loss" | "glu" | "fp8":  # parallel/tensor.py says the first; the others edit what these made
+            case "loss" | "glu" | "fp8" | "add":  # parallel/tensor.py says the first; the others edit what these made
                 pass
     if "glu" in mesh.layout.fuse:
         _Edit(tape, params, mesh).glus()
@@ -57,6 +59,8 @@ def fuse(tape: Tape, params: dict[str, Param], mesh: Mesh) -> None:
             _Edit(tape, params, mesh).expert_pairs()
     if "fp8" in mesh.layout.fuse:  # of linear layers as they are merged
         _Edit(tape, params, mesh).casts()
+    if "add" in mesh.layout.fuse:  # of norms as they are by then
+        join_sums(tape)
 
 
 @dataclass(slots=True, eq=False)

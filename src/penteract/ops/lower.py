@@ -99,10 +99,20 @@ class _Lowering:
                 self.producer[r] = op
             if op.passed is not None:
                 self.alias[op.passed] = op.ins[0]
-            if not (self.training and op.ends):
+            if op.joint is not None:
+                self._join(op)
+            elif not (self.training and op.ends):
                 self.out.extend(self._forward_calls(op))
         self.layer_inputs = {self.root(v): layer for v, layer in self.tape.layer_inputs.items()}
         return self._take()
+
+    def _join(self, op: OpCall) -> None:
+        """One call in the place of that of the op before, whose result `op` reads, and of its own."""
+        assert op.joint is not None
+        first, results = self.out.pop(), (*op.outs, *op.extras)
+        if first.outs != tuple(map(self.root, op.ins)):
+            raise Bug("LOWER", f"{op.joint} is not of two calls that follow each other")
+        self.emit(op.joint, "forward", first.ins, (*first.outs, *results))
 
     def _forward_calls(self, op: OpCall) -> list[Call]:
         if op.program is None:

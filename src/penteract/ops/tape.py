@@ -62,6 +62,8 @@ class OpCall:
 
     `passed`: of an op that is a fork too, the value of its first in for that in's other reader.
     `stands_for`: the op of the network that a fused one is recomputed and offloaded as.
+    `joint`: the site of one call for the forward of this op and of the one before it on the tape, whose result it
+    reads. Backward, and what is recomputed, are those of the two ops.
     """
 
     site: Site
@@ -71,6 +73,7 @@ class OpCall:
     program: RedistributionProgram | None = None
     passed: int | None = None
     stands_for: str = ""
+    joint: Site | None = None
 
     @property
     def name(self) -> str:

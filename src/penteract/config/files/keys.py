@@ -159,7 +159,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
         0,
         0,
     ),
-    "kernels.fuse": ('ops that become one: "none", "all", or some of norm, mlp, qkv, loss, fp8, glu', 0, 0),
+    "kernels.fuse": ('ops that become one: "none", "all", or some of norm, add, mlp, qkv, loss, fp8, glu', 0, 0),
     "optimizer.kind": ("optimizer of matrices between hidden states; AdamW updates the rest", 0, 0),
     "optimizer.learning_rate": ("peak of the learning rate", 0, 1e3),
     "optimizer.betas": ("decay of AdamW's two moments", 0, _BELOW_1),

@@ -57,6 +57,12 @@ def fork_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
     torch.sum(_rows(slopes), 0, out=parts[0])
 
 
+def add_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """x + y, and the norm of this sum."""
+    torch.add(ins[0], ins[1], out=outs[0])
+    rms_norm(env, site, outs[:1], weights, outs[1:])
+
+
 def fork_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
     """The sum of the partial sums, [D]."""
     put(into[0], ins[0].sum(0), add)
@@ -182,6 +188,7 @@ def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs
 
 
 FUSIONS = {
+    "add_norm": TorchKernel(add_norm),
     "fork_norm": TorchKernel(rms_norm, fork_norm_input, fork_norm_weight),
     "merged_linear": TorchKernel(merged_linear, merged_linear_input, merged_linear_weight),
     "packed_swiglu": TorchKernel(packed_swiglu, packed_swiglu_input),

@@ -42,7 +42,7 @@ REPORT = 8  # bytes: what a program says of its part
 
 _ATTENTION = Attention()
 _ROW_MAX, _EXP_SUM, _LIKELIHOOD, _GRADIENT = RowMax(), ExpSum(), NegativeLogLikelihood(), LogitsGradient()
-_ROPE = Rope()
+_NORM, _ROPE = RmsNorm(), Rope()
 
 
 class ForkNorm(RmsNorm):
@@ -74,6 +74,31 @@ class ForkNorm(RmsNorm):
         scaled, slopes, summed, _ = super().traffic("weight_gradient", ins, weights, attrs, widths)
         branch = e.each(n, "compute", "compute", "compute")
         return (*kernels, branch, e.sums(("stat", PARTS * width)), scaled, slopes, summed)
+
+
+class AddNorm(OpDeclaration):
+    """x, y [.., D], w [D] -> x + y, rounded as a sum is, and its RMSNorm; keeps the norm's scale [.., 1]. Forward
+    alone: backward is that of `add` and of the norm."""
+
+    differentiable = ()
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        outs, extras = _NORM.results(ins, weights, attrs)
+        return (ins[0], *outs), extras
+
+    def gradients(self, attrs: Attrs) -> tuple[int, ...]:
+        return ()
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return _NORM.workspace(phase, ins, weights, attrs, widths)
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        total = Eager(widths).each(prod(ins[0]), "compute", "compute", "compute")
+        return total, *_NORM.traffic(phase, ins, weights, attrs, widths)
 
 
 class MergedLinear(Linear):
@@ -226,6 +251,21 @@ class OnePassForkNorm(ForkNorm):
         return (e.sums(("compute", 4 * n), ("stat", n // width), partial),)
 
 
+class OnePassAddNorm(AddNorm):
+    """By one kernel, which norms the sum while it has it."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return 0
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        n, width = prod(ins[0]), weights[0][0]
+        return (Eager(widths).sums(("compute", 4 * n + width), ("stat", n // width)),)
+
+
 class OneProduct(MergedLinear):
     """One product where the weights lie behind each other, and gradients of 16-bit factors made in the bucket."""
 
@@ -353,6 +393,7 @@ def _columns(weights: Sequence[Shape]) -> int:
 
 FUSIONS: dict[str, OpDeclaration] = {
     "fork_norm": ForkNorm(),
+    "add_norm": AddNorm(),
     "merged_linear": MergedLinear(),
     "packed_swiglu": PackedSwiglu(),
     "loss_and_gradient": LossAndGradient(),
@@ -361,6 +402,7 @@ FUSIONS: dict[str, OpDeclaration] = {
 
 _ONE_PASS: dict[str, OpDeclaration] = {
     "fork_norm": OnePassForkNorm(),
+    "add_norm": OnePassAddNorm(),
     "loss_and_gradient": SharedRowsLoss(),
     "merged_linear": OneProduct(),
     "packed_swiglu": OnePassPackedSwiglu(),

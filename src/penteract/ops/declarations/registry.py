@@ -133,7 +133,7 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
     "attention": _attention(lambda serves: serves),
     **{
         name: (Implementation("triton", one_pass(name), {"cuda": f"{_RUNS}.kernels.triton.fusions:FUSIONS"}),)
-        for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
+        for name in ("fork_norm", "add_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
     },
     "merged_glu": (
         Implementation("quack", stored, {"cuda": f"{_RUNS}.kernels.fused_glu:QUACK"}, aligned_rows, library=("cuda",)),

@@ -19,6 +19,7 @@ from penteract.config.precision.policy import Policy, grain, policy
 from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes, reads_quantised_weight
 from penteract.ops.expression import Expression
 from penteract.ops.fuse import STANDS_FOR
+from penteract.ops.lower import Chunk
 from penteract.ops.spec import Spec
 from penteract.ops.symbols import evaluate, expression_of, values
 from penteract.ops.tape import Call, Site
@@ -253,7 +254,7 @@ class _Rows(Silent):
         flights = Counter((buffer[0], r) for buffer, r in alive.at_last)
         for (c, r), flight in sorted(flights.items()):
             chunk = self.p.chunks[c]
-            made = next((i.call.site for i in chunk.actions["Fwd"] if r in i.call.outs), None)
+            made = _maker(chunk, r)
             op_name = "" if made is None else self.redistributions.get(made, made.op_name)
             what = STANDS_FOR.get(op_name, op_name) or "received"  # as `memory.recompute` names it
             row = _Derived("kept", f"{what} {_shape(chunk.specs[r])}", self._kept_for(c, r),
@@ -311,6 +312,13 @@ class _Rows(Silent):
                 op_name = self.redistributions.get(call.site, call.site.op_name)
                 readers[f"{op_name} (recomputed)" if again else f"{op_name}'s {call.phase.replace('_', ' ')}"] = None
         return "for " + ", ".join(readers) if readers else "to be sent"
+
+
+def _maker(chunk: Chunk, register: int) -> Site | None:
+    """What makes a register: the op of the tape, also where a call is of two; else a call inside a redistribution."""
+    of_op = (op.site for op in chunk.tape.ops if op.program is None and op.site.op_name != "fork"
+             and register in (*op.outs, *op.extras))  # fmt: skip
+    return next(of_op, None) or next((i.call.site for i in chunk.actions["Fwd"] if register in i.call.outs), None)
 
 
 def _shape(spec: Spec) -> str:

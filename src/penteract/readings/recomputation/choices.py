@@ -124,7 +124,8 @@ _Measure = tuple[Callable[[int], Bytes], Callable[[int], Seconds]]  # of a regis
 def _measure(estimator: Estimator, kind: LayerType, tape: Tape, layout: Layout) -> _Measure:
     composer = estimator.composer
     load, widths = Balanced.of(composer.model, layout, composer.sequence_length), composer.widths
-    alone = seconds_alone(composer.layer_program(layout, kind), estimator.steps.device(layout))
+    apart = layout.put(fuse=tuple(name for name in layout.fuse if name != "add"))  # as they are recomputed
+    alone = seconds_alone(composer.layer_program(apart, kind), estimator.steps.device(layout))
     spent = {id(op): sum(alone.get(place, 0.0) for place in places) for op, places in _places(tape)}
 
     def size(r: int) -> Bytes:

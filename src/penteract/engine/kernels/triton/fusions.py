@@ -13,7 +13,7 @@ from penteract.engine.kernels.fusions import merged_linear, merged_linear_input
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.triton.fork_norm import fork_norm_input, fork_norm_weight
 from penteract.engine.kernels.triton.fused_loss.loss_and_gradient import loss_and_gradient
-from penteract.engine.kernels.triton.norm import rms_norm
+from penteract.engine.kernels.triton.norm import add_norm, rms_norm
 from penteract.engine.kernels.triton.rotary import rotate
 from penteract.engine.kernels.triton.swiglu import put_swiglu, put_swiglu_input
 from penteract.engine.kernels.wide_product import put_wide_product
@@ -88,6 +88,7 @@ def _swiglu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Te
 def fusions(aten: Any) -> dict[str, TorchKernel]:
     """The kernels, over the operators of `aten`."""
     return {
+        "add_norm": TorchKernel(add_norm),
         "fork_norm": TorchKernel(rms_norm, fork_norm_input, fork_norm_weight),
         "merged_linear": TorchKernel(_linear, _linear_input, partial(_linear_weight, aten)),
         "packed_swiglu": TorchKernel(_swiglu, _swiglu_input),

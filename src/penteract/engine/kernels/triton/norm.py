@@ -36,13 +36,18 @@ def _offset(group, c, row, C: tl.constexpr, HEADS: tl.constexpr):
 
 @triton.jit
 def _forward(
-    x, w, y, scale, groups, x_row, y_row, epsilon, C: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    x, other, total, w, y, scale, groups, x_row, other_row, total_row, y_row, epsilon, C: tl.constexpr,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """scale: [groups], of what is normed together."""
+    """scale: [groups], of what is normed together. other: None, or what is added to x first; the sum goes to total,
+    and is normed as it is there."""
     group, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     here = (group < groups)[:, None] & (c < C)[None, :]
     wide = _tile(x, group, c, x_row, here, C, HEADS)
+    if other is not None:
+        made = (wide + _tile(other, group, c, other_row, here, C, HEADS)).to(total.dtype.element_ty)
+        tl.store(total + _offset(group, c, total_row, C, HEADS), made, here)
+        wide = made.to(tl.float32)
     mean = tl.sum(wide * wide, axis=1) * (1.0 / C)
     inverse = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(mean + epsilon))
     tl.store(scale + group, inverse, group < groups)
@@ -107,8 +112,19 @@ def rms_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors
     width, groups = len(w), scale.numel()
     grid, shape = _tiles(width, groups)
     _forward[grid](
-        x, w, y, scale, groups, row_stride(x), row_stride(y), float(site.attrs["epsilon"]), C=width,
+        x, None, None, w, y, scale, groups, row_stride(x), 0, 0, row_stride(y), float(site.attrs["epsilon"]), C=width,
         HEADS=x.shape[-1] // width, **shape,
+    )  # fmt: skip
+
+
+def add_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """x, other [.., C], w [C] -> their sum, and what `rms_norm` makes of it."""
+    (x, other), (w,), (total, y, scale) = ins, weights, outs
+    width, groups = len(w), scale.numel()
+    grid, shape = _tiles(width, groups)
+    _forward[grid](
+        x, other, total, w, y, scale, groups, row_stride(x), row_stride(other), row_stride(total), row_stride(y),
+        float(site.attrs["epsilon"]), C=width, HEADS=1, **shape,
     )  # fmt: skip
 
 

@@ -1,0 +1,88 @@
+"""Two ops in one call: the bits of the two, with any other fusions; a step and its price on layouts; and where they are
+two calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from layouts import Case, _prepare, run_case
+from penteract.config.layout import EVERY_FUSION, FUSIONS, PLAIN, Edit, Fusion, Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec, MoESpec
+from penteract.config.precision.policy import RECIPES
+from penteract.engine.comm.groups import ProcessGroups
+from penteract.engine.kernels.reference import REFERENCE
+from penteract.model.decoder import record
+from penteract.ops.lower import lower
+from penteract.ops.tape import Tape
+from penteract.readings.price import price
+from penteract.step.program import compile_step
+from penteract.step.walk import walk
+from pool import Pool
+from tiny import SIZES
+
+DENSE = ModelSpec(**SIZES)
+EXPERTS = replace(DENSE, moe=MoESpec(experts=4, top_k=2, ffn_size=24))
+LAYER_NORM = replace(DENSE, norm="layer")
+LAYOUTS = [
+    (EXPERTS, Layout(gradient_accumulation_steps=2, fuse=("add",))),
+    (DENSE, Layout(dp=2, tp=2, zero=3, recompute=("rms_norm",), fuse=("norm", "add"))),
+    (DENSE, Layout(dp=2, zero=2, recompute=("*",), fuse=("add", "qkv"))),
+    (DENSE, Layout(dp=2, offload=("add", "rms_norm"), fuse=FUSIONS)),
+    (DENSE, Layout(pp=2, gradient_accumulation_steps=3, schedule="zb_h1", fuse=("add",))),
+]
+
+
+@pytest.mark.parametrize(("model", "layout"), LAYOUTS, ids=str)
+def test_a_layout_is_one_process_and_its_price(pool: Pool, model: ModelSpec, layout: Layout) -> None:
+    red = [str(v) for v in pool.run(run_case, Case(model, layout, sequence_length=12)) if v.red]
+    assert not red, "\n".join(red)
+
+
+def _made(model: ModelSpec, fuse: tuple[Fusion, ...], precision: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    case = Case(model, Layout(fuse=fuse, recompute=("rms_norm",)), 64, precision=RECIPES[precision])
+    run = _prepare(case.compile(0), ProcessGroups(), dict(REFERENCE))
+    walk(run.p, run)
+    return run.state.gradients, run.totals
+
+
+@pytest.mark.parametrize("fuse", [(), ("norm",), ("mlp", "qkv"), FUSIONS, EVERY_FUSION], ids=str)
+@pytest.mark.parametrize("model", [DENSE, EXPERTS], ids=["dense", "experts"])
+def test_a_step_has_the_same_bits(model: ModelSpec, fuse: tuple[Fusion, ...]) -> None:
+    plain, joint = (
+        _made(model, tuple(f for f in EVERY_FUSION if f in {*fuse, *more} - less), "bf16")
+        for more, less in (((), {"add"}), (("add",), set[str]()))
+    )
+    assert plain[0].keys() == joint[0].keys()
+    assert all(torch.equal(g, joint[0][name]) for name, g in plain[0].items())
+    assert torch.equal(plain[1], joint[1])
+
+
+def _calls(tape: Tape, action: str, edit: Edit = PLAIN) -> list[str]:
+    return [i.call.site.op_name for i in lower(tape, edit).actions[action] if i.call.phase == "forward"]
+
+
+@pytest.mark.parametrize("fuse", [("add",), ("norm", "add")], ids=str)
+def test_a_layer_has_one_call_of_two(fuse: tuple[Fusion, ...]) -> None:
+    """The first sum of each layer; the second is of a norm of another layer. What is recomputed is one op."""
+    plain, joint = (record(DENSE, Mesh(Layout(fuse=some)), 0, 16).tape for some in (fuse[:-1], fuse))
+    norm = "fork_norm" if "norm" in fuse else "rms_norm"
+    before, now = _calls(plain, "Fwd"), _calls(joint, "Fwd")
+    assert now.count("add_norm") == DENSE.layers
+    assert before.count("add") - now.count("add") == before.count(norm) - now.count(norm) == DENSE.layers
+    for name in ("rms_norm", "add", "*"):
+        assert _calls(joint, "Bwd", Edit((name,))) == _calls(plain, "Bwd", Edit((name,)))
+
+
+def test_a_layer_norm_is_a_call_of_its_own() -> None:
+    assert "add_norm" not in _calls(record(LAYER_NORM, Mesh(Layout(fuse=FUSIONS)), 0, 16).tape, "Fwd")
+
+
+def test_it_keeps_what_ops_apart_keep() -> None:
+    apart, joint = (
+        price(compile_step(DENSE, Layout(fuse=fuse), 64, precision=RECIPES["bf16"])) for fuse in ((), ("add",))
+    )  # fmt: skip
+    assert [bytes_ for _, bytes_ in apart.kept] == [bytes_ for _, bytes_ in joint.kept]
