@@ -18,7 +18,7 @@ from penteract.engine.kernels.triton.fused_loss.loss_and_gradient import LossFor
 from penteract.engine.kernels.triton.fused_loss.shared_rows import SharedForm, shared_form
 from penteract.engine.kernels.triton.fusions import as_one, fusions
 from penteract.ops.declarations import OPS, declaration_of
-from penteract.ops.declarations.fusions import OnePassLoss, row_part
+from penteract.ops.declarations.loss import OnePassLoss, row_part
 from penteract.ops.tape import Site
 
 KERNELS = fusions(Aten())
@@ -85,7 +85,7 @@ IN_PARTS = (
 def test_programs_that_share_rows_do_what_is_declared(
     case: Case, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penteract.ops.declarations.fusions.row_part", lambda columns: 64)
+    monkeypatch.setattr("penteract.ops.declarations.loss.row_part", lambda columns: 64)
     monkeypatch.setattr(loss_kernel, "FORM", SharedForm(64, 1))
     declaration = declaration_of(Site(case.op_name, (), ()), Layout(elementwise="triton"))
     assert check(case, precision, declaration, let_go(KERNELS[case.op_name])) == []

@@ -8,6 +8,7 @@ from math import prod
 
 from penteract.ops.declarations.declaration import (
     BOOL,
+    FLOAT,
     Attrs,
     OpDeclaration,
     Product,
@@ -21,6 +22,8 @@ from penteract.ops.declarations.dense import Linear
 from penteract.ops.declarations.kernel_sequences import local_targets
 from penteract.ops.declarations.traffic import Eager, Kernel, Kernels
 from penteract.ops.spec import Spec, Widths
+
+REPORT = 8  # bytes: what a program says of its part of a row of logits
 
 
 def at_once(logits: Shape, attrs: Attrs) -> int:
@@ -202,6 +205,95 @@ class Loss(OpDeclaration):
     ) -> Kernels:
         e = Eager(widths)
         return (e.each(1, *["stat"] * (4 if phase == "forward" else 2)),)
+
+
+_ROW_MAX, _EXP_SUM, _LIKELIHOOD, _GRADIENT = RowMax(), ExpSum(), NegativeLogLikelihood(), LogitsGradient()
+
+
+class LossAndGradient(OpDeclaration):
+    """Whole rows of logits [s, B, V], targets [s, B], g [] -> Σ over targets of the negative log-likelihood []; with z,
+    z·Σ of the squared log-sum-exp []. The gradient, as `logits_gradient` has it, is left where the logits were."""
+
+    differentiable = ()
+    overwrites = (0,)
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        scalar = Spec((), "stat")
+        return ((scalar, scalar) if attrs.get("z") else (scalar,)), ()
+
+    def gradients(self, attrs: Attrs) -> tuple[int, ...]:
+        return ()
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """Its steps' own, in addition to what one hands to the next: maxima, sums, log-sum-exps."""
+        logits, targets, g = ins
+        row, stat = prod(targets), widths["stat"]
+        largest = _ROW_MAX.workspace(phase, [logits], (), attrs, widths)
+        sums = _EXP_SUM.workspace(phase, [logits, targets, targets], (), attrs, widths)
+        likelihood = _LIKELIHOOD.workspace(phase, [(2, *targets), targets, targets], (), attrs, widths)
+        gradient = _GRADIENT.workspace(phase, [logits, targets, targets, g], (), attrs, widths)
+        steps = (row + largest // stat, 3 * row + sums // stat, 4 * row + likelihood // stat)
+        return max(*(n * stat for n in steps), row * stat + gradient)
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        logits, targets, g = ins
+        found = (
+            _ROW_MAX.traffic(phase, [logits], (), attrs, widths),
+            _EXP_SUM.traffic(phase, [logits, targets, targets], (), attrs, widths),
+            _LIKELIHOOD.traffic(phase, [(2, *targets), targets, targets], (), attrs, widths),
+            _GRADIENT.traffic(phase, [logits, targets, targets, g], (), attrs, widths),
+        )
+        return tuple(k for kernels in found for k in kernels or ())
+
+
+class OnePassLoss(LossAndGradient):
+    """By a kernel that reads each row for its sums, and again, from the cache, for its gradient."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """Each row's part of the sums."""
+        return (2 if attrs.get("z") else 1) * prod(ins[1]) * FLOAT
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, n, rows = Eager(widths), prod(ins[0]), prod(ins[1])
+        return e.sums(("compute", 2 * n), ("index", rows), ("stat", rows)), e.sums(("stat", rows))
+
+
+class SharedRowsLoss(OnePassLoss):
+    """By a kernel that reads each row once: its programs have a part of a row each, and tell each other of it."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """A ticket and each part's report too."""
+        return super().workspace(phase, ins, weights, attrs, widths) + (1 + _reports(ins)) * REPORT
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        """Reports are written twice and read once."""
+        e, (logits, targets, _), reports = Eager(widths), ins, _reports(ins) * REPORT // widths["index"]
+        rows = prod(targets)
+        shared = e.sums(("compute", 2 * prod(logits)), ("index", rows + 2 * reports), ("stat", rows))
+        return e.sums(("index", reports)), shared, e.sums(("stat", rows))
+
+
+def row_part(columns: int) -> int:
+    """Columns of a row of logits that one program has in registers, 64 of a thread: the fastest of several at 128,256
+    and at 151,936 columns on an H200 (`benchmarks/loss_forms.py`)."""
+    return 8192 if columns <= 2**17 else 4096
+
+
+def _reports(ins: Sequence[Shape]) -> int:
+    """Parts of all rows of logits."""
+    return prod(ins[1]) * -(-ins[0][-1] // row_part(ins[0][-1]))
 
 
 LOSS: dict[str, OpDeclaration] = {

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.ops.declarations.fusions import row_part
+from penteract.ops.declarations.loss import row_part
 
 _THREAD = 64  # columns of a thread
 _LEAST = tl.constexpr(float("-inf"))
