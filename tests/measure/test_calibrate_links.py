@@ -131,6 +131,12 @@ def test_a_check_measures_pairs_again(measured: LinkRows, tmp_path: Path, monkey
     links = {(x.source, x.target): x for x in checking.check_links(file, CPU, 2)}
     assert {*links} == {(0, 1), (1, 0)}
     assert "slower than its file" in links[0, 1].slow and (links[1, 0].ratio or 1) < 1e-3
+    late = iter(({(0, 1, 8): 9.0, (1, 0, 8): 5.0}, {(0, 1, 8): 5.0, (1, 0, 8): 5.1}, {(0, 1, 8): 4.0, (1, 0, 8): 4.0}))
+    monkeypatch.setattr(checking, "_pairs", lambda device, ranks: next(late))
+    late_once = checking.check_links(file, CPU, 2)
+    assert [link.slow for link in late_once] == ["", ""], "only the first time"
+    assert not any(link.slow for link in checking.check_links(file, CPU, 2)), "measured once"
+    monkeypatch.undo()
     monkeypatch.setattr(checking, "start_ranks", lambda *_, **__: 72)
     with pytest.raises(checking.LinksFailed) as failed:
         checking.check_links(file, CPU, 2)

@@ -112,18 +112,28 @@ def _few_of_each(every: Sequence[Workload]) -> list[Workload]:
 
 
 def check_links(file: Path, device: torch.device | None = None, ranks: int | None = None) -> list[LinkCheck]:
-    """Messages between all pairs of GPUs of this host, each way, by ranks of their own. Empty for one GPU, and for a
-    CPU: its processes have no link that could be slow. Raises LinksFailed if a rank fails."""
+    """Messages between all pairs of GPUs of this host, each way, by ranks of their own. Where one seems slow, all are
+    measured once more, and the faster time of each counts: a link that is slow is so twice. Empty for one GPU, and for
+    a CPU: its processes have no link that could be slow. Raises LinksFailed if a rank fails."""
     device = device or device_here()
     ranks = ranks or (torch.cuda.device_count() if device.type == "cuda" else 1)
     if ranks < 2:
         return []
+    before = dict(MeasuredRows.any_machine(rows_path(file)).under(PAIR))
+    found = _pairs(device, ranks)
+    if any(link.slow for link in judged(found, before)):
+        again = _pairs(device, ranks)
+        found = {pair: min(us, again.get(pair, us)) for pair, us in found.items()}
+    return judged(found, before)
+
+
+def _pairs(device: torch.device, ranks: int) -> dict[tuple[int, ...], float]:
+    """Microseconds of a message, by (source, target, bytes)."""
     with TemporaryDirectory(prefix="penteract-") as folder:
         now = LinkRows(Path(folder) / "now.rows.jsonl", Hosts(1, ranks), device, sizes_of(device)[:1])
         if code := start_ranks(now, versions(device), _LONGEST, pairs_only=True):
             raise LinksFailed(code)
-        found = MeasuredRows.any_machine(now.path).under(PAIR)
-        return judged(dict(found), dict(MeasuredRows.any_machine(rows_path(file)).under(PAIR)))
+        return dict(MeasuredRows.any_machine(now.path).under(PAIR))
 
 
 class LinksFailed(Exception):
