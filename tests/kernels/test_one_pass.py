@@ -54,6 +54,10 @@ def _wide() -> Iterator[Case]:
     some = torch.randint(0, 150, (97, 1, 3), generator=torch.Generator().manual_seed(1))
     yield Case("expert_permutation", "several blocks", (given(some),), (), {"experts": 150})
     yield Case("permute", "several blocks", (x(5, 1, 2100), order(15)), (), {"top_k": 3})
+    for inverse in (False, True):
+        coming = given([0, 3, 1, 0, 0, 2, 0, 4, 0])
+        about = {"ranks": 3, "inverse": inverse}
+        yield Case("sort_chunks", f"several blocks, inverse {inverse}", (x(10, 2100), coming), (), about)
     yield Case("unpermute", "several blocks", (x(15, 2100), x(5, 1, 3), order(15)), (), {"top_k": 3})
     yield Case("embedding", "long runs", (draw(3, 20, 2),), ((5, 600),), {"axis": ""})
     yield Case("embedding", "long runs of two shards", (draw(8, 30, 1),), ((4, 20),), {"axis": "tp"}, tp=2, rank=1)

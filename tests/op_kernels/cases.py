@@ -318,6 +318,7 @@ def _experts() -> list[Case]:
         out.append(Case("balance_loss", f"{score}, long", (positive(40, 1, 5), draw(9, 1, 5)), (), shares))
     out += list(_grouped_routers())
     rows = splits([2, 0, 1], [1, 0, 3])  # two ranks send to three experts; nobody to the second
+    chunks = given([2, 0, 1, 1, 0, 3])  # the same
     return [
         *out,
         Case(
@@ -334,9 +335,10 @@ def _experts() -> list[Case]:
         Case("expert_offsets", "one rank", (given([3, 0, 2]),), (), {"ranks": 1}),
         Case("permute", "top 2", (x(3, 2, 4), order(12)), (), {"top_k": 2}),
         Case("permute", "top 1", (x(3, 1, 4), order(3)), (), {"top_k": 1}),
-        Case("sort_chunks", "by expert", (x(7, 3), rows), (), {"inverse": False}),
-        Case("sort_chunks", "by sender", (x(7, 3), rows), (), {"inverse": True}),
-        Case("sort_chunks", "one rank", (x(3, 3), splits([1, 0, 2])), (), {"inverse": False}),
+        Case("sort_chunks", "by expert", (x(7, 3), chunks), (), {"ranks": 2, "inverse": False}),
+        Case("sort_chunks", "by sender", (x(7, 3), chunks), (), {"ranks": 2, "inverse": True}),
+        Case("sort_chunks", "three ranks", (x(9, 3), given([1, 0, 2, 2, 1, 3])), (), {"ranks": 3, "inverse": False}),
+        Case("sort_chunks", "no rows", (x(0, 3), given([0, 0, 0, 0])), (), {"ranks": 2, "inverse": True}),
         Case("expert_linear", "an expert without rows", (x(7, 3), rows), ((3, 4, 3),)),
         Case("expert_linear", "no rows at all", (x(0, 3), splits([0, 0])), ((2, 4, 3),)),
         Case("expert_linear", "one expert", (x(5, 6), splits([5])), ((1, 2, 6),)),

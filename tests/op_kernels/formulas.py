@@ -419,8 +419,8 @@ def permute(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 
 
 def sort_chunks(room: Room, ins: Tensors, weights: Tensors) -> Truth:
-    x, splits = ins
-    names = [(e, r, i) for r, row in enumerate(splits.table) for e, n in enumerate(row) for i in range(n)]
+    x, table = ins[0], ins[1].view(room.attrs["ranks"], -1).tolist()
+    names = [(e, r, i) for r, row in enumerate(table) for e, n in enumerate(row) for i in range(n)]
     place = sorted(range(len(names)), key=lambda i: names[i])  # by expert, then sender
     if room.attrs["inverse"]:
         place = [place.index(i) for i in range(len(place))]

@@ -51,9 +51,13 @@ IDENTITIES: list[tuple[str, Redistribution, Callable[[Do], list[Value]]]] = [
     ("to heads", context.to_heads, lambda do: [_value(do)]),
     ("to tokens", context.to_tokens, lambda do: [_value(do)]),
     ("counts", expert.counts, lambda do: [_value(do, (4,), "index")]),
-    ("dispatch", expert.dispatch, lambda do: [_value(do, (8, 8)), _value(do, (), "host"), _value(do, (8,), "index")]),
-    ("combine", expert.combine, lambda do: [_value(do, (8, 8)), _value(do, (), "host"), _value(do, (8,), "index")]),
+    ("dispatch", expert.dispatch, lambda do: _routed(do)),
+    ("combine", expert.combine, lambda do: _routed(do)),
 ]
+
+
+def _routed(do: Do) -> list[Value]:
+    return [_value(do, (8, 8)), _value(do, (), "host"), _value(do, (4,), "index"), _value(do, (8,), "index")]
 
 
 @pytest.mark.parametrize(("redistribution", "ins"), [i[1:] for i in IDENTITIES], ids=[i[0] for i in IDENTITIES])

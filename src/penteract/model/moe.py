@@ -59,9 +59,10 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
     # Host sizes are needed for an all-to-all, and for one product per expert.
     by_host = do.mesh.size("ep") > 1 or not all(grouped)
     sizes = expert.split_sizes(do, copies, coming) if by_host else offsets
-    h = do.redistribute(expert.dispatch, do.op("permute", tokens, order, top_k=spec.top_k)[0], sizes, order)  # [R, D]
+    sent = do.op("permute", tokens, order, top_k=spec.top_k)[0]
+    h = do.redistribute(expert.dispatch, sent, sizes, coming, order)  # [R, D]
     rows = [offsets if one else sizes for one in grouped]
-    y = do.redistribute(expert.combine, _experts(do, h, matrices, rows), sizes, order)  # [s·B·k, D]
+    y = do.redistribute(expert.combine, _experts(do, h, matrices, rows), sizes, coming, order)  # [s·B·k, D]
     out = do.op("unpermute", y, weights, order, top_k=spec.top_k)[0]
     return do.redistribute(tensor.tp_reduce_scatter, out) if split else out
 

@@ -17,8 +17,8 @@ from penteract.ops.offload import Offload
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, OpCall, Phase, Site, Tape
 
-# Never recomputed: they count something, or wait for the host.
-ONCE = frozenset({"loss", "tokens_per_expert", "split_sizes"})
+# Never recomputed: they count something, exchange counts, or wait for the host.
+ONCE = frozenset({"loss", "tokens_per_expert", "counts", "split_sizes"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,27 +17,31 @@ from penteract.ops.spec import Dim, Received
 counts = single_collective("counts", "ep", "all_to_all")  # [X] -> [X]: this rank's experts, by sender
 
 
-def _cross(steps: Steps, x: Value, splits: Value, rows: Dim, direction: str) -> Value:
+def _cross(steps: Steps, x: Value, splits: Value, coming: Value, rows: Dim, direction: str) -> Value:
     """Send token copies to their experts ("dispatch": sorted by expert on arrival), or results back to their tokens
     ("combine")."""
-    if steps.mesh.size("ep") == 1:
+    ranks = steps.mesh.size("ep")
+    if ranks == 1:
         return x
     if direction == "combine":
-        (x,) = steps.forward("sort_chunks", x, splits, inverse=True)
+        (x,) = steps.forward("sort_chunks", x, coming, ranks=ranks, inverse=True)
     y = steps.collective("all_to_all_v", "ep", x, rows=rows, also_reads=(splits,), direction=direction)
-    return steps.forward("sort_chunks", y, splits, inverse=False)[0] if direction == "dispatch" else y
+    if direction == "combine":
+        return y
+    return steps.forward("sort_chunks", y, coming, ranks=ranks, inverse=False)[0]
 
 
 def _redistribution(name: str, direction: str, reverse: str) -> Redistribution:
     def rows(steps: Steps, sent: Dim, way: str) -> Dim:
         return Received(steps.layer) if way == "dispatch" else sent
 
-    def forward(steps: Steps, x: Value, splits: Value, sent: Value) -> tuple[Values, Values]:
-        return (_cross(steps, x, splits, rows(steps, sent.shape[0], direction), direction),), (splits, sent)
+    def forward(steps: Steps, x: Value, splits: Value, coming: Value, sent: Value) -> tuple[Values, Values]:
+        received = rows(steps, sent.shape[0], direction)
+        return (_cross(steps, x, splits, coming, received, direction),), (splits, coming, sent)
 
     def backward(steps: Steps, kept: Values, g: Value) -> Values:
-        splits, sent = kept
-        return (_cross(steps, g, splits, rows(steps, sent.shape[0], reverse), reverse),)
+        splits, coming, sent = kept
+        return (_cross(steps, g, splits, coming, rows(steps, sent.shape[0], reverse), reverse),)
 
     return Redistribution(name, forward, backward)
 

@@ -230,17 +230,25 @@ def expert_pair_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: b
 
 def sort_chunks(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """Rows by sender and then expert -> by expert and then sender; `inverse`: the other way."""
-    x, splits = ins
-    by_sender = list(torch.split(outs[0] if site.attrs["inverse"] else x, [n for row in splits.table for n in row]))
-    experts = len(splits.table[0])
-    by_expert = [by_sender[r * experts + e] for e in range(experts) for r in range(len(splits.table))]
-    at = 0
-    for chunk in by_expert:
-        if site.attrs["inverse"]:
-            chunk.copy_(x[at : at + len(chunk)])
-        else:
-            outs[0][at : at + len(chunk)].copy_(chunk)
-        at += len(chunk)
+    x, coming = ins
+    places = _places_by_expert(coming.view(site.attrs["ranks"], -1), len(x))
+    if site.attrs["inverse"]:
+        torch.index_select(x, 0, places, out=outs[0])
+    else:
+        outs[0].index_copy_(0, places, x)
+
+
+def _places_by_expert(table: torch.Tensor, rows: int) -> torch.Tensor:
+    """Rows of each [sender, expert] -> where each of the `rows` by sender lies by expert, [rows]. The host knows their
+    number alone: it waits for nothing."""
+    ends = table.view(-1).cumsum(0)
+    by_expert = table.t().clone(memory_format=torch.contiguous_format)
+    begins = by_expert.view(-1).cumsum(0).view_as(by_expert).sub_(by_expert)
+    moves = begins.t().clone(memory_format=torch.contiguous_format).view(-1)
+    del by_expert, begins
+    moves.sub_(ends).add_(table.view(-1))
+    row = torch.arange(rows, device=table.device)
+    return row.add_(moves.index_select(0, torch.searchsorted(ends, row, right=True)))
 
 
 EXPERTS = {

@@ -191,8 +191,56 @@ def unpermute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
     _send_weighed[(len(order) // k,)](y, w, _places(order), g, of_y, of_w, *rows, K=k, **_tile(y.shape[-1]))
 
 
+# ---- chunks ----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _find_chunks(coming, ends, begins, ranks, own, CHUNKS: tl.constexpr):
+    """coming [ranks, own experts] -> where each chunk ends by sender, and where it begins by expert; one program."""
+    i = tl.arange(0, CHUNKS)
+    there = i < ranks * own
+    n = tl.load(coming + i, there, other=0).to(tl.int32)
+    tl.store(ends + i, tl.cumsum(n, axis=0), there)
+    at = i % ranks * own + i // ranks  # the chunk that is number i by expert
+    n = tl.load(coming + at, there, other=0).to(tl.int32)
+    tl.store(begins + at, tl.cumsum(n, axis=0) - n, there)
+
+
+@triton.jit
+def _move_chunks(
+    x, ends, begins, out, x_row, out_row, chunks, CHUNKS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    INVERSE: tl.constexpr,
+):  # fmt: skip
+    """A row by sender to its place by expert; `INVERSE`: back."""
+    row = tl.program_id(0)
+    i = tl.arange(0, CHUNKS)
+    end = tl.load(ends + i, i < chunks, other=2147483647)
+    chunk = tl.sum((end <= row).to(tl.int32), axis=0)
+    first = tl.max(tl.where(end <= row, end, 0), axis=0)
+    place = tl.load(begins + chunk) + row - first
+    read, written = (place, row) if INVERSE else (row, place)
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    found = tl.load(x + read.to(tl.int64) * x_row + c, c < WIDTH, other=0.0)
+    tl.store(out + written.to(tl.int64) * out_row + c, found, c < WIDTH)
+
+
+def sort_chunks(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Rows by sender and then expert -> by expert and then sender; `inverse`: the other way."""
+    (x, coming), out, ranks, chunks = ins, outs[0], int(site.attrs["ranks"]), len(ins[1])
+    if not len(x):
+        return
+    ends, begins = torch.empty(2, chunks, dtype=torch.int32, device=x.device)
+    most = triton.next_power_of_2(chunks)
+    _find_chunks[(1,)](coming, ends, begins, ranks, chunks // ranks, CHUNKS=most, num_warps=4)
+    tile = _tile(x.shape[-1])
+    grid = (len(x), triton.cdiv(x.shape[-1], tile["COLUMNS"]))
+    rows, inverse = (row_stride(x), row_stride(out)), bool(site.attrs["inverse"])
+    _move_chunks[grid](x, ends, begins, out, *rows, chunks, CHUNKS=most, INVERSE=inverse, **tile)
+
+
 EXPERTS = {
     "expert_permutation": TorchKernel(expert_permutation),
     "permute": TorchKernel(permute, permute_input),
+    "sort_chunks": TorchKernel(sort_chunks),
     "unpermute": TorchKernel(unpermute, unpermute_input),
 }

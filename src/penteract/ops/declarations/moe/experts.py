@@ -168,7 +168,32 @@ class Permute(OpDeclaration):
 
 
 class SortChunks(OpDeclaration):
-    """Rows [R, D] sorted by sender, then expert -> by expert, then sender; `inverse`: the other way."""
+    """Rows [R, D] by sender, then expert, copies of each such chunk [ep·X/ep] -> by expert, then sender; `inverse`: the
+    other way."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """Where chunks begin; then each row's number, its chunk, and how far it moves."""
+        chunks = prod(ins[1])
+        return max(4 * chunks, 2 * chunks + 3 * ins[0][0]) * widths["index"]
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, rows, chunks, n = Eager(widths), ins[0][0], prod(ins[1]), prod(ins[0])
+        one, every = ("index", chunks), ("index", rows)
+        transposed = e.each(chunks, "index", "index", strided=True)
+        begins = e.sums(one, one), e.each(chunks, "index", "index", "index")
+        chunk_of = e.places(max(rows, chunks), one, every, every)
+        found = e.sums(every), chunk_of, e.sums(every, ("index", 2 * rows))
+        moved = e.each(rows, "index", "index", "index")
+        if attrs["inverse"]:
+            rows_of = e.sums(every, ("compute", 2 * n))
+        else:
+            rows_of = e.places(n, every, "compute", "compute")
+        ends, less = begins
+        return ends, transposed, ends, less, transposed, less, less, *found, moved, rows_of
 
 
 class ExpertLinear(OpDeclaration):

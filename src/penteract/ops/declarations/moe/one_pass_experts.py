@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import prod
 
 from penteract.ops.declarations.declaration import FLOAT, Attrs, OpDeclaration, Shape
-from penteract.ops.declarations.moe.experts import ExpertPermutation, Permute, Unpermute
+from penteract.ops.declarations.moe.experts import ExpertPermutation, Permute, SortChunks, Unpermute
 from penteract.ops.declarations.traffic import Eager, Kernel, Kernels
 from penteract.ops.spec import Widths
 
@@ -80,8 +80,27 @@ class OnePassUnpermute(Unpermute):
         return _places(copies, widths), Kernel(moved.moved + copies * PLACE)
 
 
+class OnePassSort(SortChunks):
+    """Where chunks end and begin; then each row is read once."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return 2 * prod(ins[1]) * PLACE if ins[0][0] else 0
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        chunks = prod(ins[1])
+        return (
+            Kernel(2 * chunks * (widths["index"] + PLACE)),
+            Kernel(2 * prod(ins[0]) * widths["compute"] + 2 * chunks * PLACE),
+        )
+
+
 ONE_PASS_EXPERTS: dict[str, OpDeclaration] = {
     "expert_permutation": OnePassPermutation(),
     "permute": OnePassPermute(),
+    "sort_chunks": OnePassSort(),
     "unpermute": OnePassUnpermute(),
 }
