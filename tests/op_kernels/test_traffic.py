@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from op_kernels.cases import CASES, Case, given, x
+from op_kernels.cases import CASES, Case, In, given
 from op_kernels.trial import Trial
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.device.storages import tensors_of
@@ -151,7 +151,11 @@ def test_chunks_are_sorted_in_as_many_calls_however_many_they_are() -> None:
     calls = list[int]()
     for experts in (2, 64):
         sorts = Case(
-            "sort_chunks", "", (x(experts * 4, 3), given([2] * 2 * experts)), (), {"ranks": 2, "inverse": False}
+            "sort_chunks",
+            "",
+            (In("compute", (experts * 4, 3)), given([2] * 2 * experts)),
+            (),
+            {"ranks": 2, "inverse": False},
         )
         trial = Watched(sorts, "bf16", OPS["sort_chunks"].declaration, REFERENCE["sort_chunks"])
         trial.run()

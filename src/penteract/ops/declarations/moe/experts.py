@@ -188,10 +188,7 @@ class SortChunks(OpDeclaration):
         chunk_of = e.places(max(rows, chunks), one, every, every)
         found = e.sums(every), chunk_of, e.sums(every, ("index", 2 * rows))
         moved = e.each(rows, "index", "index", "index")
-        if attrs["inverse"]:
-            rows_of = e.sums(every, ("compute", 2 * n))
-        else:
-            rows_of = e.places(n, every, "compute", "compute")
+        rows_of = e.sums(every, ("compute", 2 * n)) if attrs["inverse"] else e.places(n, every, "compute", "compute")
         ends, less = begins
         return ends, transposed, ends, less, transposed, less, less, *found, moved, rows_of
 
