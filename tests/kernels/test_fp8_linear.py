@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.precision.fp8 import Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data, Slopes, typed
+from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data, PutFp8, Slopes, typed
 from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.triton.fusions import rotate_
 from penteract.engine.kernels.triton.quantised.fp8_linear import TRITON
@@ -30,11 +31,16 @@ from penteract.ops.tape import Site
 def let_casts_go(how: Caster) -> Caster:
     """Without what the interpreter holds in cycles after it."""
 
-    def put_fp8(*about: Any) -> None:
-        how.put_fp8(*about)
-        gc.collect()
+    def fp8_of(*about: Any) -> PutFp8:
+        put = how.fp8_of(*about)
 
-    return how._replace(put_fp8=put_fp8)
+        def run(*then: Any) -> None:
+            put(*then)
+            gc.collect()
+
+        return run
+
+    return replace(how, fp8_of=fp8_of)
 
 
 CASTERS = TRITON._replace(of_values=let_casts_go(TRITON.of_values), of_slopes=let_casts_go(TRITON.of_slopes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cached_property
 from itertools import groupby
 
 from penteract.config.layout import Edit, Layout
@@ -49,7 +50,7 @@ INSIDE = frozenset({
 BufferKey = tuple[int, int]  # (chunk, micro-batch): the activation buffer of one pass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Program:
     """All that rank `rank` does in a step.
 
@@ -96,7 +97,7 @@ class Program:
         sites = (op.site for c in self.chunks for op in c.tape.ops if op.site.op_name == "tokens_per_expert")
         return tuple(str(s.attrs["name"]) for s in sites)
 
-    @property
+    @cached_property  # each step asks
     def fp8_sites(self) -> tuple[Site, ...]:
         """Linear layers of this rank with FP8 state besides parameters: delayed scales, or scales of gathered
         weights."""

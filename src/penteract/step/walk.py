@@ -160,14 +160,16 @@ def _actions(p: Program, reading: Reading, *, targets_counted: bool) -> list[int
         else:
             for position, (buffer, instruction) in enumerate(p.instructions(action)):
                 around = p.events.get((a, position), _QUIET)
-                _ask(p, reading, around.before, flying)
+                if around is not _QUIET:
+                    _ask(p, reading, around.before, flying)
                 for r in instruction.call.ins if coming else ():
                     if (buffer, r) in coming:
                         coming.remove((buffer, r))
                         reading.wait_recv(buffer, r)
                 reading.call(buffer, instruction.call)
                 reading.free(buffer, instruction.frees)
-                _ask(p, reading, around.after, flying)
+                if around is not _QUIET:
+                    _ask(p, reading, around.after, flying)
         reading.after(action)
     _wait_sends(reading, sent)
     _ask(p, reading, p.events.get((len(p.actions), 0), _QUIET).before, flying)

@@ -78,8 +78,7 @@ class DirectLaunch:
     before: list[Any]  # what is called before the JIT looks for the kernel
 
     def launch(self, given: Mapping[str, Any]) -> bool:
-        """Launch with other values of arguments that are given. False: it is not the right kernel, and nothing was
-        launched."""
+        """Launch with what is given. False: it is not the right kernel, and nothing was launched."""
         device, hooks, values = self.current_device(), self.hooks, self.values
         if device != self.device or self.before or called(hooks.launch_enter_hook) or called(hooks.launch_exit_hook):
             return False
@@ -90,17 +89,19 @@ class DirectLaunch:
             self.addresses = found
             for place, address in zip(self.places, found, strict=True):
                 values[place] = address
-        if len(given) != len(self.given):
+        if given.keys() != self.given.keys():
             return False
         for name, x in given.items():
             place, expected = self.given[name]
-            if kind(x) != expected:
-                return False
             if isinstance(x, torch.Tensor):
-                x = x.data_ptr()
-                if not alike(x, values[place]):
+                address = x.data_ptr()
+                if (x.dtype, x.get_device()) != expected or not alike(address, values[place]):
                     return False
-            values[place] = x
+                values[place] = address
+            elif x is not values[place]:
+                if kind(x) != expected:
+                    return False
+                values[place] = x
         self.run(*self.grid, self.current_stream(device), self.function, self.metadata, None, None, None, *values)
         return True
 
@@ -113,7 +114,7 @@ def alike(a: int, b: int) -> bool:
 def kind(x: Any) -> Any:
     """Arguments of equal kinds have the same kernel, tensors if their addresses are alike. Triton tells fewer apart."""
     if isinstance(x, torch.Tensor):
-        return x.dtype, x.device
+        return x.dtype, x.get_device()
     if type(x) is int:
         return int, x == 1, x % ALIGNED == 0, -(2**31) <= x < 2**31, x < 2**63
     return float if type(x) is float else (type(x), x)

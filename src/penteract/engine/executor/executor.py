@@ -106,6 +106,7 @@ class Executor:
 
     def begin(self) -> None:
         self.registers.begin(self.memory, self.host, self.micro_batches)
+        self.env.zeros.begin()
         self.summed.begin(self.stop)
         if self.optimizer is not None:
             self.totals[0].add_(self.optimizer.nonfinite)  # so every rank learns of it
@@ -167,7 +168,8 @@ class Executor:
         self.registers.bind(buffer, call, outs, run)
 
     def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
-        self.registers.free(buffer, registers)
+        if registers:
+            self.registers.free(buffer, registers)
 
     def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         ranks, own = self._ranks("pp"), dict[tuple[str, int], torch.Tensor]()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from penteract.config.mesh import Mesh
+from penteract.engine.device.zeros import Zeros
 from penteract.ops.tape import Site
 
 Tensors = list[Any]  # tensors; a host value where the spec's role is "host"
@@ -40,7 +41,7 @@ class Env:
     past_amax: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of FP8 linear layers, [3]: of
     amax: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # x, w and g; past steps, this step
     scales: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of weights gathered in FP8, [1]
-
+    zeros: Zeros = field(default_factory=Zeros)  # of this step
     clear_rows: frozenset[str] = frozenset()  # tables whose gradients keep rows clear that no token uses
 
     def index(self, axis: str) -> int:
@@ -53,7 +54,7 @@ InputGradient = Callable[[Env, Site, Tensors, Tensors, Tensors], None]  # env, s
 WeightGradient = Callable[[Env, Site, Tensors, Tensors, bool], None]  # env, site, kept + gradients, into, add
 
 
-Bound = Callable[[], None]  # a call of a phase, with its tensors
+Bound = Callable[[], object]  # a call of a phase, with its tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,18 @@ class Bindable:
 def bound(phase: Callable[..., None], *about: Any) -> Bound:
     """A call of a phase with its tensors."""
     return phase.bind(*about) if isinstance(phase, Bindable) else partial(phase, *about)
+
+
+def in_turn(*calls: Bound) -> Bound:
+    """Several as one."""
+    if len(calls) == 1:
+        return calls[0]
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
 
 
 @dataclass(frozen=True, slots=True)

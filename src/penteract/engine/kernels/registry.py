@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from penteract.config.layout import Layout
 from penteract.config.rules.kernel_limits import installed_version
-from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.kernel import Bindable, TorchKernel, bound
 from penteract.errors import BadInput
 from penteract.ops.declarations import OPS, Implementation, implementation
 from penteract.ops.tape import Site
@@ -136,10 +136,7 @@ def _selecting(at: Callable[[Site], TorchKernel], like: TorchKernel) -> TorchKer
     implementations of an op have the same ones."""
 
     def phase(name: str) -> Callable[..., None]:
-        def run(env: Env, site: Site, *args: Any) -> None:
-            getattr(at(site), name)(env, site, *args)
-
-        return run
+        return Bindable(lambda env, site, *args: bound(getattr(at(site), name), env, site, *args))
 
     names = ("forward", "input_gradient", "weight_gradient")
     return TorchKernel(*[phase(name) if getattr(like, name) else None for name in names])  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -39,18 +40,31 @@ def typed(data: torch.Tensor, name: Format) -> torch.Tensor:
     return data if data.dtype == FORMATS[name] else data.view(FORMATS[name])
 
 
-Cast = tuple[Any, Fp8Data]  # a tensor [rows, k], or what it is made of; where its data go
+PutLargest = Callable[[torch.Tensor], object]  # largest
+PutFp8 = Callable[[torch.Tensor | None, Fp8Data], object]  # largest, into
 
 
-class Caster(NamedTuple):
-    """Casts tensors to FP8.
+@dataclass(frozen=True, slots=True)
+class Caster:
+    """Casts tensors to FP8. Both are first given what is the same in all steps.
 
-    put_largest  the largest absolute value of x [rows, k] and of what is in `largest` [1], into it
-    put_fp8    the data of x; its scale [1] is made of `largest`, or known where that is None
+    largest_of  of x [rows, k]: what puts its largest absolute value, and what is in `largest` [1], into that
+    fp8_of      of x and its scale [1]: what puts its data `into` their places; the scale is made of `largest`, or known
+                where that is None
     """
 
-    put_largest: Callable[[Any, torch.Tensor], None]
-    put_fp8: Callable[[Fp8, Format, Any, torch.Tensor | None, torch.Tensor, Fp8Data], None]
+    largest_of: Callable[[Any], PutLargest]
+    fp8_of: Callable[[Fp8, Format, Any, torch.Tensor], PutFp8]
+
+    def put_largest(self, x: Any, largest: torch.Tensor) -> None:
+        """Once."""
+        self.largest_of(x)(largest)
+
+    def put_fp8(
+        self, fp8: Fp8, name: Format, x: Any, largest: torch.Tensor | None, scale: torch.Tensor, into: Fp8Data
+    ) -> None:
+        """Once."""
+        self.fp8_of(fp8, name, x, scale)(largest, into)
 
 
 class Casters(NamedTuple):

@@ -12,7 +12,7 @@ the product.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,8 +22,8 @@ import torch
 from penteract.config.precision.fp8 import Format, Fp8
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.fusions import Rotate, put_swiglu, put_swiglu_input, rotate_
-from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel
-from penteract.engine.kernels.quantised.casters import Cast, Caster, Casters, Fp8Data, Slopes, typed
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel, bound, in_turn
+from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data, PutLargest, Slopes, typed
 from penteract.engine.kernels.quantised.fp8 import Product, emulated, real
 from penteract.engine.kernels.quantised.quantise import Operand, make_scales, round_into
 from penteract.ops.declarations.fusions import columns
@@ -40,7 +40,7 @@ def put_largest(x: torch.Tensor, largest: torch.Tensor) -> None:
 
 
 def put_fp8(
-    fp8: Fp8, name: Format, x: torch.Tensor, largest: torch.Tensor | None, scale: torch.Tensor, into: Fp8Data
+    fp8: Fp8, name: Format, x: torch.Tensor, scale: torch.Tensor, largest: torch.Tensor | None, into: Fp8Data
 ) -> None:
     """Write x [rows, k] in FP8 format `name` `into` its data, some rows at a time in fp32, by `scale`; with `largest`
     (the largest absolute value), the scale is made from it first."""
@@ -71,10 +71,10 @@ def put_largest_slope(x: Slopes, largest: torch.Tensor) -> None:
 
 
 def put_slopes(
-    fp8: Fp8, name: Format, x: Slopes, largest: torch.Tensor | None, scale: torch.Tensor, into: Fp8Data
+    fp8: Fp8, name: Format, x: Slopes, scale: torch.Tensor, largest: torch.Tensor | None, into: Fp8Data
 ) -> None:
     """FP8 data of the gradients, which are made again."""
-    put_fp8(fp8, name, _made(x), largest, scale, into)
+    put_fp8(fp8, name, _made(x), scale, largest, into)
 
 
 def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> None:
@@ -84,7 +84,8 @@ def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> N
 
 
 TORCH = Casters(
-    Caster(put_largest, put_fp8), Caster(put_largest_slope, put_slopes), put_glu,
+    Caster(partial(partial, put_largest), partial(partial, put_fp8)),
+    Caster(partial(partial, put_largest_slope), partial(partial, put_slopes)), put_glu,
     lambda parts: parts[0] if len(parts) == 1 else None,
 )  # fmt: skip
 
@@ -111,32 +112,20 @@ class Fp8Kernels:
         rowwise, columnwise, scale = outs
         into = Fp8Data(typed(_flat(rowwise), fp8.operand), typed(columnwise, fp8.operand))
         own_largest = ins[1] if len(ins) > 1 else None
-        cast = [(_flat(ins[0]), into)]
-        return partial(self._cast, env, fp8, fp8.operand, cast, scale, own_largest=own_largest)
+        cast = self._cast(env, fp8, fp8.operand, [_flat(ins[0])], scale, own_largest=own_largest)
+        return partial(cast, [into])
 
     def forward(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
         """x·wᵀ of all weights; heads are rotated by position."""
         out, scale = outs
         product = self._product(env, site, ins, weights, out, scale)
-        if len(ins) <= POSITIONS:
-            return product
-
-        def run() -> None:
-            product()
-            self.rotate(env, site, out, ins[POSITIONS], 1)
-
-        return run
+        return in_turn(product, *[bound(self.rotate, env, site, out, at, 1) for at in ins[POSITIONS:]])
 
     def glu_forward(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
         """Gate and up, side by side; their SwiGLU, and its largest value."""
         out, largest, scale, packed = outs
-        product, both, rows = self._product(env, site, ins, weights, packed, scale), _flat(packed), _flat(out)
-
-        def run() -> None:
-            product()
-            self.casters.put_glu(both, rows, largest.zero_())
-
-        return run
+        product = self._product(env, site, ins, weights, packed, scale)
+        return in_turn(product, largest.zero_, bound(self.casters.put_glu, _flat(packed), _flat(out), largest))
 
     def input_gradient(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
         """g·w of all weights; the columnwise data of g for the weight gradient."""
@@ -156,10 +145,11 @@ class Fp8Kernels:
         a, matrices, rows = _operand(_flat(ins[1]), fp8.operand, ins[3]), self._matrices(weights), _flat(out)
         shape = site.attrs["features"], a.data.shape[1]
         room = partial(torch.empty, shape, dtype=FORMATS[fp8.operand], device=out.device)
+        cast = self._cast(env, fp8, fp8.operand, matrices, scale)
 
         def run() -> None:
             made = room()
-            self._cast(env, fp8, fp8.operand, _each(matrices, Fp8Data(made, None)), scale)
+            cast(_each(matrices, Fp8Data(made, None)))
             self.product(fp8, a, Operand(made, scale), rows, True)
 
         return run
@@ -170,16 +160,18 @@ class Fp8Kernels:
         fp8: Fp8 = site.attrs["fp8"]
         out, columnwise, of_g = outs
         matrices, rows = self._matrices(weights), _flat(out)
-        columnwise, put_fp8 = typed(columnwise, fp8.gradient), self.casters.of_values.put_fp8
+        columnwise = typed(columnwise, fp8.gradient)
         features, tokens = columnwise.shape
         room = partial(torch.empty, device=out.device)
+        cast = self._cast(env, fp8, fp8.gradient, [g], of_g, caster)
+        puts = [self.casters.of_values.fp8_of(fp8, fp8.operand, part, of_weights) for part in matrices]
 
         def run() -> None:
             data = room(tokens, features, dtype=columnwise.dtype)
-            self._cast(env, fp8, fp8.gradient, [(g, Fp8Data(data, columnwise))], of_g, caster)
+            cast([Fp8Data(data, columnwise)])
             made = room(rows.shape[1], features, dtype=FORMATS[fp8.operand])
-            for part, into in _each(matrices, Fp8Data(None, made)):
-                put_fp8(fp8, fp8.operand, part, None, of_weights, into)
+            for put, into in zip(puts, _each(matrices, Fp8Data(None, made)), strict=True):
+                put(None, into)
             self.product(fp8, Operand(data, of_g), Operand(made, of_weights), rows, False)
 
         return run
@@ -215,21 +207,27 @@ class Fp8Kernels:
         return list(several) if whole is None else [whole]
 
     def _cast(
-        self, env: Env, fp8: Fp8, name: Format, parts: Sequence[Cast], scale: torch.Tensor,
+        self, env: Env, fp8: Fp8, name: Format, parts: Sequence[Any], scale: torch.Tensor,
         caster: Caster | None = None, own_largest: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """FP8 data of tensors that share a scale, once ranks have agreed on it. `own_largest`: this rank's largest
-        value, where what made the tensors has found it."""
+    ) -> Callable[[Sequence[Fp8Data]], None]:  # fmt: skip
+        """What puts FP8 data of tensors that share a scale into places, once ranks have agreed on it. `own_largest`:
+        this rank's largest value, where what made the tensors has found it."""
         caster = caster or self.casters.of_values
-        if own_largest is not None:
-            largest = own_largest.to(torch.float32, copy=True)
-        else:
-            largest = torch.zeros(1, dtype=torch.float32, device=scale.device)
-            for part, _ in parts:
-                caster.put_largest(part, largest)
-        env.all_reduce_max("sequence", largest)
-        for i, (part, data) in enumerate(parts):
-            caster.put_fp8(fp8, name, part, None if i else largest, scale, data)
+        finds = [caster.largest_of(part) for part in parts] if own_largest is None else [_put_known(own_largest)]
+        puts = [caster.fp8_of(fp8, name, part, scale) for part in parts]
+        shared = len(env.mesh.group("sequence", env.rank)) > 1
+
+        def run(into: Sequence[Fp8Data]) -> None:
+            largest: torch.Tensor | None = env.zeros.next(scale.device)
+            for find in finds:
+                find(largest)
+            if shared:
+                env.all_reduce_max("sequence", largest)
+            for put, data in zip(puts, into, strict=True):
+                put(largest, data)
+                largest = None  # the first has made the scale
+
+        return run
 
     def table(self) -> dict[str, TorchKernel]:
         """The kernels of the ops that are cast once, by op name."""
@@ -240,11 +238,13 @@ class Fp8Kernels:
         }
 
 
-def _each(parts: Sequence[torch.Tensor], into: Fp8Data) -> list[Cast]:
-    """Matrices one below the other, and where the data of each go."""
-    if len(parts) == 1:
-        return [(parts[0], into)]
-    return [(part, into.part(*at)) for at, part in zip(columns([len(w) for w in parts]), parts, strict=True)]
+def _each(parts: Sequence[torch.Tensor], into: Fp8Data) -> list[Fp8Data]:
+    """Where the data of matrices go that lie one below the other."""
+    return [into] if len(parts) == 1 else [into.part(*at) for at in columns([len(w) for w in parts])]
+
+
+def _put_known(own_largest: torch.Tensor) -> PutLargest:
+    return lambda largest: largest.copy_(own_largest)
 
 
 def _operand(data: torch.Tensor, name: Format, scale: torch.Tensor) -> Operand:

@@ -16,7 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.engine.kernels.kernel import Env, Tensors
+from penteract.engine.device.launches import bind
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors
 from penteract.engine.kernels.triton.norm import put_sum
 from penteract.engine.kernels.triton.strides import power_of_two
 from penteract.ops.declarations.fusions import PARTS
@@ -42,21 +43,23 @@ STAGED = (
 )  # bytes of shared memory: three stages of x and two gradients, 4,096 wide in bf16, the widest measured
 
 
-def fork_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def fork_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """x, its scale, the gradients of the norm and of x's other reader [rows, D] -> their sum, partial sums [PARTS,
     D]."""
     x, scale, g, other = ins
     gradient, parts = outs
     width = x.shape[-1]
-    _backward[(PARTS,)](
-        x, scale, weights[0], g, other, gradient, parts, x.numel() // width, width,
+    return bind(
+        _backward, (PARTS,), x, scale, weights[0], g, other, gradient, parts, x.numel() // width, width,
         STRIDE=PARTS, BLOCK=power_of_two(width), STAGES=_stages(x), num_warps=_warps(width),
     )  # fmt: skip
 
 
-def fork_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+@Bindable
+def fork_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> Bound:
     """Partial sums [PARTS, D] -> the weight's gradient [D], written or added."""
-    put_sum(ins[0], into[0], add)
+    return put_sum.bind(ins[0], into[0], add)
 
 
 def _warps(width: int) -> int:

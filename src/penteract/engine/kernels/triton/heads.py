@@ -14,7 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from penteract.engine.kernels.kernel import Env, Tensors
+from penteract.engine.device.launches import bind
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, in_turn
 from penteract.engine.kernels.rotary import turns
 from penteract.engine.kernels.triton.norm import put_sum
 from penteract.engine.kernels.triton.rotary import cos_and_sin, length_of
@@ -141,29 +142,32 @@ def _shape(site: Site, tile: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-def put_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def put_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """packed [s, B, (H + 2·K)·C], positions [s, B] -> query and key heads, normalised and rotated [s, B, (H + K)·C],
     and 1 / the root mean square of each [s, B, H + K]."""
     (packed, positions), (heads, scales) = ins, outs
     tokens = positions.numel()
-    _put[(tiles(tokens, _TOKENS),)](
-        packed, positions, turns(site, packed.device), *weights, heads, scales, tokens, row_stride(packed),
-        row_stride(heads), row_stride(scales), length_of(site), float(site.attrs["epsilon"]), **_shape(site, _TILE),
+    return bind(
+        _put, (tiles(tokens, _TOKENS),), packed, positions, turns(site, packed.device), *weights, heads, scales, tokens,
+        row_stride(packed), row_stride(heads), row_stride(scales), length_of(site), float(site.attrs["epsilon"]),
+        **_shape(site, _TILE),
     )  # fmt: skip
 
 
-def take_back(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def take_back(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """The first columns of a packed gradient, of heads as `put_heads` makes them, become those of its input; partial
     sums of the weights' gradients [2, PARTS, C]."""
     (packed, positions, scales), (gradient, sums) = ins, outs
-    _back[(PARTS,)](
-        packed, positions, turns(site, packed.device), *weights, gradient, scales, sums, positions.numel(),
-        row_stride(packed), row_stride(gradient), row_stride(scales), length_of(site), PARTS=PARTS,
+    return bind(
+        _back, (PARTS,), packed, positions, turns(site, packed.device), *weights, gradient, scales, sums,
+        positions.numel(), row_stride(packed), row_stride(gradient), row_stride(scales), length_of(site), PARTS=PARTS,
         **_shape(site, _BACK),
     )  # fmt: skip
 
 
-def put_sums(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+@Bindable
+def put_sums(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> Bound:
     """Partial sums [2, PARTS, C] -> gradients of both weights [C], written or added."""
-    for sums, y in zip(ins[0], into, strict=True):
-        put_sum(sums, y, add)
+    return in_turn(*[put_sum.bind(sums, y, add) for sums, y in zip(ins[0], into, strict=True)])

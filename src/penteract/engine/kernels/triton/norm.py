@@ -9,11 +9,14 @@ of every so many groups; a second kernel adds them up, so that the result is the
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 
-from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.device.launches import Launch, bind
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel
 from penteract.engine.kernels.triton.strides import columns, power_of_two, row_stride, tiles
 from penteract.ops.declarations.one_pass import parts
 from penteract.ops.tape import Site
@@ -106,58 +109,75 @@ def _tiles(width: int, groups: int) -> tuple[tuple[int, ...], dict[str, int]]:
     return (tiles(groups, rows),), {"ROWS": rows, "COLUMNS": wide, "num_warps": warps}
 
 
-def rms_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def rms_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """x [.., n·C], w [C] -> each group of C over its root mean square, times w; keeps 1 / the root, [.., n]."""
     (x,), (w,), (y, scale) = ins, weights, outs
     width, groups = len(w), scale.numel()
     grid, shape = _tiles(width, groups)
-    _forward[grid](
-        x, None, None, w, y, scale, groups, row_stride(x), 0, 0, row_stride(y), float(site.attrs["epsilon"]), C=width,
-        HEADS=x.shape[-1] // width, **shape,
+    return bind(
+        _forward, grid, x, None, None, w, y, scale, groups, row_stride(x), 0, 0, row_stride(y),
+        float(site.attrs["epsilon"]), C=width, HEADS=x.shape[-1] // width, **shape,
     )  # fmt: skip
 
 
-def add_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def add_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """x, other [.., C], w [C] -> their sum, and what `rms_norm` makes of it."""
     (x, other), (w,), (total, y, scale) = ins, weights, outs
     width, groups = len(w), scale.numel()
     grid, shape = _tiles(width, groups)
-    _forward[grid](
-        x, other, total, w, y, scale, groups, row_stride(x), row_stride(other), row_stride(total), row_stride(y),
-        float(site.attrs["epsilon"]), C=width, HEADS=1, **shape,
+    return bind(
+        _forward, grid, x, other, total, w, y, scale, groups, row_stride(x), row_stride(other), row_stride(total),
+        row_stride(y), float(site.attrs["epsilon"]), C=width, HEADS=1, **shape,
     )  # fmt: skip
 
 
-def rms_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def rms_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """The gradient of x, from x, the kept scale and g."""
     (x, scale, g), (w,), out = ins, weights, outs[0]
     width, groups = len(w), scale.numel()
     grid, shape = _tiles(width, groups)
-    _input[grid](
-        x, scale, g, w, out, groups, row_stride(x), row_stride(g), row_stride(out), C=width,
+    return bind(
+        _input, grid, x, scale, g, w, out, groups, row_stride(x), row_stride(g), row_stride(out), C=width,
         HEADS=x.shape[-1] // width, **shape,
     )  # fmt: skip
 
 
-def rms_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+@Bindable
+def rms_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> Bound:
     """The sum over groups of x·scale·g, [C]."""
     x, scale, g = ins
     width, groups = len(into[0]), scale.numel()
-    sums = torch.empty(parts(groups), width, dtype=torch.float32, device=x.device)
-    wide = columns(width)
-    _weight[(len(sums), tiles(width, wide))](
-        x, scale, g, sums, groups, row_stride(x), row_stride(g), C=width, HEADS=x.shape[-1] // width,
-        ROWS=max(1, _TILE // wide), COLUMNS=wide, num_warps=_TILE // (32 * _THREAD),
+    count, wide = parts(groups), columns(width)
+    room = partial(torch.empty, count, width, dtype=torch.float32, device=x.device)
+    each = bind(
+        _weight, (count, tiles(width, wide)), x, scale, g, None, groups, row_stride(x), row_stride(g), C=width,
+        HEADS=x.shape[-1] // width, ROWS=max(1, _TILE // wide), COLUMNS=wide, num_warps=_TILE // (32 * _THREAD),
     )  # fmt: skip
-    put_sum(sums, into[0], add)
+    added = _added(None, count, into[0], add)
+
+    def run() -> None:
+        sums = room()
+        each(sums=sums)
+        added(sums=sums)
+
+    return run
 
 
-def put_sum(sums: torch.Tensor, into: torch.Tensor, add: bool) -> None:
+@Bindable
+def put_sum(sums: torch.Tensor, into: torch.Tensor, add: bool) -> Bound:
     """sums [n, C] in fp32 -> their sum over rows, written or added in a fixed order; of no more than some hundred."""
-    count, width = sums.shape
-    _add_up[(tiles(width, _PLACES),)](
-        sums, into, count, C=width, ADD=add, ROWS=power_of_two(count), COLUMNS=_PLACES, num_warps=8
-    )
+    return _added(sums, len(sums), into, add)
+
+
+def _added(sums: torch.Tensor | None, count: int, into: torch.Tensor, add: bool) -> Launch:
+    width = len(into)
+    return bind(
+        _add_up, (tiles(width, _PLACES),), sums, into, count, C=width, ADD=add, ROWS=power_of_two(count),
+        COLUMNS=_PLACES, num_warps=8,
+    )  # fmt: skip
 
 
 NORM = {"rms_norm": TorchKernel(rms_norm, rms_norm_input, rms_norm_weight)}

@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.device.launches import bind
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel
 from penteract.engine.kernels.rotary import turns
 from penteract.engine.kernels.triton.strides import power_of_two, row_stride, tiles
 from penteract.ops.tape import Site
@@ -68,27 +69,30 @@ def length_of(site: Site) -> float:
     return 1.0 if scaling is None else float(scaling.attention_factor)
 
 
-def rotate(site: Site, x: torch.Tensor, positions: torch.Tensor, sign: int, out: torch.Tensor) -> None:
+@Bindable
+def rotate(site: Site, x: torch.Tensor, positions: torch.Tensor, sign: int, out: torch.Tensor) -> Bound:
     """x [s, B, n·C] rotated by positions [s, B], back with sign -1. `out` may be x."""
     size, plain = int(site.attrs["head_size"]), int(site.attrs["plain_size"])
     heads, half = x.shape[-1] // size, power_of_two((size - plain) // 2)
     at_once = min(power_of_two(heads), max(1, _TILE // (_TOKENS * half)))
     tokens = positions.numel()
-    _rotate[(tiles(tokens, _TOKENS),)](
-        x, positions, turns(site, x.device), out, tokens, row_stride(x), row_stride(out),
-        length_of(site), SIGN=sign, HEADS=heads, SIZE=size, PLAIN=plain,
+    return bind(
+        _rotate, (tiles(tokens, _TOKENS),), x, positions, turns(site, x.device), out, tokens, row_stride(x),
+        row_stride(out), length_of(site), SIGN=sign, HEADS=heads, SIZE=size, PLAIN=plain,
         TOKENS=_TOKENS, AT_ONCE=at_once, HALF=half, REST=power_of_two(max(1, plain)), num_warps=_WARPS,
     )  # fmt: skip
 
 
-def rope(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def rope(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """Rotates heads, or a part of each, by position. Su 2021 (2104.09864)."""
-    rotate(site, ins[0], ins[1], 1, outs[0])
+    return rotate.bind(site, ins[0], ins[1], 1, outs[0])
 
 
-def rope_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def rope_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """Rotates the gradient back."""
-    rotate(site, ins[1], ins[0], -1, outs[0])
+    return rotate.bind(site, ins[1], ins[0], -1, outs[0])
 
 
 ROPE = {"rope": TorchKernel(rope, rope_input)}

@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.device.launches import bind
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel
 from penteract.engine.kernels.triton.strides import columns, row_count, row_stride, tiles
 from penteract.ops.tape import Site
 
@@ -58,19 +59,22 @@ def _tiles(x: torch.Tensor) -> tuple[tuple[int, int], dict[str, int]]:
     return grid, {"ROWS": high, "COLUMNS": wide, "num_warps": _WARPS}
 
 
-def put_swiglu(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
+@Bindable
+def put_swiglu(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> Bound:
     """silu(gate)·up [.., F]."""
     grid, shape = _tiles(gate)
-    _forward[grid](gate, up, out, row_count(gate), gate.shape[-1], *map(row_stride, (gate, up, out)), **shape)
+    every = (gate, up, out)
+    return bind(_forward, grid, *every, row_count(gate), gate.shape[-1], *map(row_stride, every), **shape)
 
 
+@Bindable
 def put_swiglu_input(
     gate: torch.Tensor, up: torch.Tensor, g: torch.Tensor, of_gate: torch.Tensor, of_up: torch.Tensor
-) -> None:
+) -> Bound:
     """Gradients of gate and up [.., F], from both and g. They may be written over gate and up."""
     every = (gate, up, g, of_gate, of_up)
     grid, shape = _tiles(gate)
-    _input[grid](*every, row_count(gate), gate.shape[-1], *map(row_stride, every), **shape)
+    return bind(_input, grid, *every, row_count(gate), gate.shape[-1], *map(row_stride, every), **shape)
 
 
 @triton.jit
@@ -89,20 +93,24 @@ def _slopes(packed, g, slopes, rows, width, packed_row, g_row, slopes_row, ROWS:
     tl.store(at + width, (d * silu).to(slopes.dtype.element_ty), here)
 
 
-def put_slopes(packed: torch.Tensor, g: torch.Tensor, slopes: torch.Tensor) -> None:
+@Bindable
+def put_slopes(packed: torch.Tensor, g: torch.Tensor, slopes: torch.Tensor) -> Bound:
     """Gate and up in turn [.., 2·F] and the gradient g [.., F] -> their gradients side by side [.., 2·F]."""
     grid, shape = _tiles(g)
-    _slopes[grid](packed, g, slopes, row_count(g), g.shape[-1], *map(row_stride, (packed, g, slopes)), **shape)
+    every = (packed, g, slopes)
+    return bind(_slopes, grid, *every, row_count(g), g.shape[-1], *map(row_stride, every), **shape)
 
 
-def swiglu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def swiglu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """silu(gate)·up, [S, B, F]. Shazeer 2020 (2002.05202)."""
-    put_swiglu(*ins, *outs)
+    return put_swiglu.bind(*ins, *outs)
 
 
-def swiglu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def swiglu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """Gradients of gate and up, from both and g."""
-    put_swiglu_input(*ins, *outs)
+    return put_swiglu_input.bind(*ins, *outs)
 
 
 SWIGLU = {"swiglu": TorchKernel(swiglu, swiglu_input)}

@@ -14,7 +14,9 @@ import triton
 import triton.language as tl
 
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
-from penteract.engine.kernels.quantised.casters import Fp8Data, Slopes
+from penteract.engine.device.launches import bind
+from penteract.engine.kernels.kernel import Bindable, Bound
+from penteract.engine.kernels.quantised.casters import Fp8Data, PutFp8, PutLargest, Slopes
 from penteract.engine.kernels.quantised.quantise import TINY
 from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, WARPS, inverse_of, put_larger, put_tile
 from penteract.engine.kernels.triton.quantised.quantise import patterns_of
@@ -91,29 +93,37 @@ def _grid(rows: int, width: int, high: int) -> tuple[int, int]:
     return tiles(rows, high), tiles(width, COLUMNS)
 
 
-def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> None:
+@Bindable
+def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> Bound:
     """SwiGLU of packed [T, 2·F] into [T, F]; its largest value, and of what is in `largest` [1]."""
     rows, width = out.shape
-    _forward[_grid(rows, width, _HIGH * _TIMES)](
-        packed, out, largest, rows, width, R=_HIGH, C=COLUMNS, TIMES=_TIMES, num_warps=WARPS
-    )
+    return bind(
+        _forward, _grid(rows, width, _HIGH * _TIMES), packed, out, largest, rows, width, R=_HIGH, C=COLUMNS,
+        TIMES=_TIMES, num_warps=WARPS,
+    )  # fmt: skip
 
 
-def put_largest_slope(x: Slopes, largest: torch.Tensor) -> None:
-    """Of the gradients of gate and up, and of what is in `largest` [1]."""
+def largest_slope_of(x: Slopes) -> PutLargest:
+    """Of the gradients of gate and up."""
     rows, width = x.gradient.shape
-    _largest[_grid(rows, width, _HIGH * _TIMES)](
-        *x, largest, rows, width, R=_HIGH, C=COLUMNS, TIMES=_TIMES, num_warps=WARPS
-    )
+    launch = bind(
+        _largest, _grid(rows, width, _HIGH * _TIMES), *x, None, rows, width, R=_HIGH, C=COLUMNS, TIMES=_TIMES,
+        num_warps=WARPS,
+    )  # fmt: skip
+    return lambda largest: launch(largest=largest)
 
 
-def put_slopes(
-    fp8: Fp8, name: Format, x: Slopes, largest: torch.Tensor | None, scale: torch.Tensor, into: Fp8Data
-) -> None:
+def slopes_of(fp8: Fp8, name: Format, x: Slopes, scale: torch.Tensor) -> PutFp8:
     """FP8 data of the gradients of gate and up, rowwise and columnwise."""
     rows, width = x.gradient.shape
-    assert into.rowwise is not None and into.columnwise is not None and largest is not None
-    _quantise_tile[tiles(rows, _SIDE), tiles(width, _SIDE)](
-        *x, largest, scale, into.rowwise, into.columnwise, rows, width,
-        into.columnwise.stride(0), LARGEST[name], TINY, POWERS=fp8.powers, R=_SIDE, C=_SIDE, num_warps=_FEW,
+    launch = bind(
+        _quantise_tile, (tiles(rows, _SIDE), tiles(width, _SIDE)), *x, None, scale, None, None, rows, width, 0,
+        LARGEST[name], TINY, POWERS=fp8.powers, R=_SIDE, C=_SIDE, num_warps=_FEW,
     )  # fmt: skip
+
+    def put(largest: torch.Tensor | None, into: Fp8Data) -> None:
+        rowwise, columnwise = into
+        assert rowwise is not None and columnwise is not None and largest is not None
+        launch(largest=largest, rowwise=rowwise, columnwise=columnwise, columnwise_by_row=columnwise.stride(0))
+
+    return put

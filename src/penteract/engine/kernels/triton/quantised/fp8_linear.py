@@ -16,12 +16,13 @@ import triton
 import triton.language as tl
 
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
-from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data
+from penteract.engine.device.launches import bind
+from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data, PutFp8, PutLargest
 from penteract.engine.kernels.quantised.fp8 import real
 from penteract.engine.kernels.quantised.fp8_linear import Fp8Kernels
 from penteract.engine.kernels.quantised.quantise import TINY
 from penteract.engine.kernels.triton.fusions import as_one, rotate_
-from penteract.engine.kernels.triton.quantised.fp8_glu import put_glu, put_largest_slope, put_slopes
+from penteract.engine.kernels.triton.quantised.fp8_glu import largest_slope_of, put_glu, slopes_of
 from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, ROWS, WARPS, inverse_of, put_larger, put_tile
 from penteract.engine.kernels.triton.quantised.quantise import patterns_of
 from penteract.engine.kernels.triton.strides import tiles
@@ -61,27 +62,35 @@ def _quantise_tile(
         put_tile(tl.trans(tile), inverse, limit, columnwise + c[:, None] * columnwise_by_row + r[None, :], there)
 
 
-def put_largest(x: torch.Tensor, largest: torch.Tensor) -> None:
-    """Of x, whole in memory, and of what is in `largest` [1], into it."""
+def largest_of(x: torch.Tensor) -> PutLargest:
+    """Of x, whole in memory."""
     if not x.is_contiguous():
         raise ValueError(f"a tensor with strides {x.stride()} is not whole")
     n = x.numel()
     grain = gcd(n, 16)  # elements: lets the compiler use loads of 16 bytes
     grid = (min(_PROGRAMS, tiles(n, _AT_ONCE)),)
-    _largest[grid](x, largest, n // grain, SIZE=_AT_ONCE, GRAIN=grain, num_warps=WARPS)
+    launch = bind(_largest, grid, x, None, n // grain, SIZE=_AT_ONCE, GRAIN=grain, num_warps=WARPS)
+    return lambda largest: launch(out=largest)
 
 
-def put_fp8(
-    fp8: Fp8, name: Format, x: torch.Tensor, largest: torch.Tensor | None, scale: torch.Tensor, into: Fp8Data
-) -> None:
+def fp8_of(fp8: Fp8, name: Format, x: torch.Tensor, scale: torch.Tensor) -> PutFp8:
     """FP8 data of x [rows, k], as `kernels/quantised/fp8_linear.py` has it."""
-    (rows, k), (rowwise, columnwise) = x.shape, into
-    _quantise_tile[tiles(rows, ROWS), tiles(k, COLUMNS)](
-        x, largest, scale, rowwise, columnwise, rows, k, x.stride(0),
-        0 if rowwise is None else rowwise.stride(0), 0 if columnwise is None else columnwise.stride(0),
+    rows, k = x.shape
+    launch = bind(
+        _quantise_tile, (tiles(rows, ROWS), tiles(k, COLUMNS)), x, None, scale, None, None, rows, k, x.stride(0), 0, 0,
         LARGEST[name], TINY, POWERS=fp8.powers, R=ROWS, K=COLUMNS, num_warps=WARPS,
     )  # fmt: skip
 
+    def put(largest: torch.Tensor | None, into: Fp8Data) -> None:
+        rowwise, columnwise = into
+        launch(
+            largest=largest, rowwise=rowwise, columnwise=columnwise,
+            rowwise_by_row=0 if rowwise is None else rowwise.stride(0),
+            columnwise_by_row=0 if columnwise is None else columnwise.stride(0),
+        )  # fmt: skip
 
-TRITON = Casters(Caster(put_largest, put_fp8), Caster(put_largest_slope, put_slopes), put_glu, as_one)
+    return put
+
+
+TRITON = Casters(Caster(largest_of, fp8_of), Caster(largest_slope_of, slopes_of), put_glu, as_one)
 FP8_LINEAR = Fp8Kernels(TRITON, real, rotate_).table()
