@@ -97,10 +97,14 @@ class Program:
         sites = (op.site for c in self.chunks for op in c.tape.ops if op.site.op_name == "tokens_per_expert")
         return tuple(str(s.attrs["name"]) for s in sites)
 
-    @cached_property  # each step asks
+    @property
     def fp8_sites(self) -> tuple[Site, ...]:
         """Linear layers of this rank with FP8 state besides parameters: delayed scales, or scales of gathered
         weights."""
+        return self._fp8_sites
+
+    @cached_property
+    def _fp8_sites(self) -> tuple[Site, ...]:  # kept: each step asks
         return tuple(op.site for c in self.chunks for op in c.tape.ops if fp8_state_bytes(op.site))
 
     @property
