@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penteract.engine.device import launches
-from penteract.engine.device.launches import Launch, bind, kind, was_read
+from penteract.engine.device.launches import BoundLaunch, bind, kind, was_read
 
 triton = pytest.importorskip("triton")
 SMALL = st.integers(-(2**28), 2**28)
@@ -88,7 +88,7 @@ def memory() -> torch.Tensor:
     return whole[-(whole.data_ptr() // 4) % 16 :][:64]
 
 
-def bound(kernel: Kernel, x: torch.Tensor | None, y: torch.Tensor | None, n: int | None = 7) -> Launch:
+def bound(kernel: Kernel, x: torch.Tensor | None, y: torch.Tensor | None, n: int | None = 7) -> BoundLaunch:
     return bind(kernel, (5, 2), x, y, n, WIDTH=32, rate=0.5, num_warps=4)
 
 

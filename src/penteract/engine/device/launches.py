@@ -33,7 +33,7 @@ ALIGNED = 16  # bytes: addresses that are multiples of it have kernels of their 
 
 
 @dataclass(slots=True)
-class Launch:
+class BoundLaunch:
     """A kernel, its grid and its arguments, which calling it launches. `args`: by name, in the kernel's order."""
 
     kernel: Any
@@ -43,19 +43,19 @@ class Launch:
     direct: DirectLaunch | None = field(default=None, init=False)
 
     def __call__(self, **given: Any) -> None:
-        """Launch; arguments that are `given` take the place of those that are bound. They are not kept."""
+        """BoundLaunch; arguments that are `given` take the place of those that are bound. They are not kept."""
         if self.direct is None or not self.direct.launch(given):
             args = {**self.args, **given}
             compiled = self.kernel[self.grid](**args, **self.options)
             self.direct = direct_launch(self.kernel, self.grid, args, given, compiled)
 
 
-def bind(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> Launch:
+def bind(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> BoundLaunch:
     """The launch `kernel[grid](*args, **named)`, as often as it is called. Of arguments that only its calls are given,
     None holds the place."""
     names = kernel.arg_names
     every = dict(zip(names, args, strict=False)) | {n: named[n] for n in names[len(args) :] if n in named}
-    return Launch(kernel, grid, every, {n: x for n, x in named.items() if n not in every})
+    return BoundLaunch(kernel, grid, every, {n: x for n, x in named.items() if n not in every})
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class DirectLaunch:
     before: list[Any]  # what is called before the JIT looks for the kernel
 
     def launch(self, given: Mapping[str, Any]) -> bool:
-        """Launch with what is given. False: it is not the right kernel, and nothing was launched."""
+        """BoundLaunch with what is given. False: it is not the right kernel, and nothing was launched."""
         device, hooks, values = self.current_device(), self.hooks, self.values
         if device != self.device or self.before or called(hooks.launch_enter_hook) or called(hooks.launch_exit_hook):
             return False

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.engine.device.launches import Launch, bind
+from penteract.engine.device.launches import BoundLaunch, bind
 from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel
 from penteract.engine.kernels.triton.strides import columns, power_of_two, row_stride, tiles
 from penteract.ops.declarations.one_pass import parts
@@ -172,7 +172,7 @@ def put_sum(sums: torch.Tensor, into: torch.Tensor, add: bool) -> Bound:
     return _added(sums, len(sums), into, add)
 
 
-def _added(sums: torch.Tensor | None, count: int, into: torch.Tensor, add: bool) -> Launch:
+def _added(sums: torch.Tensor | None, count: int, into: torch.Tensor, add: bool) -> BoundLaunch:
     width = len(into)
     return bind(
         _add_up, (tiles(width, _PLACES),), sums, into, count, C=width, ADD=add, ROWS=power_of_two(count),
