@@ -16,7 +16,7 @@ from penteract.engine.runtime.launch import launch
 def main(argv: list[str]) -> int:
     """Run `python WORDS` as so many ranks; ATTEMPT is the folder for their logs and errors."""
     folder, ranks, *words = argv
-    return launch(int(ranks), words, Path(folder), os.environ)
+    return launch(int(ranks), words, Path(folder), os.environ, again="penteract bench goes on with the other cases")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from penteract.measure.profile.recording import Recording
 from penteract.measure.profile.show.profile_files import Profiled
 from penteract.measure.schemas.profile import Basis
 
+_AGAIN = "the same command measures again"
 _RANK = "penteract.measure.profile.record.profiled_rank"
 
 
@@ -30,7 +31,7 @@ def measure(resolved: Resolved, folder: Path, init: Path | None, *, calibrate: b
     words = ["-m", _RANK, str(folder), *[f"--init={init}"] * (init is not None)]
     words += [*["--calibrate"] * calibrate, *["--debug"] * debug]
     run = resolved.run
-    return launch(run.layout.world, words, folder, os.environ, lambda line: out_of_memory_line(line, run))
+    return launch(run.layout.world, words, folder, os.environ, lambda line: out_of_memory_line(line, run), again=_AGAIN)
 
 
 def joined(resolved: Resolved, folder: Path, init: Path | None, *, calibrate: bool) -> Path:
