@@ -25,6 +25,7 @@ from provenance import hexadecimal, provenance
 
 from penteract.config.resolve.write_run_file import toml_value
 from penteract.measure.bench.cases.sweep_file import read_sweep
+from penteract.measure.schemas.sweep import CaseMeasurement
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
 
@@ -62,7 +63,7 @@ def main() -> None:
                 "layout": row.case.layout_text, "median_ms": median(steps), "spread_ms": [min(steps), max(steps)],
                 "planned_ms": 1e3 * (row.case.predicted.step_s or 0), "losses": [measured.losses[0], measured.losses[-1]],
                 "tok_s_gpu": measured.tokens_per_s_per_gpu, "planned_gib": row.case.predicted.allocated_bytes / 2**30,
-                **{f"{name}_gib": size for name, size in most.items()},
+                **{f"{name}_gib": size for name, size in most.items()}, **_routing(measured),
             })  # fmt: skip
     record = {
         "case": f"penteract bench, {asked.file.name}", **provenance("python benchmarks/sweep_record.py", asked.commit), **about,
@@ -70,6 +71,16 @@ def main() -> None:
         "not_measured": wanted, "rows": sorted(rows, key=lambda row: row["name"]),
     }  # fmt: skip
     print(json.dumps(record, indent=1))
+
+
+def _routing(measured: CaseMeasurement) -> dict[str, Any]:
+    """How unevenly rows were sent to the experts of ranks: of the rank with the most memory, in the step of which memory
+    was measured."""
+    if not measured.routed_rows:
+        return {}
+    fullest = measured.allocated_bytes.index(max(measured.allocated_bytes))
+    rows = measured.routed_rows[fullest]
+    return {"imbalance": measured.imbalance, "routed": {"rank": fullest, "rows": list(rows)}}
 
 
 if __name__ == "__main__":

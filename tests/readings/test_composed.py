@@ -86,6 +86,7 @@ def check(
         assert summed.host == walked.host
         assert summed.flops == +walked.flops
         assert walked.routed <= summed.routed
+        assert walked.outside <= summed.routed + summed.workspace
         assert _on_wires(summed.redistributions, mesh, program.rank) == +walked.redistributions
 
 

@@ -45,6 +45,8 @@ from penteract.units import show_bytes
 # benchmarks/results/planned_times.json, memory_options_8b_2xh200
 SLOWER_FP8 = ("FP8 gains less than planned: recorded steps took 1.05 to 1.15 times as long as planned, those of bf16 "
               "1.00 times, and 1.85 times with quantisation by plain torch (elementwise=reference)")  # fmt: skip
+EVEN_EXPERTS = ("where ep > 1, experts of every GPU are planned with as many tokens as those of the others: in "
+                "training, the GPU with the most takes more memory, and all wait for it")  # fmt: skip
 
 
 NOT_REACHED = "not looked at: the search was stopped"
@@ -151,6 +153,8 @@ class Plan:
             notes.append(f"{length} tokens of a sequence are more than the {m.max_positions} positions of {m.name}")
         if any(one.precision.fp8 for one in self.ask.each):
             notes.append(SLOWER_FP8)
+        if any(one.layout.ep > 1 for one in self.layouts):
+            notes.append(EVEN_EXPERTS)
         return tuple(notes)
 
     @property

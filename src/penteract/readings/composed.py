@@ -62,12 +62,17 @@ class RankPrice:
 @dataclass(slots=True)
 class Composer:
     """Prices ranks of layouts of one model. A layer that is the same in two layouts is recorded once, and results that
-    depend on the same layers are computed once."""
+    depend on the same layers are computed once.
+
+    imbalance  rows that the experts of the fullest rank get, over the mean: for its memory. FLOPs and traffic are those
+               of the mean
+    """
 
     model: ModelSpec
     sequence_length: int
     precision: str | Policy
     optimizer_kinds: OptimizerKinds = PLAIN
+    imbalance: float = 1.0
     policy: Policy = field(init=False)
     widths: Widths = field(init=False)
     recorder: Recorder = field(init=False)
@@ -86,7 +91,7 @@ class Composer:
         self.policy = policy(self.precision)
         self.widths = self.policy.widths
         self.recorder = Recorder(self.model, self.sequence_length, self.policy)
-        self.layer_memories = LayerMemoryReading(self.model, self.sequence_length, self.widths)
+        self.layer_memories = LayerMemoryReading(self.model, self.sequence_length, self.widths, self.imbalance)
         self.bucket_planner = BucketPlanner(
             self.model, self.policy, self.optimizer_kinds, self.recorder, self.assignment
         )

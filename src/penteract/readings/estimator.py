@@ -59,6 +59,7 @@ class Estimator:
 
     at_once  the host reads the outcome of each step before it launches the next one. `penteract train` reads it a step
              later on GPUs; scripts that call `Trainer.step` do not
+    imbalance  rows that the experts of the fullest rank get, over the mean: all wait for it
     """
 
     model: ModelSpec
@@ -67,6 +68,7 @@ class Estimator:
     precision: str | Policy = "bf16"
     optimizer_kinds: OptimizerKinds = PLAIN
     at_once: bool = False
+    imbalance: float = 1.0
     composer: Composer = field(init=False)
     memory: MemoryReading = field(init=False)
     rates: Rates = field(init=False)
@@ -78,7 +80,7 @@ class Estimator:
         """Resolve the precision and make the readings. Raises BadInput if the cluster names no device, or the device
         has no matrix products in this precision."""
         self.precision = policy(self.precision)
-        self.composer = Composer(self.model, self.sequence_length, self.precision, self.optimizer_kinds)
+        self.composer = Composer(self.model, self.sequence_length, self.precision, self.optimizer_kinds, self.imbalance)
         self.memory = MemoryReading(self.composer)
         self.rates = Rates.of(self.cluster, self.precision.products, fp8=self.precision.fp8 is not None)
         self.steps = StepClock(self.composer, self.cluster, self.rates, self.at_once)

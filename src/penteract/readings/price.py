@@ -43,6 +43,7 @@ class Price:
     `routed`    the most that registers of routed size take, outside the arena; modelled where the load is
     `arena`     the block in which registers get fixed offsets
     `workspace` the most that one kernel allocates outside the arena
+    `outside`   the most that both take at once
     `peak_at`   the op that runs when `peak` is reached, as text
     """
 
@@ -55,6 +56,7 @@ class Price:
     arena: Bytes = 0
     workspace: Bytes = 0
     routed: Bytes = 0
+    outside: Bytes = 0
     host: Bytes = 0
     copied: Counter[str] = field(default_factory=Counter[str])
     peak_at: str = ""
@@ -67,7 +69,7 @@ class Price:
     @property
     def allocated(self) -> Bytes:
         """The most bytes of tensors allocated at once in training, with registers in the arena: at least `live`."""
-        return sum(self.resident.values()) + self.arena + self.routed + self.workspace
+        return sum(self.resident.values()) + self.arena + self.outside
 
     @property
     def total_flops(self) -> Flops:
@@ -203,6 +205,7 @@ class Pricing(Silent):
         self.now += amount
         self.routed += amount * self._is_routed(buffer, register)
         self.price.routed = max(self.price.routed, self.routed)
+        self.price.outside = max(self.price.outside, self.routed)
 
     def _is_routed(self, buffer: BufferKey, register: int) -> bool:
         return any(not isinstance(d, int) for d in self.p.chunks[buffer[0]].specs[register].shape)
@@ -210,6 +213,7 @@ class Pricing(Silent):
     def _note(self, workspace: Bytes, site: Site | None) -> None:
         """Raise the peaks if there are more bytes now, with a kernel's `workspace`. `site`: its op, if any."""
         self.price.workspace = max(self.price.workspace, workspace)
+        self.price.outside = max(self.price.outside, self.routed + workspace)
         if self.now + workspace > self.price.peak:
             self.price.peak, self.price.peak_at = self.now + workspace, str(site or "the update")
 

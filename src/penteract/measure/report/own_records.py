@@ -23,6 +23,7 @@ from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import Optimizer, Precision
 from penteract.errors import BadInput
 from penteract.measure.report.accuracy_row import AccuracyRow, Amounts
+from penteract.measure.report.measured_routing import AS_ROUTED, as_routed
 from penteract.readings.estimator import Estimator
 from penteract.readings.memory.process_memory import process_memory
 from penteract.units import GIB
@@ -221,6 +222,12 @@ def _swept(planner: Replanner, group: str, record: Record) -> Iterator[AccuracyR
             group=group, name=row["name"], predicted=predicted, same_program=_same(predicted, row["planned_gib"]),
             measured=Amounts(**sizes, step=row["median_ms"]),
         )  # fmt: skip
+        if routed := row.get("routed"):
+            predicted = as_routed(estimator, run, routed["rank"], routed["rows"], row["imbalance"])
+            yield AccuracyRow(
+                group=group, name=row["name"] + AS_ROUTED, predicted=predicted,
+                measured=Amounts(allocated=row["allocated_gib"], step=row["median_ms"]),
+            )  # fmt: skip
 
 
 READERS: Mapping[str, Callable[[Replanner, str, Record], Iterator[AccuracyRow]]] = {

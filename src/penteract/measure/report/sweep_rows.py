@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from penteract.config.hardware import cluster
 from penteract.config.resolve.resolved_run import resolve
 from penteract.measure.report.accuracy_row import AccuracyRow, Amounts
+from penteract.measure.report.measured_routing import AS_ROUTED, as_routed
 from penteract.measure.report.own_records import ClusterOf
 from penteract.measure.schemas.sweep import CaseMeasurement
 from penteract.measure.schemas.sweep_folder import SweepFolder
@@ -27,7 +29,7 @@ def sweep_rows(folder: Path, cluster_of: ClusterOf = cluster) -> Iterator[Accura
             continue
         found = resolve(sweep.case(row.case.name).run_file, "", world=row.case.ranks).run
         kinds, policy = found.optimizer.optimizer_kinds, found.precision.policy
-        gpus = sweep.read().settings.cluster
+        gpus, estimator = sweep.read().settings.cluster, None
         if gpus:
             estimator = Estimator(found.model, cluster_of(gpus), found.sequence_length, policy, kinds)
             predicted = Amounts.of(estimator, found.layout)
@@ -35,10 +37,15 @@ def sweep_rows(folder: Path, cluster_of: ClusterOf = cluster) -> Iterator[Accura
             composer = Composer(found.model, found.sequence_length, policy, kinds)
             pp_ranks = [composer.rank(found.layout, pp_rank).allocated for pp_rank in range(found.layout.pp)]
             predicted = Amounts(allocated=max(pp_ranks) / GIB)
-        yield AccuracyRow(
-            group=f"sweep {folder.resolve().name}", name=row.case.name, predicted=predicted,
-            measured=_measured(row.result.measured),
-        )  # fmt: skip
+        group, measured = f"sweep {folder.resolve().name}", row.result.measured
+        yield AccuracyRow(group=group, name=row.case.name, predicted=predicted, measured=_measured(measured))
+        if measured.routed_rows:
+            fullest = measured.allocated_bytes.index(max(measured.allocated_bytes))
+            predicted = as_routed(estimator, found, fullest, measured.routed_rows[fullest], measured.imbalance)
+            yield AccuracyRow(
+                group=group, name=row.case.name + AS_ROUTED, predicted=predicted,
+                measured=replace(_measured(measured), reserved=None, device=None),
+            )  # fmt: skip
 
 
 def _measured(found: CaseMeasurement) -> Amounts:

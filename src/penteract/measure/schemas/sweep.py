@@ -151,6 +151,9 @@ class CaseMeasurement:
     reserved_bytes              the peak of torch's allocator, by rank; empty on a CPU
     device_bytes                in use on the device after the last step, by any process, by rank; empty on a CPU
     data                        random, or the source of the run
+    routed_rows                 rows that each rank's experts were sent in the step whose memory was measured, by layer
+                                and then micro-batch; empty where experts are on one rank
+    imbalance                   rows of the fullest rank over even ones, on average over layers, micro-batches and steps
     """
 
     tokens_per_s_per_gpu: float
@@ -168,6 +171,8 @@ class CaseMeasurement:
     reserved_bytes: tuple[int, ...] = ()
     device_bytes: tuple[int, ...] = ()
     data: str = "random"
+    routed_rows: tuple[tuple[int, ...], ...] = ()
+    imbalance: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

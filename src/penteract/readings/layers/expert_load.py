@@ -25,13 +25,14 @@ class Balanced(NamedTuple):
     rows: int
 
     @staticmethod
-    def of(m: ModelSpec, layout: Layout, sequence_length: int) -> Balanced:
+    def of(m: ModelSpec, layout: Layout, sequence_length: int, imbalance: float = 1.0) -> Balanced:
         """The rank's own token copies: its tokens S/cp·B times top_k, over tp too where tp does not cut experts; 0
-        without experts."""
+        without experts. `imbalance`: so many times as many, as the rank with the most rows gets."""
         if m.moe is None:
             return Balanced(0)
         tokens = sequence_length // layout.cp * layout.micro_batch_size
-        return Balanced(tokens // (1 if layout.expert_tp > 1 else layout.tp) * m.moe.top_k)
+        rows = tokens // (1 if layout.expert_tp > 1 else layout.tp) * m.moe.top_k
+        return Balanced(rows if imbalance == 1 else round(rows * imbalance))
 
     def received(self, layer: int, micro: int) -> int:
         return self.rows

@@ -69,6 +69,7 @@ class LayerMemoryReading:
     model: ModelSpec
     sequence_length: int
     widths: Widths
+    imbalance: float = 1.0  # of experts' rows
     memos: Memos = field(default_factory=Memos)
 
     @tracked
@@ -76,7 +77,7 @@ class LayerMemoryReading:
         """Lay out the registers of a layer in the same way as a step does."""
         outline, specs = layer.outline, layer.specs
         chunk, alive = outline.chunk, outline.lives
-        load = Balanced.of(self.model, layout, self.sequence_length)
+        load = Balanced.of(self.model, layout, self.sequence_length, self.imbalance)
         sizes_of = layer.sizes.setdefault(load, {})
         for spec in {*specs.values()} - sizes_of.keys():
             sizes_of[spec] = bytes_of(spec, self.widths, load), aligned(spec, self.widths)

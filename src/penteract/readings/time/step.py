@@ -289,8 +289,9 @@ class StepClock:
 
     def device(self, layout: Layout) -> DeviceCosts:
         """Seconds of the calls of a rank's passes."""
-        load, node = Balanced.of(self.composer.model, layout, self.composer.sequence_length), self.cluster.gpus_per_node
-        return DeviceCosts(self.rates, self.composer.widths, Mesh(layout), node, load, self.costs, self.spans)
+        composer, node = self.composer, self.cluster.gpus_per_node
+        load = Balanced.of(composer.model, layout, composer.sequence_length, composer.imbalance)
+        return DeviceCosts(self.rates, composer.widths, Mesh(layout), node, load, self.costs, self.spans)
 
     def launch_ps(self, name: str) -> int:
         """Picoseconds that the host needs to launch an op of this name."""

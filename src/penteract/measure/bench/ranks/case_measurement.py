@@ -12,9 +12,10 @@ _FEW = 3  # losses at either end that are averaged
 
 
 def measurement(
-    case: SweepCase, ranks: Sequence[RankMeasurement], warmup: int, data: str, peak: float | None
+    case: SweepCase, ranks: Sequence[RankMeasurement], warmup: int, data: str, peak: float | None, even: int = 0
 ) -> CaseMeasurement:
-    """The row of a case. `warmup`: steps that are not timed; `peak`: FLOP/s of one device, None if it is not known."""
+    """The row of a case. `warmup`: steps that are not timed; `peak`: FLOP/s of one device, None if it is not known;
+    `even`: rows that a rank's experts get of a micro-batch where routing is even."""
     steps = [max(one.seconds[n] for one in ranks) for n in range(len(ranks[0].seconds))]
     timed, losses = steps[warmup:], ranks[0].losses
     step = median(timed)
@@ -27,7 +28,16 @@ def measurement(
         allocated_bytes=tuple(one.allocated for one in ranks),
         reserved_bytes=tuple(one.reserved for one in ranks if one.reserved is not None),
         device_bytes=tuple(one.device for one in ranks if one.device is not None), data=data,
+        routed_rows=tuple(tuple(one.routed[min(1, len(one.routed) - 1)]) for one in ranks if any(one.routed)),
+        imbalance=imbalance([one.routed[warmup:] for one in ranks], even),
     )  # fmt: skip
+
+
+def imbalance(routed: Sequence[Sequence[Sequence[int]]], even: int) -> float:
+    """Rows by rank, step and exchange -> those of the rank with the most over `even`, on average over steps and
+    exchanges; 1 where none are exchanged. All wait for that rank. Pipeline stages are compared place by place."""
+    most = [max(rows) for steps in zip(*routed, strict=True) for rows in zip(*steps, strict=False)]
+    return fmean(most) / even if most else 1.0
 
 
 def spread(steps: Sequence[float]) -> float:

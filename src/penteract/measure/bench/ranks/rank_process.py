@@ -33,6 +33,7 @@ from penteract.measure.bench.ranks.timed_steps import samples_of, take_steps
 from penteract.measure.calibrate.hardware_file import catalogued
 from penteract.measure.schemas.sweep import CaseResult, CaseStatus, SweepSettings
 from penteract.measure.schemas.sweep_folder import CaseFolder, SweepFolder, now
+from penteract.readings.layers.expert_load import Balanced
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,8 @@ def measure(attempt: Attempt, rank: Rank) -> None:
     every = rank.gather((mine, facts.found(), socket.gethostname()))
     if rank.number == 0:
         case, peak = attempt.folder.case(), _peak(settings, spec, rank)
-        measured = measurement(case, [one for one, _, _ in every], settings.warmup, settings.data, peak)
+        even = Balanced.of(spec.model, spec.layout, spec.sequence_length).rows
+        measured = measurement(case, [one for one, _, _ in every], settings.warmup, settings.data, peak, even)
         source = provenance(
             rank.device, attempt.began, now(), [host for _, _, host in every], [some for _, some, _ in every],
             settings.command,

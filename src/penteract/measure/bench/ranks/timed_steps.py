@@ -21,13 +21,17 @@ from penteract.units import Bytes
 
 @dataclass(slots=True)
 class RankMeasurement:
-    """What one rank measured. `seconds` and `losses` of all steps; bytes of reserved and device: None on a CPU."""
+    """What one rank measured. `seconds` and `losses` of all steps; bytes of reserved and device: None on a CPU.
+
+    routed  of each step, the rows that this rank's experts were sent, by layer and then micro-batch
+    """
 
     seconds: list[float] = field(default_factory=list[float])
     losses: list[float | None] = field(default_factory=list["float | None"])
     allocated: Bytes = 0
     reserved: Bytes | None = None
     device: Bytes | None = None
+    routed: list[list[int]] = field(default_factory=list[list[int]])
 
 
 def samples_of(spec: RunSpec, rank: Rank, data: str) -> Samples:
@@ -79,6 +83,7 @@ def take_steps(
             if not device.behind or number <= 2:
                 read()
             ends.mark()
+            made.routed.append([rows for _, rows in sorted(trainer.run.received.items())])
             asked(number)
         read()
     made.seconds = ends.seconds()

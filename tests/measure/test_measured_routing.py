@@ -1,0 +1,102 @@
+"""Rows that experts were sent in a run: how uneven they were, and the plan with them in place of even ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from penteract.config.hardware import cluster
+from penteract.config.layout import Layout
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.run import RunSpec
+from penteract.engine.comm.groups import ProcessGroups
+from penteract.engine.rank.rank import Rank
+from penteract.measure.bench.ranks.case_measurement import imbalance
+from penteract.measure.bench.ranks.random_samples import RandomSamples
+from penteract.measure.bench.ranks.timed_steps import RankMeasurement, take_steps
+from penteract.measure.report.measured_routing import as_routed
+from penteract.readings.estimator import Estimator
+from penteract.readings.layers.expert_load import Balanced
+from penteract.readings.price import price
+from penteract.step.program import compile_step
+from penteract.units import GIB
+from pool import Pool
+
+SETTINGS = ["parallel.dp=2", "parallel.ep=2", "batch.micro_batch_size=64", "batch.global_batch_size=256",
+            "batch.sequence_length=256", "model.hidden_size=1024", "model.moe.experts=8", "model.moe.top_k=4",
+            "model.moe.ffn_size=512"]  # fmt: skip
+
+
+def run_of(*more: str) -> RunSpec:
+    return resolve(None, "tiny", [*SETTINGS, *more], world=2).run
+
+
+def estimator_of(run: RunSpec, imbalance: float = 1.0) -> Estimator:
+    policy, kinds = run.precision.policy, run.optimizer.optimizer_kinds
+    return Estimator(run.model, cluster("2xH200"), run.sequence_length, policy, kinds, imbalance=imbalance)
+
+
+def test_imbalance_is_of_the_fullest_rank_of_each_exchange() -> None:
+    first, second = [[6, 2], [4, 4]], [[2, 6], [4, 4]]  # two steps of two exchanges
+    assert imbalance([first, second], 4) == (6 + 6 + 4 + 4) / 4 / 4
+    assert imbalance([[[]], [[]]], 4) == imbalance([[], []], 4) == 1
+
+
+def measured(rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec) -> RankMeasurement:
+    me = Rank(rank, layout.world, torch.device("cpu"), None)  # type: ignore[arg-type]
+    return take_steps(run, me, RandomSamples(run.model.vocab_size, run.sequence_length, 7))
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_with_the_rows_of_a_run_its_memory_is_the_plan(pool: Pool, recompute: str) -> None:
+    """Within 0.1 %, and closer than with even rows."""
+    small = (
+        "batch.sequence_length=64",
+        "model.hidden_size=64",
+        "batch.micro_batch_size=8",
+        "batch.global_batch_size=32",
+    )
+    run = run_of(f"memory.recompute={recompute}", "training.steps=3", "precision.dtype=fp32", *small)
+    ranks = pool.run(measured, run.layout, run)
+    even = Balanced.of(run.model, run.layout, run.sequence_length).rows
+    assert len(ranks) == 2 and [len(one.routed) for one in ranks] == [3, 3]
+    for rows in zip(*(one.routed[1] for one in ranks), strict=True):
+        assert sum(rows) == 2 * even
+    for r, one in enumerate(ranks):
+        found = as_routed(None, run, r, one.routed[1], 1.0).allocated
+        planned = as_routed(None, run, r, [even] * len(one.routed[1]), 1.0).allocated
+        assert found is not None and planned is not None
+        assert found * GIB == pytest.approx(one.allocated, rel=1e-3)
+        assert abs(found * GIB - one.allocated) < abs(planned * GIB - one.allocated)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_even_rows_are_the_plan(recompute: str) -> None:
+    run = run_of(f"memory.recompute={recompute}", "precision.dtype=bf16")
+    estimator = estimator_of(run)
+    even = Balanced.of(run.model, run.layout, run.sequence_length).rows
+    exchanges = run.model.layers * run.layout.gradient_accumulation_steps
+    found = as_routed(estimator, run, 1, [even] * exchanges, 1.0)
+    assert found.step == 1e3 * estimator.time(estimator.estimate(run.layout)).seconds
+    p = compile_step(run.model, run.layout, run.sequence_length, rank=1, precision=run.precision.policy)
+    assert found.allocated == price(p).allocated / GIB <= estimator.estimate(run.layout).allocated / GIB
+    uneven = as_routed(estimator, run, 1, [even, 2 * even] * (exchanges // 2), 1.1)
+    assert uneven.allocated is not None and uneven.step is not None
+    assert uneven.allocated > found.allocated and uneven.step > found.step
+    with pytest.raises(ValueError, match="zip"):
+        as_routed(estimator, run, 1, [even], 1.0)
+
+
+def test_a_plan_for_the_fullest_rank_is_one_for_as_many_more_rows() -> None:
+    """Memory and time grow where rows are exchanged, and nowhere else."""
+    for more, grows in (("parallel.ep=2", True), ("parallel.ep=1", False)):
+        run = run_of(more, "precision.dtype=bf16")
+        even, uneven = estimator_of(run), estimator_of(run, 1.5)
+        one, other = even.estimate(run.layout), uneven.estimate(run.layout)
+        assert (other.allocated > one.allocated) == grows
+        assert (uneven.time(other).seconds > even.time(one).seconds) == grows
+        assert uneven.time(other).seconds >= other.at_least
+        assert replace(other, memory=one.memory, allocated=one.allocated, by_pp_rank=one.by_pp_rank) == one or grows
