@@ -30,7 +30,7 @@ from provenance import ROOT, provenance
 
 sys.path[:0] = [str(ROOT / "tests")]
 
-from browsers import browser_path
+from browsers import WINDOWED, browser_path
 from explore.drawn_profiles import drawn, written
 from explore.drawn_questions import question
 from explore.opened import opened
@@ -149,7 +149,7 @@ def slow_start() -> None:
     """Add to the record how long an exported page takes to start with half a core."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     with exported() as here, half_a_core(), sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=browser_path(WINDOWED), args=["--no-sandbox"])
         first, live = openings(browser, here, ".sum", ".made.live")
         browser.close()
     record["seconds"]["exported, half a core"] = {"first picture": first, "controls live": live}
@@ -162,7 +162,7 @@ def main() -> None:
         return slow_start()
     load = os.getloadavg()[0]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=browser_path(WINDOWED), args=["--no-sandbox"])
         with served() as here:
             here.open()
             (first,) = openings(browser, here, ".sum")

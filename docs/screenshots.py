@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT / "tests")]
 from palette import reduced  # noqa: E402
 from recorded_cases import recorded_csv  # noqa: E402
 
-from browsers import browser_path  # noqa: E402
+from browsers import WINDOWED, browser_path  # noqa: E402
 from explore.drawn_questions import question  # noqa: E402
 from explore.opened import opened  # noqa: E402
 from explore.served import served  # noqa: E402
@@ -113,7 +113,7 @@ def take(folder: str, names: list[str]) -> None:
     folders = ("--profiles", f"{folder}/profiles", "--runs", f"{folder}/runs")
     with sync_playwright() as playwright, served(*folders) as running:
         running.open()
-        browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=browser_path(WINDOWED), args=["--no-sandbox"])
         empty = browser.new_page()
         for name in names:
             asked, how = PICTURES[name]

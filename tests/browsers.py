@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-MISSING = "no browser here, so the explorer's page was not tested: apt-get install chromium"
+# As people have it.
+WINDOWED = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# The shell is the same engine without a window, tabs and extensions: pages take a third less of the cores.
+NAMES = ("chromium-headless-shell", *WINDOWED)
+# Nothing here has a GPU: without this, a process that plays one draws all.
+FLAGS = ("--no-sandbox", "--force-color-profile=srgb", "--disable-gpu")
+MISSING = "no browser here, so the explorer's page was not tested: apt-get install chromium-headless-shell"
 
 
-def browser_path() -> str | None:
-    """Where the browser is; None if there is none."""
-    return next(filter(None, map(shutil.which, NAMES)), None)
+def browser_path(names: tuple[str, ...] = NAMES) -> str | None:
+    """Where the first of them is that is here; None if there is none."""
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +30,7 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--force-color-profile=srgb"])
+        running = playwright.chromium.launch(executable_path=path, args=[*FLAGS])
         yield running
         running.close()
 
