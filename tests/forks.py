@@ -1,6 +1,6 @@
 """Processes that have torch from their first moment: forked from one that has loaded it and does nothing else.
 
-Loading torch, and the part of it that the first observed step asks for, takes a process longer than most tests.
+Loading torch takes a process longer than most tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from types import SimpleNamespace
 from typing import Any
 
 LOADED = (
-    "torch._dynamo",
     "torch.distributed",
     "penteract.cli.app",
     "penteract.cli.train",

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from inspect import unwrap
 from typing import Any
 from unittest.mock import patch
 
@@ -25,23 +24,16 @@ from penteract.engine.comm.comm import Work
 from penteract.engine.comm.distributed import Distributed
 from penteract.engine.device.storages import Storages
 
-_count = unwrap(Storages.__torch_dispatch__)  # without torch's guard against torch.compile
-
 
 class Watched(Storages):
     """Storages and FLOPs under one mode: a tiny step is mostly its observers."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No guard here either: nothing is compiled, and it takes as long as what it guards."""
-        return False
 
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = _count(self, func, types, args, kwargs)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=out)

@@ -14,6 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class Storages(TorchDispatchMode):
     """`now`: bytes of living storages that were allocated under this mode; `peak`: the most at once."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No guard against torch.compile around each operator: nothing here is compiled, and loading it for the first
+        one takes a process as long as loading torch."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.sizes: dict[int, int] = {}
