@@ -218,7 +218,8 @@ def _move_chunks(
     chunk = tl.sum((end <= row).to(tl.int32), axis=0)
     first = tl.max(tl.where(end <= row, end, 0), axis=0)
     place = tl.load(begins + chunk) + row - first
-    read, written = (place, row) if INVERSE else (row, place)
+    read = place if INVERSE else row
+    written = row if INVERSE else place
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     found = tl.load(x + read.to(tl.int64) * x_row + c, c < WIDTH, other=0.0)
     tl.store(out + written.to(tl.int64) * out_row + c, found, c < WIDTH)
