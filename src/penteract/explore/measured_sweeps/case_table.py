@@ -23,6 +23,7 @@ _LABELS: Mapping[str, str] = {
     "spread": "Spread of steps", "steps": "Timed steps", "allocated_bytes": "Memory allocated",
     "reserved_bytes": "Memory reserved", "device_bytes": "Memory in use on the device", "gpu_seconds": "GPU-seconds",
     "loss_first": "First loss", "loss_last": "Last loss", "loss_falls": "Loss falls", "void": "Void",
+    "imbalance": "Rows of the fullest rank's experts, over even ones",
     "global_batch_size": "Batch, sequences", "sequence_length": "Sequence length", "micro_batch_size": "Micro-batch",
     "zero": "ZeRO", "zero_stage": "ZeRO", "error": "Error", "device": "Device", "commit": "Commit", "ended": "Ended",
     "case": "Case", "state": "State", "model": "Model", "ranks": "Ranks", "layout": "Layout", "precision": "Precision",

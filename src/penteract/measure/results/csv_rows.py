@@ -43,6 +43,7 @@ def flat_row(row: SweepRow) -> dict[str, Any]:
             "reserved_bytes": max(measured.reserved_bytes, default=""),
             "device_bytes": max(measured.device_bytes, default=""), "loss_first": measured.losses[0],
             "loss_last": measured.losses[-1], "loss_falls": measured.loss_falls, "void": measured.void,
+            "imbalance": measured.imbalance if measured.routed_rows else None,
             "device": source.device, "commit": source.commit, "ended": source.ended,
         }  # fmt: skip
     return {name: "" if value is None else value for name, value in found.items()}
