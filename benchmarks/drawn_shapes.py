@@ -79,7 +79,7 @@ def fits(case: Case) -> bool:
         node, model = cluster("1xH200"), replace(find_model(case.model), **case.changes)
         prices = Estimator(model, node, case.sequence_length)
         estimate = prices.estimate(Layout(
-            micro_batch_size=case.micro_batch_size, loss="chunked", attention="cudnn", elementwise="triton", fuse=("norm", "mlp", "qkv", "loss"),
+            micro_batch_size=case.micro_batch_size, loss="chunked", attention="cudnn", elementwise="triton", fuse=("norm", "add", "mlp", "qkv", "loss"),
         ))  # fmt: skip
         return estimate.allocated <= ROOM * node.usable() and prices.time(estimate).seconds <= MOST_S
     except BadInput:

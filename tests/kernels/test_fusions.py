@@ -37,6 +37,7 @@ WIDE = (
     ),
     Case("add_norm", "a wide row", (x(3, 1, 1100), x(3, 1, 1100)), ((1100,),), {"epsilon": 1e-5}),
     Case("fork_norm", "a wide row", (x(3, 1, 1100),), ((1100,),), {"epsilon": 1e-5}),
+    Case("fork_norm", "largest of many rows", (x(700, 1, 5),), ((5,),), {"epsilon": 1e-5, "largest": True}),
     Case("fork_norm", "more rows than parts", (x(700, 1, 5),), ((5,),), {"epsilon": 1e-5}),
     Case("packed_swiglu", "several tiles", (x(5, 3, 2600),)),
     Case("merged_linear", "grouped heads", (x(5, 2, 6), draw(90, 5, 2)), ((48, 6), (16, 6), (16, 6)), ROPE),
@@ -68,6 +69,23 @@ def test_a_sum_and_its_norm_have_the_bits_of_two_calls(kernels: dict[str, TorchK
     kernels["fork_norm"].forward(env, site, [first + second], [weight], normed)
     assert torch.equal(total, first + second)
     assert torch.equal(out, normed[0]) and torch.equal(scale, normed[1])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kernels", [KERNELS, REFERENCE], ids=["triton", "reference"])
+def test_the_largest_of_a_norm_is_that_of_what_it_wrote(kernels: dict[str, TorchKernel]) -> None:
+    """Of each sign; a NaN is the largest of all. What the register had before does not count."""
+    env = Env(Mesh(Layout()), 0, torch.float32)
+    site = Site("fork_norm", (), (), attrs={"epsilon": 1e-5, "largest": True})
+    x, weight = torch.randn(9, 1, 130, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.ones(130)
+    for sign in (1, -1):
+        x[4, 0, 7] = 50 * sign
+        out, largest = torch.empty_like(x), torch.full((1,), 1e9)
+        kernels["fork_norm"].forward(env, site, [x], [weight.bfloat16()], [out, torch.empty(9, 1, 1), largest])
+        assert largest.item() == out.abs().max().item() == out[4, 0, 7].item() * sign
+    x[3] = float("nan")
+    kernels["fork_norm"].forward(env, site, [x], [weight.bfloat16()], [out, torch.empty(9, 1, 1), largest])
+    assert largest.isnan()
 
 
 LEAST = torch.randn(2, 1, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 200

@@ -119,6 +119,7 @@ def _dense() -> list[Case]:
         Case("rms_norm", "rows", (x(3, 2, 6),), ((6,),), {"epsilon": 1e-5}),
         Case("rms_norm", "heads", (x(3, 2, 12),), ((4,),), {"epsilon": 1e-2}),
         Case("rms_norm", "one row", (x(1, 1, 8),), ((8,),), {"epsilon": 1e-5}),
+        Case("rms_norm", "largest", (x(3, 2, 6),), ((6,),), {"epsilon": 1e-5, "largest": True}),
         Case("layer_norm", "rows", (x(3, 2, 6),), ((6,), (6,)), {"epsilon": 1e-5}),
         Case("layer_norm", "one row", (x(1, 1, 9),), ((9,), (9,)), {"epsilon": 1e-1}),
         Case("rope", "many heads", (x(5, 2, 6 * 8), draw(90, 5, 2)), (), rope),
@@ -135,6 +136,8 @@ def _dense() -> list[Case]:
         Case("fork_norm", "rows", (x(3, 2, 6),), ((6,),), {"epsilon": 1e-5}),
         Case("fork_norm", "one row", (x(1, 1, 8),), ((8,),), {"epsilon": 1e-2}),
         Case("add_norm", "rows", (x(3, 2, 6), x(3, 2, 6)), ((6,),), {"epsilon": 1e-5}),
+        Case("fork_norm", "largest", (x(3, 2, 6),), ((6,),), {"epsilon": 1e-5, "largest": True}),
+        Case("add_norm", "largest", (x(3, 2, 6), x(3, 2, 6)), ((6,),), {"epsilon": 1e-5, "largest": True}),
         Case("add_norm", "one row", (x(1, 1, 8), x(1, 1, 8)), ((8,),), {"epsilon": 1e-2}),
         Case("merged_linear", "two", (x(3, 2, 5),), ((7, 5), (7, 5))),
         Case(

@@ -71,7 +71,10 @@ def add_bias(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 def rms_norm(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     x = ins[0].unflatten(-1, (-1, weights[0].shape[0]))
     y = F.rms_norm(x, x.shape[-1:], weights[0], room.attrs["epsilon"])
-    return Truth([y.flatten(-2), 1 / (x.pow(2).mean(-1) + room.attrs["epsilon"]).sqrt()])
+    y, largest = y.flatten(-2), []
+    if room.attrs.get("largest"):
+        largest = [y.detach().abs().max().to(room.compute).double().view(1)]
+    return Truth([y, 1 / (x.pow(2).mean(-1) + room.attrs["epsilon"]).sqrt(), *largest])
 
 
 def layer_norm(room: Room, ins: Tensors, weights: Tensors) -> Truth:

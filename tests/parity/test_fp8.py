@@ -16,7 +16,7 @@ from hypothesis import assume, given
 
 from draws import draws
 from layouts import Case, Subject, _prepare, _step, made_once
-from penteract.config.layout import FUSIONS, Layout
+from penteract.config.layout import FUSIONS, Fusion, Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.config.precision.fp8 import Fp8, usual
@@ -26,6 +26,7 @@ from penteract.engine.device.storages import bytes_of
 from penteract.engine.executor import executor as run_module
 from penteract.engine.executor.executor import Executor
 from penteract.engine.kernels.reference import REFERENCE
+from penteract.ops.casts import _Casts
 from penteract.readings.composed import Composer
 from penteract.readings.explain.why import why
 from penteract.readings.price import price, resident
@@ -222,6 +223,30 @@ def test_a_step_that_casts_once_is_the_step_that_casts_thrice_within_what_fp8_lo
         for name, g in one.gradients.items():
             lost = ((apart.gradients[name] - bf16.gradients[name]).norm() / bf16.gradients[name].norm()).item()
             assert ((g - bf16.gradients[name]).norm() / bf16.gradients[name].norm()).item() < 1.3 * lost + 1e-2, name
+
+
+@pytest.mark.parametrize("fuse", [("fp8",), ("norm", "mlp", "fp8"), ("add", "fp8"), FUSIONS], ids=str)
+def test_what_a_norm_finds_is_what_a_pass_would_find(fuse: tuple[Fusion, ...]) -> None:
+    """A step has the same bits; data of what norms made are cast without another look at it."""
+    case = Case(DENSE, Layout(fuse=fuse, recompute=("rms_norm",)), 64, precision=RECIPES["fp8_tensorwise"])
+    known, count = in_one_process(case), known_largest(case)
+    with patch.object(_Casts, "_largest", lambda casts, x: casts.largest.get(x)):
+        looked, fewer = in_one_process(case), known_largest(case)
+    assert count - fewer == 2 * DENSE.layers
+    assert torch.equal(known.loss, looked.loss)
+    assert all(torch.equal(g, looked.gradients[name]) for name, g in known.gradients.items())
+
+
+def known_largest(case: Case) -> int:
+    """Casts of a forward that are told the largest value."""
+    calls = (i.call for chunk in case.compile(0).chunks for i in chunk.actions["Fwd"])
+    return sum(call.site.op_name == "quantise" and len(call.ins) > 1 for call in calls)
+
+
+@pytest.mark.parametrize("recompute", [("tp_all_gather",), ("tp_all_gather", "rms_norm")], ids=str)
+def test_a_norm_finds_the_largest_of_what_tensor_ranks_gather(recompute: tuple[str, ...]) -> None:
+    case = Case(DENSE, Layout(tp=2, fuse=FUSIONS, recompute=recompute), 64, precision=RECIPES["fp8_tensorwise"])
+    assert known_largest(case) == 3 * DENSE.layers
 
 
 def alone(rank: int, groups: ProcessGroups, case: Case) -> list[str]:

@@ -10,7 +10,7 @@ loss    of whole rows of logits, the loss and its gradient in one op, which is s
 glu     what "mlp" makes, gate and up projections and SwiGLU, is one op: its product applies SwiGLU as it stores. With
         quack's products, experts' gate and up are one op: the second product adds to the first's input gradient
 fp8     linear layers in FP8 with one scale for each tensor of a micro-batch: what they read is cast once, both ways
-        round, and kept in FP8; with it, what the others merge may be in FP8
+        round, and kept in FP8 (`casts.py`); with it, what the others merge may be in FP8
 
 A fused op computes what its parts did, but for last bits and this: weights that are merged in FP8 share a scale, and so
 do their gradients. Where a pattern does not fit (other projections in FP8, ranks that cut projections differently, keys
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penteract.config.mesh import Mesh
-from penteract.config.precision.fp8 import Fp8
+from penteract.ops.casts import CAST, cast_once
 from penteract.ops.declarations import OPS
 from penteract.ops.declarations.quantised.fp8_linear import is_cast_once
 from penteract.ops.joint_calls import JOINT, join_sums
@@ -35,8 +35,7 @@ from penteract.ops.tape import OpCall, Site, Tape
 # What recomputation and offload call a fused op: the op of the network whose result it makes.
 STANDS_FOR: Mapping[str, str] = {
     "fork_norm": "rms_norm", "merged_linear": "linear", "packed_swiglu": "swiglu", "packed_attention": "attention",
-    "normed_attention": "attention", "fp8_linear": "linear", "fp8_glu": "linear",
-    "merged_glu": "linear", "expert_pair": "expert_linear", **JOINT,
+    "normed_attention": "attention", "merged_glu": "linear", "expert_pair": "expert_linear", **CAST, **JOINT,
 }  # fmt: skip
 
 
@@ -58,7 +57,7 @@ def fuse(tape: Tape, params: dict[str, Param], mesh: Mesh) -> None:
         if mesh.layout.experts == "quack":
             _Edit(tape, params, mesh).expert_pairs()
     if "fp8" in mesh.layout.fuse:  # of linear layers as they are merged
-        _Edit(tape, params, mesh).casts()
+        cast_once(tape, _Edit(tape, params, mesh).readers())
     if "add" in mesh.layout.fuse:  # of norms as they are by then
         join_sums(tape)
 
@@ -73,7 +72,7 @@ class _Edit:
 
     def norms(self) -> None:
         """fork(x) -> a, b; rms_norm(b) -> h   becomes   fork_norm(x) -> h, with a passed on."""
-        readers = self._readers()
+        readers = self.readers()
         for fork in self._forks(2):
             for branch, other in (fork.outs, fork.outs[::-1]):
                 norm = readers.get(branch)
@@ -89,7 +88,7 @@ class _Edit:
 
     def mlps(self) -> None:
         """fork(h) -> a, b; linear(a), linear(b) -> swiglu   becomes   merged_linear(h) -> packed_swiglu."""
-        readers = self._readers()
+        readers = self.readers()
         for fork in self._forks(2):
             linear_ops = self._linear_ops(fork, readers)
             glu = readers.get(linear_ops[0].outs[0]) if linear_ops else None
@@ -102,7 +101,7 @@ class _Edit:
 
     def glus(self) -> None:
         """merged_linear(h) -> packed_swiglu   becomes   merged_glu(h), where no product is in FP8."""
-        readers = self._readers()
+        readers = self.readers()
         for merged in [op for op in self.tape.ops if op.site.op_name == "merged_linear"]:
             glu = readers.get(merged.outs[0])
             if glu is None or glu.site.op_name != "packed_swiglu" or merged.site.attrs:
@@ -116,7 +115,7 @@ class _Edit:
 
     def expert_pairs(self) -> None:
         """fork(h) -> a, b; expert_linear(a), expert_linear(b)   becomes   expert_pair(h) -> both results."""
-        readers = self._readers()
+        readers = self.readers()
         for fork in self._forks(2):
             both = [readers[v] for v in fork.outs if v in readers and readers[v].site.op_name == "expert_linear"]
             if len(both) < 2 or any(op.site.attrs or op.ins[1] != both[0].ins[1] for op in both):
@@ -135,7 +134,7 @@ class _Edit:
 
         Where q and k are normalised by head before they turn: merged_linear, normed_attention.
         """
-        readers = self._readers()
+        readers = self.readers()
         for fork in self._forks(3):
             linear_ops = self._linear_ops(fork, readers)
             norms, ropes = _of_heads(linear_ops[:2], readers)
@@ -153,37 +152,9 @@ class _Edit:
             self._put(merged, (fork, *linear_ops, *of_product))
             self._put(packed, (*norms, *ropes, attention) if norms else (attention,))
 
-    def casts(self) -> None:
-        """linear(x)   becomes   quantise(x) -> data; fp8_linear(x, data). One cast for all that read x.
-
-        merged_linear(x) -> packed_swiglu   becomes   quantise(x) -> data; fp8_glu(x, data).
-        """
-        readers, glus, largest = self._readers(), dict[OpCall, OpCall](), dict[int, int]()
-        root = {v: fork.ins[0] for fork in self.tape.ops if fork.site.op_name == "fork" for v in fork.outs}
-        made = dict[tuple[object, ...], tuple[int, ...]]()
-        edited = list[OpCall]()
-        for op in self.tape.ops:
-            linear = glus.get(op, op)
-            if linear is op and not self._is_cast_once(op):
-                edited.append(op)
-                continue
-            reader = readers.get(op.outs[0])
-            if reader is not None and reader.site.op_name == "packed_swiglu":
-                glus[reader] = replace(op, outs=reader.outs)
-                continue
-            x, fp8 = linear.ins[0], linear.site.attrs["fp8"]
-            key = (root.get(x, x), fp8.operand, fp8.powers)
-            if key not in made:
-                edited.append(self._quantise(linear, fp8, largest.get(x)))
-                made[key] = edited[-1].outs
-            edited.append(self._of_fp8(linear, made[key]))
-            if linear is not op:
-                largest[op.outs[0]] = edited[-1].outs[1]
-        self.tape.ops = edited
-
     # ---- patterns --------------------------------------------------------------------------------------------
 
-    def _readers(self) -> dict[int, OpCall]:
+    def readers(self) -> dict[int, OpCall]:
         """value -> the op that reads it; of values through which a gradient flows, that is the only one."""
         return {v: op for op in self.tape.ops for v in op.ins if self.tape.flows[v]}
 
@@ -202,12 +173,6 @@ class _Edit:
         plain = all(len(one.site.params) == 1 and self._merges(one.site.attrs, found[0].site.attrs) for one in found)
         cuts = {self.params[one.site.params[0]].cut(self.mesh) for one in found}
         return found if len(found) == len(fork.outs) and plain and len(cuts) == 1 else []
-
-    def _is_cast_once(self, op: OpCall) -> bool:
-        """Whether an op is a linear layer, or several merged ones, without bias and in FP8, of which what it reads can
-        be cast once."""
-        one_matrix = op.site.op_name == "merged_linear" or (op.site.op_name == "linear" and len(op.site.params) == 1)
-        return one_matrix and is_cast_once(op.site.attrs.get("fp8")) and self.tape.flows[op.ins[0]]
 
     def _merges(self, attrs: Mapping[str, Any], like: Mapping[str, Any]) -> bool:
         """Whether a linear layer is plain, or in FP8 as another is, and cast once."""
@@ -252,27 +217,6 @@ class _Edit:
         )  # fmt: skip
         more = tuple(self.tape.new(spec, flows=False) for spec in extras[1:])
         return OpCall(site, ins, attention.outs, (*attention.extras, *more), stands_for=STANDS_FOR[name])
-
-    def _quantise(self, op: OpCall, fp8: Fp8, largest: int | None) -> OpCall:
-        """The cast of what a linear layer reads. `largest`: its largest value, where that is known."""
-        ins = op.ins[:1] if largest is None else (op.ins[0], largest)
-        specs, attrs = tuple([self.tape.specs[v] for v in ins]), {"fp8": fp8}
-        outs, _ = OPS["quantise"].declaration.results(specs, (), attrs)
-        site = Site("quantise", specs, outs, attrs=attrs, layer=op.site.layer, line=op.site.line)
-        return OpCall(site, ins, tuple([self.tape.new(spec, flows=False) for spec in outs]))
-
-    def _of_fp8(self, op: OpCall, data: tuple[int, ...]) -> OpCall:
-        """A linear layer, or several merged ones, of what was cast; with SwiGLU where that is what it makes."""
-        site, glu = op.site, self.tape.specs[op.outs[0]] != op.site.outs[0]
-        specs = (site.ins[0], *(self.tape.specs[v] for v in data), *site.ins[1:])
-        attrs, name = {**site.attrs, "features": site.outs[0].shape[-1]}, "fp8_glu" if glu else "fp8_linear"
-        outs, extras = OPS[name].declaration.results(specs, site.weights, attrs)
-        made = replace(site, op_name=name, ins=specs, outs=(*outs, *extras), attrs=attrs)
-        more = [self.tape.new(spec, flows=False) for spec in (*outs[1:], *extras)]
-        other_outs = len(outs) - 1
-        results = (op.outs[0], *more[:other_outs])
-        stands_for, reads = STANDS_FOR[name], (op.ins[0], *data, *op.ins[1:])
-        return OpCall(made, reads, results, tuple(more[other_outs:]), stands_for=stands_for)
 
     def _put(self, fused: OpCall, parts: Iterable[OpCall]) -> None:
         """In the place of the last of its parts."""

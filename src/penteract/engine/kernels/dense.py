@@ -97,7 +97,8 @@ def _put_rms(scale: torch.Tensor, x: torch.Tensor, epsilon: float, *, keepdim: b
 
 
 def rms_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """x / sqrt(mean(x²) + ε)·w over the last dim, or over each head; keeps 1 / the root. Zhang 2019 (1910.07467)."""
+    """x / sqrt(mean(x²) + ε)·w over the last dim, or over each head; keeps 1 / the root. Zhang 2019 (1910.07467).
+    With a third out: the largest absolute value of the result, where a NaN is the largest of all."""
     x = _groups(ins[0], weights[0].shape[0])
     y = _groups(outs[0], weights[0].shape[0])
     scale = outs[1]
@@ -106,6 +107,8 @@ def rms_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors
         torch.mul(x, scale[..., None], out=y).mul_(weights[0])
     else:
         y.copy_((x * scale[..., None]).mul_(weights[0]))
+    if len(outs) > 2:
+        torch.linalg.vector_norm(outs[0], torch.inf, dtype=outs[2].dtype, out=outs[2][0])
 
 
 def rms_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:

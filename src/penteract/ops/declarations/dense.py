@@ -108,14 +108,15 @@ class AddBias(OpDeclaration):
 
 class RmsNorm(OpDeclaration):
     """x [.., n·C], w [C] -> each group of C over its root mean square, times w; keeps one scale per group [.., n]
-    (Zhang & Sennrich 2019, 1910.07467)."""
+    (Zhang & Sennrich 2019, 1910.07467). `largest`: the largest absolute value of the result too, [1]."""
 
     input_keeps = weight_keeps = ("in0", "extra0")
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         *rows, width = ins[0].shape
         assert isinstance(width, int)
-        return (ins[0],), (Spec((*rows, width // weights[0][0]), "stat"),)
+        largest = (Spec((1,), "stat"),) if attrs.get("largest") else ()
+        return (ins[0],), (Spec((*rows, width // weights[0][0]), "stat"), *largest)
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
@@ -138,7 +139,8 @@ class RmsNorm(OpDeclaration):
         if phase == "forward":
             weighed = e.each(n, "stat", of_width, "stat")
             narrowed = (e.copy(n, "stat", "compute"),) if wide else ()
-            return (*root_mean_square(e, n, rows, "compute"), scaled, weighed, *narrowed)
+            largest = (e.sums(("compute", n), ("stat", 1)),) if attrs.get("largest") else ()
+            return (*root_mean_square(e, n, rows, "compute"), scaled, weighed, *narrowed, *largest)
         if phase == "weight_gradient":
             slopes = e.each(n, "stat", "compute", "stat")
             return scaled, slopes, e.sums(("stat", n), ("stat", width)), added(e, width, "stat")

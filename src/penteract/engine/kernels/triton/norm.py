@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 
 from penteract.engine.device.launches import BoundLaunch, bind
-from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel, in_turn
+from penteract.engine.kernels.triton.quantised.fp8_tiles import put_if_larger
+from penteract.engine.kernels.triton.quantised.quantise import patterns_of
 from penteract.engine.kernels.triton.strides import columns, power_of_two, row_stride, tiles
 from penteract.ops.declarations.one_pass import parts
 from penteract.ops.tape import Site
@@ -39,11 +41,11 @@ def _offset(group, c, row, C: tl.constexpr, HEADS: tl.constexpr):
 
 @triton.jit
 def _forward(
-    x, other, total, w, y, scale, groups, x_row, other_row, total_row, y_row, epsilon, C: tl.constexpr,
+    x, other, total, w, y, scale, largest, groups, x_row, other_row, total_row, y_row, epsilon, C: tl.constexpr,
     HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """scale: [groups], of what is normed together. other: None, or what is added to x first; the sum goes to total,
-    and is normed as it is there."""
+    and is normed as it is there. largest: None, or fp32 [1], for the largest of y and of what was found before."""
     group, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     here = (group < groups)[:, None] & (c < C)[None, :]
     wide = _tile(x, group, c, x_row, here, C, HEADS)
@@ -55,7 +57,11 @@ def _forward(
     inverse = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(mean + epsilon))
     tl.store(scale + group, inverse, group < groups)
     normed = wide * inverse[:, None] * tl.load(w + c, c < C, other=0.0).to(tl.float32)[None, :]
-    tl.store(y + _offset(group, c, y_row, C, HEADS), normed.to(y.dtype.element_ty), here)
+    result = normed.to(y.dtype.element_ty)
+    tl.store(y + _offset(group, c, y_row, C, HEADS), result, here)
+    if largest is not None:
+        patterns = tl.where(here, patterns_of(result.to(tl.float32)), 0)
+        put_if_larger(largest, tl.max(tl.max(patterns, axis=1), axis=0))
 
 
 @triton.jit
@@ -111,26 +117,34 @@ def _tiles(width: int, groups: int) -> tuple[tuple[int, ...], dict[str, int]]:
 
 @Bindable
 def rms_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
-    """x [.., n·C], w [C] -> each group of C over its root mean square, times w; keeps 1 / the root, [.., n]."""
-    (x,), (w,), (y, scale) = ins, weights, outs
+    """x [.., n·C], w [C] -> each group of C over its root mean square, times w; keeps 1 / the root, [.., n]. With a
+    third out [1]: the largest absolute value of the result."""
+    (x,), (w,), (y, scale, *largest) = ins, weights, outs
     width, groups = len(w), scale.numel()
     grid, shape = _tiles(width, groups)
-    return bind(
-        _forward, grid, x, None, None, w, y, scale, groups, row_stride(x), 0, 0, row_stride(y),
+    launch = bind(
+        _forward, grid, x, None, None, w, y, scale, *(largest or [None]), groups, row_stride(x), 0, 0, row_stride(y),
         float(site.attrs["epsilon"]), C=width, HEADS=x.shape[-1] // width, **shape,
     )  # fmt: skip
+    return after_clearing(largest, launch)
 
 
 @Bindable
 def add_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """x, other [.., C], w [C] -> their sum, and what `rms_norm` makes of it."""
-    (x, other), (w,), (total, y, scale) = ins, weights, outs
+    (x, other), (w,), (total, y, scale, *largest) = ins, weights, outs
     width, groups = len(w), scale.numel()
     grid, shape = _tiles(width, groups)
-    return bind(
-        _forward, grid, x, other, total, w, y, scale, groups, row_stride(x), row_stride(other), row_stride(total),
-        row_stride(y), float(site.attrs["epsilon"]), C=width, HEADS=1, **shape,
+    launch = bind(
+        _forward, grid, x, other, total, w, y, scale, *(largest or [None]), groups, row_stride(x), row_stride(other),
+        row_stride(total), row_stride(y), float(site.attrs["epsilon"]), C=width, HEADS=1, **shape,
     )  # fmt: skip
+    return after_clearing(largest, launch)
+
+
+def after_clearing(largest: Tensors, launch: Bound) -> Bound:
+    """A launch that finds a largest value [1], where there is one: among what it is compared with, nothing is left."""
+    return in_turn(*(x.zero_ for x in largest), launch)
 
 
 @Bindable

@@ -34,6 +34,14 @@ def put_larger(largest, pattern):
 
 
 @triton.jit
+def put_if_larger(largest, pattern):
+    """The same of many programs: most find a larger number there, and leave it."""
+    there = largest.to(tl.pointer_type(tl.int32), bitcast=True)
+    if pattern > tl.load(there):
+        tl.atomic_max(there, pattern)
+
+
+@triton.jit
 def put_tile(tile, inverse, limit, out, inside):
     """Multiply, saturate, round to the nearest FP8 value, ties to even. A NaN stays one."""
     scaled = tile.to(tl.float32) * inverse
