@@ -38,6 +38,9 @@ WIDE = (
     Case("add_norm", "a wide row", (x(3, 1, 1100), x(3, 1, 1100)), ((1100,),), {"epsilon": 1e-5}),
     Case("fork_norm", "a wide row", (x(3, 1, 1100),), ((1100,),), {"epsilon": 1e-5}),
     Case("fork_norm", "largest of many rows", (x(700, 1, 5),), ((5,),), {"epsilon": 1e-5, "largest": True}),
+    Case(
+        "fork_norm", "largest of many gradients", (x(700, 1, 5),), ((5,),), {"epsilon": 1e-5, "largest_gradient": True}
+    ),
     Case("fork_norm", "more rows than parts", (x(700, 1, 5),), ((5,),), {"epsilon": 1e-5}),
     Case("packed_swiglu", "several tiles", (x(5, 3, 2600),)),
     Case("merged_linear", "grouped heads", (x(5, 2, 6), draw(90, 5, 2)), ((48, 6), (16, 6), (16, 6)), ROPE),

@@ -172,10 +172,14 @@ class Trial:
             made = [self.poisoned(self.site.ins[i]) for i in differentiable]
             carry = [self.poisoned(s) for s in self.kernel.carry(self.site.ins, self.case.attrs)]
             ins = [*(kept[k] for k in self.kernel.input_keeps), *sources]
+            if self.case.attrs.get("known_gradient"):
+                ins.append(sources[0].abs().max().view(1).to(self.env.stat))
             self._call("input_gradient", self.torch_kernel.input_gradient, ins, self.weights, [*made, *carry])
             for i, got, want in zip(differentiable, made, self.wanted, strict=False):
                 self._compare(f"gradient of in{i}", got, want, self.site.ins[i])
             sources = carry or sources
+            if self.case.attrs.get("largest_gradient"):
+                self._compare("largest gradient", carry.pop(), made[0].abs().max().view(1).double(), Spec((1,), "stat"))
         if self.torch_kernel.weight_gradient is not None:
             self._weight_gradients([*(kept[k] for k in self.kernel.weight_keeps), *sources])
 

@@ -26,7 +26,7 @@ from penteract.engine.device.storages import bytes_of
 from penteract.engine.executor import executor as run_module
 from penteract.engine.executor.executor import Executor
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.ops.casts import _Casts
+from penteract.ops import casts
 from penteract.readings.composed import Composer
 from penteract.readings.explain.why import why
 from penteract.readings.price import price, resident
@@ -230,7 +230,7 @@ def test_what_a_norm_finds_is_what_a_pass_would_find(fuse: tuple[Fusion, ...]) -
     """A step has the same bits; data of what norms made are cast without another look at it."""
     case = Case(DENSE, Layout(fuse=fuse, recompute=("rms_norm",)), 64, precision=RECIPES["fp8_tensorwise"])
     known, count = in_one_process(case), known_largest(case)
-    with patch.object(_Casts, "_largest", lambda casts, x: casts.largest.get(x)):
+    with patch.object(casts._Casts, "_largest", lambda edit, x: edit.largest.get(x)):
         looked, fewer = in_one_process(case), known_largest(case)
     assert count - fewer == 2 * DENSE.layers
     assert torch.equal(known.loss, looked.loss)
@@ -241,6 +241,25 @@ def known_largest(case: Case) -> int:
     """Casts of a forward that are told the largest value."""
     calls = (i.call for chunk in case.compile(0).chunks for i in chunk.actions["Fwd"])
     return sum(call.site.op_name == "quantise" and len(call.ins) > 1 for call in calls)
+
+
+@pytest.mark.parametrize("layout", [Layout(fuse=FUSIONS), Layout(fuse=("fp8", "norm"), recompute=("*",))], ids=str)
+def test_what_a_norms_backward_finds_is_what_a_pass_would_find(layout: Layout) -> None:
+    """A step has the same bits; `o`, before the second norm of each layer, is told the largest of its gradients."""
+    case = Case(DENSE, layout, 64, precision=RECIPES["fp8_tensorwise"])
+    known, count = in_one_process(case), known_gradients(case)
+    with patch.object(casts, "_hand_gradients_on", lambda tape: None):
+        looked, fewer = in_one_process(case), known_gradients(case)
+    assert (count, fewer) == (DENSE.layers, 0)
+    assert torch.equal(known.loss, looked.loss)
+    assert all(torch.equal(g, looked.gradients[name]) for name, g in known.gradients.items())
+
+
+def known_gradients(case: Case) -> int:
+    """Casts of gradients that are told the largest value: their calls read the scale of weights, a gradient, and it."""
+    calls = (i.call for chunk in case.compile(0).chunks for i in chunk.actions["Bwd"])
+    return sum(call.site.op_name == "fp8_linear" and len(call.ins) == 3 for call in calls
+               if call.phase == "input_gradient")  # fmt: skip
 
 
 @pytest.mark.parametrize("recompute", [("tp_all_gather",), ("tp_all_gather", "rms_norm")], ids=str)

@@ -5,7 +5,8 @@
 
 A cast needs the largest absolute value of x first. Where the op that makes x can find it on its way (an RMSNorm of
 whole rows, SwiGLU of `fp8_glu`), it hands it on. An all-gather over tensor ranks between the two changes nothing: the
-ranks of a sequence agree on the largest value of all.
+ranks of a sequence agree on the largest value of all. So does backward of `fork_norm`: the gradient that it makes is
+that of the sum before it, and the layer that made a part of this sum casts it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,26 @@ def cast_once(tape: Tape, readers: Mapping[int, OpCall]) -> None:
     for op in tape.ops:
         casts.take(op)
     tape.ops = casts.edited
+    _hand_gradients_on(tape)
+
+
+def _hand_gradients_on(tape: Tape) -> None:
+    """fp8_linear(..) -> y; add(x, y) -> s; fork_norm(s): the norm's backward finds the largest gradient of s, which is
+    that of y. Only within a layer, so that layers stay alike."""
+    layers = {op.outs[0]: op for op in tape.ops if op.site.op_name == "fp8_linear"}
+    sums = {op.outs[0]: op for op in tape.ops if op.site.op_name == "add"}
+    for norm in [op for op in tape.ops if op.site.op_name == "fork_norm" and op.ins[0] in sums]:
+        total = sums[norm.ins[0]]
+        read = [layers[v] for v in total.ins if v in layers]
+        if read and total.site.layer == norm.site.layer:
+            _put_attribute(tape, norm, "largest_gradient")
+            for layer in read:
+                _put_attribute(tape, layer, "known_gradient")
+
+
+def _put_attribute(tape: Tape, op: OpCall, name: str) -> None:
+    site = replace(op.site, attrs={**op.site.attrs, name: True})
+    tape.ops[tape.ops.index(op)] = replace(op, site=site)
 
 
 @dataclass(slots=True, eq=False)

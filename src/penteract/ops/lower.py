@@ -56,6 +56,7 @@ class _Lowering:
     alias: dict[int, int] = field(default_factory=dict)
     producer: dict[int, OpCall] = field(default_factory=dict)
     gradient: dict[int, int] = field(default_factory=dict)
+    largest: dict[int, int] = field(default_factory=dict)  # a gradient -> its largest absolute value, where known
     recomputed: dict[int, int] = field(default_factory=dict)
     tails: dict[int, list[Call]] = field(
         default_factory=dict
@@ -233,7 +234,10 @@ class _Lowering:
             carry = tuple(self.new(s) for s in declaration.carry(op.site.ins, attrs))
             made = tuple(self.new(op.site.ins[i]) for i in declaration.differentiable)
             kept = tuple(self.require(_named(op, k)) for k in declaration.input_keeps)
-            self.emit(op.site, "input_gradient", (*kept, *incoming), (*made, *carry))
+            known = [self.largest[g] for g in incoming] if attrs.get("known_gradient") else []
+            self.emit(op.site, "input_gradient", (*kept, *incoming, *known), (*made, *carry))
+            if attrs.get("largest_gradient"):
+                self.largest[made[0]], carry = carry[-1], carry[:-1]
             self.gradient |= {op.ins[i]: g for i, g in zip(declaration.differentiable, made, strict=True)}
             sources = carry or incoming
         if op.site.params:

@@ -96,9 +96,14 @@ def _put_rms(scale: torch.Tensor, x: torch.Tensor, epsilon: float, *, keepdim: b
     scale.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
 
 
+def put_largest_of(x: torch.Tensor, largest: torch.Tensor) -> None:
+    """The largest absolute value of x into `largest` [1], where a NaN is the largest of all."""
+    torch.linalg.vector_norm(x, torch.inf, dtype=largest.dtype, out=largest[0])
+
+
 def rms_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """x / sqrt(mean(x²) + ε)·w over the last dim, or over each head; keeps 1 / the root. Zhang 2019 (1910.07467).
-    With a third out: the largest absolute value of the result, where a NaN is the largest of all."""
+    With a third out: the largest absolute value of the result."""
     x = _groups(ins[0], weights[0].shape[0])
     y = _groups(outs[0], weights[0].shape[0])
     scale = outs[1]
@@ -107,8 +112,8 @@ def rms_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors
         torch.mul(x, scale[..., None], out=y).mul_(weights[0])
     else:
         y.copy_((x * scale[..., None]).mul_(weights[0]))
-    if len(outs) > 2:
-        torch.linalg.vector_norm(outs[0], torch.inf, dtype=outs[2].dtype, out=outs[2][0])
+    for largest in outs[2:]:
+        put_largest_of(outs[0], largest)
 
 
 def rms_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:

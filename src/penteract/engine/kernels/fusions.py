@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from penteract.engine.kernels.attention import attention, attention_input
-from penteract.engine.kernels.dense import rms_norm, rms_norm_input
+from penteract.engine.kernels.dense import put_largest_of, rms_norm, rms_norm_input
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put, put_product
 from penteract.engine.kernels.loss import exp_sum, logits_gradient, negative_log_likelihood, row_max
 from penteract.engine.kernels.rotary import angles
@@ -47,14 +47,17 @@ def rotate_on_gpu_(env: Env, site: Site, packed: torch.Tensor, positions: torch.
 
 
 def fork_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """The norm's gradient of x and that of x's other reader, summed; the weight's in the first of the partial sums."""
+    """The norm's gradient of x and that of x's other reader, summed; the weight's in the first of the partial sums.
+    With a third out: the largest absolute value of that sum."""
     x, scale, g, other = ins
-    gradient, parts = outs
+    gradient, parts, *largest = outs
     rms_norm_input(env, site, [x, scale, g], weights, [gradient])
     gradient.add_(other)
     parts.zero_()
     slopes = (x.unsqueeze(-2) * scale[..., None]).mul_(g.unsqueeze(-2))
     torch.sum(_rows(slopes), 0, out=parts[0])
+    for found in largest:
+        put_largest_of(gradient, found)
 
 
 def add_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:

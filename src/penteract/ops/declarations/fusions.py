@@ -43,13 +43,15 @@ _NORM, _ROPE = RmsNorm(), Rope()
 
 class ForkNorm(RmsNorm):
     """x [.., D], w [D] -> RMSNorm of x, while x itself is read by another op too. Backward reads the gradient of both
-    and makes their sum; the weight's gradient is handed on as `PARTS` partial sums [PARTS, D]."""
+    and makes their sum; the weight's gradient is handed on as `PARTS` partial sums [PARTS, D]. `largest_gradient`: the
+    largest absolute value of that sum too, [1]."""
 
     forks = True
     weight_keeps = ()
 
     def carry(self, ins: Sequence[Spec], attrs: Attrs) -> Specs:
-        return (Spec((PARTS, ins[0].shape[-1]), "stat"),)
+        largest = (Spec((1,), "stat"),) if attrs.get("largest_gradient") else ()
+        return (Spec((PARTS, ins[0].shape[-1]), "stat"), *largest)
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
@@ -69,7 +71,8 @@ class ForkNorm(RmsNorm):
             return kernels
         scaled, slopes, summed, _ = super().traffic("weight_gradient", ins, weights, attrs, widths)
         branch = e.each(n, "compute", "compute", "compute")
-        return (*kernels, branch, e.sums(("stat", PARTS * width)), scaled, slopes, summed)
+        largest = (e.sums(("compute", n), ("stat", 1)),) if attrs.get("largest_gradient") else ()
+        return (*kernels, branch, e.sums(("stat", PARTS * width)), scaled, slopes, summed, *largest)
 
 
 class AddNorm(OpDeclaration):

@@ -31,7 +31,7 @@ def signature(tape: Tape) -> Signature:
 def _signature(op: OpCall) -> Signature:
     site, entry, program = op.site, OPS.get(op.site.op_name), op.program  # a program: of a redistribution
     of_op = (site.op_name, op.name, site.layer, bool(site.params), op.ins, op.outs, op.extras, op.passed)
-    of_op = (*of_op, op.joint is not None)
+    of_op = (*of_op, op.joint is not None, *(name in site.attrs for name in ("known_gradient", "largest_gradient")))
     if program is None:
         return (*of_op, entry.declaration.gradients(site.attrs) if entry else ())
     calls = [(c.site.layer, c.phase, c.ins, c.outs) for c in (*program.forward, *program.backward)]

@@ -128,9 +128,10 @@ class Fp8Kernels:
         return in_turn(product, largest.zero_, bound(self.casters.put_glu, _flat(packed), _flat(out), largest))
 
     def input_gradient(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
-        """g·w of all weights; the columnwise data of g for the weight gradient."""
-        of_weights, g = ins
-        return self._input_gradient(env, site, self.casters.of_values, _flat(g), of_weights, weights, outs)
+        """g·w of all weights; the columnwise data of g for the weight gradient. The largest value of g may be known."""
+        of_weights, g, *largest = ins
+        values = self.casters.of_values
+        return self._input_gradient(env, site, values, _flat(g), of_weights, weights, outs, *largest)
 
     def glu_input_gradient(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
         """The same, of the gradients of gate and up."""
@@ -154,16 +155,17 @@ class Fp8Kernels:
 
         return run
 
-    def _input_gradient(
-        self, env: Env, site: Site, caster: Caster, g: Any, of_weights: torch.Tensor, weights: Tensors, outs: Tensors
-    ) -> Bound:
+    def _input_gradient(  # noqa: PLR0913 (two ops share it)
+        self, env: Env, site: Site, caster: Caster, g: Any, of_weights: torch.Tensor, weights: Tensors, outs: Tensors,
+        largest: torch.Tensor | None = None,
+    ) -> Bound:  # fmt: skip
         fp8: Fp8 = site.attrs["fp8"]
         out, columnwise, of_g = outs
         matrices, rows = self._matrices(weights), _flat(out)
         columnwise = typed(columnwise, fp8.gradient)
         features, tokens = columnwise.shape
         room = partial(torch.empty, device=out.device)
-        cast = self._cast(env, fp8, fp8.gradient, [g], of_g, caster)
+        cast = self._cast(env, fp8, fp8.gradient, [g], of_g, caster, largest)
         puts = [self.casters.of_values.fp8_of(fp8, fp8.operand, part, of_weights) for part in matrices]
 
         def run() -> None:

@@ -18,7 +18,9 @@ import triton.language as tl
 
 from penteract.engine.device.launches import bind
 from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors
-from penteract.engine.kernels.triton.norm import put_sum
+from penteract.engine.kernels.triton.norm import after_clearing, put_sum
+from penteract.engine.kernels.triton.quantised.fp8_tiles import put_larger
+from penteract.engine.kernels.triton.quantised.quantise import patterns_of
 from penteract.engine.kernels.triton.strides import power_of_two
 from penteract.ops.declarations.fusions import PARTS
 from penteract.ops.tape import Site
@@ -45,15 +47,16 @@ STAGED = (
 
 @Bindable
 def fork_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
-    """x, its scale, the gradients of the norm and of x's other reader [rows, D] -> their sum, partial sums [PARTS,
-    D]."""
+    """x, its scale, the gradients of the norm and of x's other reader [rows, D] -> their sum, partial sums [PARTS, D].
+    With a third out [1]: the largest absolute value of the sum."""
     x, scale, g, other = ins
-    gradient, parts = outs
+    gradient, parts, *largest = outs
     width = x.shape[-1]
-    return bind(
-        _backward, (PARTS,), x, scale, weights[0], g, other, gradient, parts, x.numel() // width, width,
-        STRIDE=PARTS, BLOCK=power_of_two(width), STAGES=_stages(x), num_warps=_warps(width),
+    launch = bind(
+        _backward, (PARTS,), x, scale, weights[0], g, other, gradient, parts, *(largest or [None]), x.numel() // width,
+        width, STRIDE=PARTS, BLOCK=power_of_two(width), STAGES=_stages(x), num_warps=_warps(width),
     )  # fmt: skip
+    return after_clearing(largest, launch)
 
 
 @Bindable
@@ -75,13 +78,14 @@ def _stages(x: torch.Tensor) -> int | None:
 
 @triton.jit
 def _backward(
-    x, scale, weight, g, other, gradient, parts, rows, width, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
+    x, scale, weight, g, other, gradient, parts, largest, rows, width, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
+    """largest: None, or fp32 [1], for the largest of the gradient and of what was found before."""
     at = tl.arange(0, BLOCK)
     here = at < width
     w = tl.load(weight + at, here, other=0.0).to(tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
+    total, found = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
     part = tl.program_id(0)
     for row in tl.range(part, rows, STRIDE, num_stages=STAGES):
         begin = tl.cast(row, tl.int64) * width
@@ -92,6 +96,10 @@ def _backward(
         total += slope * normed
         slope = slope * w
         mean = tl.sum(slope * normed, axis=0) / width
-        made = (slope - normed * mean) * s + branch
-        tl.store(gradient + begin + at, made.to(gradient.dtype.element_ty), here)
+        made = ((slope - normed * mean) * s + branch).to(gradient.dtype.element_ty)
+        tl.store(gradient + begin + at, made, here)
+        if largest is not None:
+            found = tl.maximum(found, patterns_of(made.to(tl.float32)))
     tl.store(parts + part * width + at, total, here)
+    if largest is not None:
+        put_larger(largest, tl.max(tl.where(here, found, 0), axis=0))

@@ -98,7 +98,8 @@ class Fp8Linear(Linear):
     scale of the weights, which is one for all of them. x itself is not read: its gradient is made here.
 
     With positions [s, B] as last in, the first `rotary_columns` are heads that are rotated by them, as in
-    `merged_linear`. `features`: all columns.
+    `merged_linear`. `features`: all columns. `known_gradient`: the largest absolute value of the gradient comes with
+    it, [1].
     """
 
     weight_keeps = ("in2", "in3")
@@ -142,8 +143,8 @@ class Fp8Linear(Linear):
     def _turning(self, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> Bytes:
         return rotation_workspace([ins[0], ins[POSITIONS]], attrs, widths) if len(ins) > POSITIONS else 0
 
-    def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
-        """Bytes read and written for casts: values for their largest and for their data, and data."""
+    def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths) -> Bytes:
+        """Bytes read and written for casts: values for their largest, unless it is known, and for their data; data."""
         of_weights, tokens = sum(map(prod, weights)), prod(ins[0][:-1])
         if phase == "weight_gradient":
             return 2 * of_weights * widths["gradient"]
@@ -151,10 +152,11 @@ class Fp8Linear(Linear):
         if phase == "forward":
             return of_weights * (2 * read + FP8_BYTES)
         of_gradient = of_weights // ins[0][-1] * tokens
-        return of_gradient * (2 * read + 2 * FP8_BYTES) + of_weights * (read + FP8_BYTES)
+        reads = 1 if attrs.get("known_gradient") else 2
+        return of_gradient * (reads * read + 2 * FP8_BYTES) + of_weights * (read + FP8_BYTES)
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
-        passes = self.passes(call.phase, call.ins, call.weights, widths)
+        passes = self.passes(call.phase, call.ins, call.weights, call.attrs, widths)
         seconds = fsum(map(rates.scaled, self.products(*call))) + rates.moved(passes)
         if call.phase == "forward" and len(call.ins) > POSITIONS:
             seconds += self._turned(rates, [call.ins[0], call.ins[POSITIONS]], call.attrs, widths)
@@ -198,15 +200,15 @@ class Fp8Glu(Fp8Linear):
         made = tokens * features * widths["compute"]
         return max(found, tokens * features * FP8_BYTES + FLOAT + made + scaling(fp8, "reference", (tokens, features)))
 
-    def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
+    def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths) -> Bytes:
         """SwiGLU reads gate and up and writes; backward reads both and the gradient, for the largest of what they make
         and for its data."""
         of_weights, wide = sum(map(prod, weights)), widths["compute"]
         elements = of_weights // ins[0][-1] * prod(ins[0][:-1])  # of gate and up
         if phase == "forward":
-            return super().passes(phase, ins, weights, widths) + elements * wide * 3 // 2
+            return super().passes(phase, ins, weights, attrs, widths) + elements * wide * 3 // 2
         if phase == "weight_gradient":
-            return super().passes(phase, ins, weights, widths)
+            return super().passes(phase, ins, weights, attrs, widths)
         return elements * (3 * wide + 2 * FP8_BYTES) + of_weights * (wide + FP8_BYTES)
 
 
