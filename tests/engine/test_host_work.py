@@ -116,32 +116,28 @@ def of_a_layer(precision: str) -> Work:
 def test_a_step_of_fp8_asks_torch_for_no_view_of_another_dtype() -> None:
     ops = of_a_layer("fp8_tensorwise").ops
     assert not {"aten.view.dtype", "aten.detach.default"} & set(ops)
-    # Attention is torch's own, the same in both. Each product transposes an operand, and most make data for it.
-    assert ops.total() <= of_a_layer("bf16").ops.total() + 25
+    # Attention is torch's own, the same in both. Each product transposes an operand, and most make data for it. Norms
+    # clear the place of their largest value, and no pass looks for it.
+    assert ops.total() <= of_a_layer("bf16").ops.total() + 28
     assert ops["aten.empty.memory_format"] + ops["aten.t.default"] <= 40
 
 
 def test_casts_of_a_layer_are_as_many_as_its_operands() -> None:
     """8 in forward, of 4 inputs and 4 weights, twice as it is recomputed; 4 gradients, and 4 weights whose scale is
-    known. The largest of an input of `down` is found by SwiGLU, those of norms by the norms, that of
-    the gradient of `o` by a norm's backward."""
+    known. The largest of an input of `down` is found by SwiGLU, those of norms by the norms, that of the
+    gradient of `o` by the backward of a norm."""
     found = of_a_layer("fp8_tensorwise")
     assert found.launches["_quantise_tile"] == 2 * 8 + 4 + 4
-<<<<<<< HEAD
-    assert found.launches["_largest"] == 2 * 5 + 4
+    assert found.launches["_largest"] == 2 * 5 + 3
 
 
 def test_nothing_is_cleared_for_one_cast() -> None:
     """All that casts look for their largest values in is cleared once a step; a layer adds what SwiGLU and
-    two norms write, in forward and as it is recomputed."""
+    two norms write, in forward and as it is recomputed, and what the backward of one norm does."""
     found, steps = of_a_layer("fp8_tensorwise").ops, [of_steps("fp8_tensorwise", n).ops for n in (2, 3)]
     assert not {"aten.zeros.default", "aten.zeros_like.default"} & set(found)
-    assert found["aten.zero_.default"] == 2 * 3
+    assert found["aten.zero_.default"] == 2 * 3 + 1
     assert [step["aten.zeros.default"] for step in steps] == [1, 1]  # of the sum of squares
-=======
-    assert found.launches["_largest"] == 2 * 5 + 3
-    assert found.ops["aten.zeros.default"] == found.launches["_largest"]
->>>>>>> bef6c6ea (FP8: the backward of a norm beside a residual finds the largest gradient, which the layer before casts next)
 
 
 def test_calls_of_python_are_bounded() -> None:

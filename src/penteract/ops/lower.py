@@ -234,8 +234,8 @@ class _Lowering:
             carry = tuple(self.new(s) for s in declaration.carry(op.site.ins, attrs))
             made = tuple(self.new(op.site.ins[i]) for i in declaration.differentiable)
             kept = tuple(self.require(_named(op, k)) for k in declaration.input_keeps)
-            known = [self.largest[g] for g in incoming] if attrs.get("known_gradient") else []
-            self.emit(op.site, "input_gradient", (*kept, *incoming, *known), (*made, *carry))
+            found = [self.largest[g] for g in incoming] if attrs.get("known_gradient") else []
+            self.emit(op.site, "input_gradient", (*kept, *incoming, *found), (*made, *carry))
             if attrs.get("largest_gradient"):
                 self.largest[made[0]], carry = carry[-1], carry[:-1]
             self.gradient |= {op.ins[i]: g for i, g in zip(declaration.differentiable, made, strict=True)}

@@ -51,10 +51,12 @@ class Caster:
     largest_of  of x [rows, k]: what puts its largest absolute value, and what is in `largest` [1], into that
     fp8_of      of x and its scale [1]: what puts its data `into` their places; the scale is made of `largest`, or known
                 where that is None
+    overwrites  whether the second leaves the scale in `largest`
     """
 
     largest_of: Callable[[Any], PutLargest]
     fp8_of: Callable[[Fp8, Format, Any, torch.Tensor], PutFp8]
+    overwrites: bool = True
 
     def put_largest(self, x: Any, largest: torch.Tensor) -> None:
         """Once."""

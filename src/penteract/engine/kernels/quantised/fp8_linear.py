@@ -218,11 +218,14 @@ class Fp8Kernels:
         finds = [caster.largest_of(part) for part in parts] if own_largest is None else [_put_known(own_largest)]
         puts = [caster.fp8_of(fp8, name, part, scale) for part in parts]
         shared = len(env.mesh.group("sequence", env.rank)) > 1
+        direct = None if shared or caster.overwrites else own_largest
 
         def run(into: Sequence[Fp8Data]) -> None:
-            largest: torch.Tensor | None = env.zeros.next(scale.device)
-            for find in finds:
-                find(largest)
+            largest = direct
+            if largest is None:
+                largest = env.zeros.next(scale.device)
+                for find in finds:
+                    find(largest)
             if shared:
                 env.all_reduce_max("sequence", largest)
             for put, data in zip(puts, into, strict=True):

@@ -92,5 +92,7 @@ def fp8_of(fp8: Fp8, name: Format, x: torch.Tensor, scale: torch.Tensor) -> PutF
     return put
 
 
-TRITON = Casters(Caster(largest_of, fp8_of), Caster(largest_slope_of, slopes_of), put_glu, as_one)
+TRITON = Casters(
+    Caster(largest_of, fp8_of, overwrites=False), Caster(largest_slope_of, slopes_of, overwrites=False), put_glu, as_one
+)  # fmt: skip
 FP8_LINEAR = Fp8Kernels(TRITON, real, rotate_).table()
