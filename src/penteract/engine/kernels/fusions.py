@@ -10,7 +10,17 @@ import torch
 
 from penteract.engine.kernels.attention import attention, attention_input
 from penteract.engine.kernels.dense import put_largest_of, rms_norm, rms_norm_input
-from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put, put_product
+from penteract.engine.kernels.kernel import (
+    Bindable,
+    Bound,
+    Env,
+    Tensors,
+    TorchKernel,
+    bound,
+    in_turn,
+    put,
+    put_product,
+)
 from penteract.engine.kernels.loss import exp_sum, logits_gradient, negative_log_likelihood, row_max
 from penteract.engine.kernels.rotary import angles
 from penteract.ops.declarations.fusions import columns
@@ -36,11 +46,12 @@ def rotate_(env: Env, site: Site, packed: torch.Tensor, positions: torch.Tensor,
 Rotate = Callable[[Env, Site, torch.Tensor, torch.Tensor, int], None]
 
 
-def rotate_on_gpu_(env: Env, site: Site, packed: torch.Tensor, positions: torch.Tensor, sign: int) -> None:
+@Bindable
+def rotate_on_gpu_(env: Env, site: Site, packed: torch.Tensor, positions: torch.Tensor, sign: int) -> Bound:
     """The same by one kernel; Triton is imported when a run first asks for it."""
     from penteract.engine.kernels.triton.fusions import rotate_ as in_one_pass
 
-    in_one_pass(env, site, packed, positions, sign)
+    return in_one_pass.bind(env, site, packed, positions, sign)
 
 
 # ---- norm ----------------------------------------------------------------------------------------------------------
@@ -148,14 +159,15 @@ def packed(kernel: TorchKernel, rotate: Rotate = rotate_) -> TorchKernel:
     assert kernel.input_gradient is not None
     inner = kernel.input_gradient
 
-    def forward(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-        kernel.forward(env, plain_site(site), [*_split(site, ins[0]), *ins[2:]], weights, outs)
+    def forward(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
+        return bound(kernel.forward, env, plain_site(site), [*_split(site, ins[0]), *ins[2:]], weights, outs)
 
-    def input_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-        inner(env, plain_site(site), [*_split(site, ins[0]), *ins[2:]], weights, _split(site, outs[0]))
-        rotate(env, site, outs[0], ins[1], -1)
+    def input_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
+        apart, into = [*_split(site, ins[0]), *ins[2:]], _split(site, outs[0])
+        attend = bound(inner, env, plain_site(site), apart, weights, into)
+        return in_turn(attend, bound(rotate, env, site, outs[0], ins[1], -1))
 
-    return TorchKernel(forward, input_gradient)
+    return TorchKernel(Bindable(forward), Bindable(input_gradient))
 
 
 def packed_attention(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,9 @@ class ChunkOrder:
 
     def put(self, y: torch.Tensor, into: torch.Tensor, dim: int = 0, end: int | None = None) -> None:
         """Write y, in sequence order, into `into` in stored order; zeros for tokens from `end` on."""
+        if self.whole and end is None:
+            into.copy_(y)
+            return
         size = into.shape[dim] // len(self.chunks)
         for place, c in enumerate(self.chunks):
             part = into.narrow(dim, place * size, size)
@@ -45,6 +49,16 @@ class ChunkOrder:
         for place, c in enumerate(self.chunks):
             if (c + 1) * size <= end:
                 into.narrow(0, place * size, size).add_(y.narrow(0, c * size, size))
+
+
+def read_by(
+    order: ChunkOrder, stored: Sequence[torch.Tensor], view: Callable[[torch.Tensor], torch.Tensor], dim: int = 0
+) -> Callable[[], list[torch.Tensor]]:
+    """What gives views of tensors in sequence order: always the same where they are stored so, else of new copies."""
+    if not order.whole:
+        return lambda: [view(order.restore(x, dim)) for x in stored]
+    views = list(map(view, stored))
+    return lambda: views
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 from penteract.engine.kernels.attention import attention, attention_input
 from penteract.engine.kernels.dense import rms_norm, rms_norm_input
 from penteract.engine.kernels.fusions import plain_site, rotate_
-from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel, bound, in_turn, put
 from penteract.ops.tape import Site
 
 
@@ -101,36 +101,40 @@ def normed(kernel: TorchKernel, of_heads: HeadKernels) -> TorchKernel:
     assert kernel.input_gradient is not None
     inner = kernel.input_gradient
 
-    def forward(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    def forward(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
         *made, heads, scales = outs
-        of_heads.put(env, site, ins[:2], weights, [heads, scales])
-        kernel.forward(env, plain_site(site), [*_read(site, ins[0], heads), *ins[2:]], [], made)
+        put = bound(of_heads.put, env, site, ins[:2], weights, [heads, scales])
+        apart = [*_read(site, ins[0], heads), *ins[2:]]
+        return in_turn(put, bound(kernel.forward, env, plain_site(site), apart, [], made))
 
-    def input_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    def input_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
         packed, positions, *rest, heads, scales, g = ins
-        into = list(outs[0].split(site.attrs["widths"], -1))
-        inner(env, plain_site(site), [*_read(site, packed, heads), *rest, g], [], into)
-        of_heads.take_back(env, site, [packed, positions, scales], weights, outs)
+        apart, into = [*_read(site, packed, heads), *rest, g], list(outs[0].split(site.attrs["widths"], -1))
+        attend = bound(inner, env, plain_site(site), apart, [], into)
+        return in_turn(attend, bound(of_heads.take_back, env, site, [packed, positions, scales], weights, outs))
 
-    return TorchKernel(forward, input_gradient, of_heads.put_sums)
+    return TorchKernel(Bindable(forward), Bindable(input_gradient), of_heads.put_sums)
 
 
-def _put_on_gpu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def _put_on_gpu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     from penteract.engine.kernels.triton.heads import put_heads
 
-    put_heads(env, site, ins, weights, outs)
+    return put_heads.bind(env, site, ins, weights, outs)
 
 
-def _take_back_on_gpu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def _take_back_on_gpu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     from penteract.engine.kernels.triton.heads import take_back
 
-    take_back(env, site, ins, weights, outs)
+    return take_back.bind(env, site, ins, weights, outs)
 
 
-def _put_sums_on_gpu(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+@Bindable
+def _put_sums_on_gpu(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> Bound:
     from penteract.engine.kernels.triton.heads import put_sums
 
-    put_sums(env, site, ins, into, add)
+    return put_sums.bind(env, site, ins, into, add)
 
 
 ON_GPU = HeadKernels(
