@@ -12,6 +12,7 @@ rows of 256 elements; a row is a block of 8-bit moments.
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from math import gcd
 
@@ -22,6 +23,7 @@ import triton.language as tl
 from penteract.config.optimizers import Moment
 from penteract.config.precision.policy import MOMENT_BLOCK
 from penteract.config.run import Optimizer
+from penteract.engine.device.launches import BoundLaunch
 from penteract.engine.kernels.triton.bits import flag_nonfinite, halves, joined, narrow, upper, wide
 from penteract.engine.kernels.triton.optimizer import adamw
 from penteract.engine.optim.optimizer import Factors
@@ -49,7 +51,8 @@ class Update:
     """The fused update of shards for AdamW; for updates computed in fp32 only.
 
     `tables`: parameter slices, for stochastic rounding. They are made when a shard is first updated, so that later
-    steps need nothing from the host. So an eager step must come before a captured one.
+    steps need nothing from the host. So an eager step must come before a captured one. `bound`: launches, by what does
+    not change between shards and steps.
     """
 
     spec: Optimizer
@@ -57,6 +60,7 @@ class Update:
     tables: dict[tuple[tuple[ParameterSlice, ...], int], torch.Tensor] = field(
         default_factory=dict[tuple[tuple[ParameterSlice, ...], int], torch.Tensor]
     )
+    bound: dict[Hashable, BoundLaunch] = field(default_factory=dict[Hashable, BoundLaunch])
 
     def __call__(self, flat: Flat, factors: Factors, step: torch.Tensor, nonfinite: torch.Tensor) -> None:
         """Update moments, master weights and parameters in place; none of them if the norm is not finite. `step`: from
@@ -72,7 +76,7 @@ class Update:
             state = flat.moments["mean"], flat.moments["square"], flat.master, parameter
             adamw.update(
                 flat.own_gradient, *state, factors.good, nonfinite, numbers,
-                decay=flat.bucket.decay, rows=flat.clear_rows,
+                decay=flat.bucket.decay, rows=flat.clear_rows, bound=self.bound,
             )  # fmt: skip
             return
         slices = self._table(flat.parameter_slices, n, flat.master.device) if flat.parameter_slices else None

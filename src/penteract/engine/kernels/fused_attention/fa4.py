@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from penteract.config.rules.kernel_limits import ATTENTION
-from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, ChunkOrder, QueryChunk
+from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, ChunkOrder, QueryChunk, read_by
 from penteract.engine.kernels.fused_attention.flash import ends
 from penteract.engine.kernels.fused_attention.normed_attention import ON_GPU, normed
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
-from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel
 from penteract.ops.tape import Site
 
 Library = Callable[[], Any]  # -> the module with `_flash_attn_fwd` and `_flash_attn_bwd`
@@ -58,14 +58,20 @@ def _room(into: torch.Tensor, *, direct: bool) -> torch.Tensor:
 # ---- whole sequences -------------------------------------------------------------------------------------------------
 
 
-def _forward(lib: Library, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+def _forward(lib: Library, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """q, k, v -> o [s, B, H·C], log-sum-exp [B, H, s]."""
-    size, places = int(site.attrs["head_size"]), AttentionLayout.of(env, site)
-    q, k, v = (_batch(places.keys.restore(x), size) for x in ins[:3])
-    o, log_sum = (_room(x, direct=places.queries.whole) for x in outs)
-    lib()._flash_attn_fwd(q, k, v, **_about(site), return_lse=True, out=_batch(o, size), lse=log_sum)
-    _put(places.queries, o, outs[0])
-    _put(places.queries, log_sum, outs[1], 2)
+    size, places, about = int(site.attrs["head_size"]), AttentionLayout.of(env, site), _about(site)
+    read, direct = read_by(places.keys, ins[:3], partial(_batch, size=size)), places.queries.whole
+    into = _batch(outs[0], size)
+
+    def run() -> None:
+        o, log_sum = (_room(x, direct=direct) for x in outs)
+        out = into if direct else _batch(o, size)
+        lib()._flash_attn_fwd(*read(), **about, return_lse=True, out=out, lse=log_sum)
+        _put(places.queries, o, outs[0])
+        _put(places.queries, log_sum, outs[1], 2)
+
+    return run
 
 
 def _put(order: ChunkOrder, made: torch.Tensor, into: torch.Tensor, dim: int = 0, end: int | None = None) -> None:
@@ -75,16 +81,20 @@ def _put(order: ChunkOrder, made: torch.Tensor, into: torch.Tensor, dim: int = 0
         order.put(made, into, dim, end)
 
 
-def _input_gradient(lib: Library, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+def _input_gradient(lib: Library, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     q, k, v, _, _, _, o, log_sum, g = ins
-    size, order = int(site.attrs["head_size"]), AttentionLayout.of(env, site).queries
-    q, k, v, o, g = (_batch(order.restore(x), size) for x in (q, k, v, o, g))
-    made = [_room(x, direct=order.whole) for x in outs]
-    dq, dk, dv = (_batch(x, size) for x in made)
-    log_sum = order.restore(log_sum, 2)
-    lib()._flash_attn_bwd(q, k, v, o, g, log_sum, **_about(site), dq=dq, dk=dk, dv=dv)
-    for y, into in zip(made, outs, strict=True):
-        _put(order, y, into)
+    size, order, about = int(site.attrs["head_size"]), AttentionLayout.of(env, site).queries, _about(site)
+    read = read_by(order, (q, k, v, o, g), partial(_batch, size=size))
+    into = [_batch(x, size) for x in outs]
+
+    def run() -> None:
+        made = [_room(x, direct=order.whole) for x in outs]
+        dq, dk, dv = into if order.whole else [_batch(x, size) for x in made]
+        lib()._flash_attn_bwd(*read(), order.restore(log_sum, 2), **about, dq=dq, dk=dk, dv=dv)
+        for y, there in zip(made, outs, strict=True):
+            _put(order, y, there)
+
+    return run
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------
@@ -147,7 +157,7 @@ def _documents_input(lib: Library, env: Env, site: Site, ins: Tensors, weights: 
 
 def whole(lib: Library) -> TorchKernel:
     """The kernel of whole sequences, over the functions of `lib`."""
-    return TorchKernel(partial(_forward, lib), partial(_input_gradient, lib))
+    return TorchKernel(Bindable(partial(_forward, lib)), Bindable(partial(_input_gradient, lib)))
 
 
 def documents(lib: Library) -> TorchKernel:

@@ -10,14 +10,17 @@ H200 it takes 9 % less time.
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 
-from penteract.engine.kernels.kernel import Env, Tensors
-from penteract.engine.kernels.triton.fused_loss.shared_rows import SharedForm, may_wait, put_losses, shared_form
+from penteract.engine.device.launches import bind
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors
+from penteract.engine.kernels.triton.fused_loss.shared_rows import SharedForm, losses_of, may_wait, shared_form
 from penteract.engine.kernels.triton.strides import row_stride
 from penteract.ops.tape import Site
 
@@ -50,23 +53,41 @@ class LossForm:
 FORM: LossForm | SharedForm | None = None  # None: `shared_form`, the fastest; benchmarks/loss_forms.py compares
 
 
-def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """logits [s, B, V], targets [s, B], g [] -> their negative log-likelihood [], and with z the z-loss []."""
     logits, targets, g = ins
     z, columns, tokens = float(site.attrs.get("z") or 0.0), logits.shape[-1], targets.numel()
-    of_rows = torch.empty(len(outs), tokens, dtype=torch.float32, device=logits.device)
-    widest, form, stride = triton.next_power_of_2(columns), FORM or shared_form(columns), row_stride(logits)
+    room = partial(torch.empty, len(outs), tokens, dtype=torch.float32, device=logits.device)
+    form, stride = FORM or shared_form(columns), row_stride(logits)
     if isinstance(form, SharedForm) and may_wait(logits, form):
-        put_losses(logits, stride, targets, g, of_rows, z, form)
+        put = losses_of(logits, stride, targets, g, z, form)
     else:
-        alone = form if isinstance(form, LossForm) else LossForm()
-        _rows[(tokens,)](
-            logits, targets, g, of_rows, tokens, columns, stride, z, Z=bool(z), KEPT=min(alone.kept, widest),
-            COLUMNS=min(alone.columns, widest), LEAVES=alone.leaves, STAGES=alone.stages or None, HOLDS=alone.holds,
-            num_warps=alone.warps,
-        )  # fmt: skip
-    for out, part in zip(outs, of_rows, strict=True):
-        _total[(1,)](part, out, tokens, TOKENS=min(_TOKENS, triton.next_power_of_2(tokens)), num_warps=16)
+        put = _losses_of(logits, stride, targets, g, z, form if isinstance(form, LossForm) else LossForm())
+    at_once = min(_TOKENS, triton.next_power_of_2(tokens))
+    totals = [bind(_total, (1,), None, out, tokens, TOKENS=at_once, num_warps=16) for out in outs]
+
+    def run() -> None:
+        of_rows = room()
+        put(of_rows)
+        for total, part in zip(totals, of_rows, strict=True):
+            total(parts=part)
+
+    return run
+
+
+def _losses_of(
+    logits: torch.Tensor, stride: int, targets: torch.Tensor, g: torch.Tensor, z: float, form: LossForm
+) -> Callable[[torch.Tensor], None]:
+    """What `losses_of` gives, by one program a row."""
+    columns, tokens = logits.shape[-1], targets.numel()
+    widest = triton.next_power_of_2(columns)
+    launch = bind(
+        _rows, (tokens,), logits, targets, g, None, tokens, columns, stride, z, Z=bool(z),
+        KEPT=min(form.kept, widest), COLUMNS=min(form.columns, widest), LEAVES=form.leaves, STAGES=form.stages or None,
+        HOLDS=form.holds, num_warps=form.warps,
+    )  # fmt: skip
+    return lambda losses: launch(losses=losses)
 
 
 @triton.jit

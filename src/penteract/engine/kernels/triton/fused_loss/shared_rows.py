@@ -14,12 +14,15 @@ done, if more programs run at a time than a row has parts: `may_wait` tells.
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 
+from penteract.engine.device.launches import bind
 from penteract.ops.declarations.loss import row_part
 
 _THREAD = 64  # columns of a thread
@@ -54,22 +57,32 @@ def may_wait(logits: torch.Tensor, form: SharedForm) -> bool:
     return not logits.is_cuda or parts <= torch.cuda.get_device_properties(logits.device).multi_processor_count
 
 
-def put_losses(
-    logits: torch.Tensor, stride: int, targets: torch.Tensor, g: torch.Tensor, losses: torch.Tensor, z: float,
-    form: SharedForm,
-) -> None:  # fmt: skip
-    """Each row's negative log-likelihood in losses [1, rows], with z its z-loss too: [2, rows]; and the gradient in
-    place of the logits [s, B, V], whose rows are `stride` apart."""
+def losses_of(
+    logits: torch.Tensor, stride: int, targets: torch.Tensor, g: torch.Tensor, z: float, form: SharedForm
+) -> Callable[[torch.Tensor], None]:
+    """What puts each row's negative log-likelihood into losses [1, rows], with z its z-loss too: [2, rows]; and the
+    gradient in place of the logits [s, B, V], whose rows are `stride` apart."""
     rows, columns = targets.numel(), logits.shape[-1]
     wide = min(form.columns, triton.next_power_of_2(columns))
     parts = triton.cdiv(columns, wide)
-    shared = torch.full((1 + rows * parts,), -1, dtype=torch.int64, device=logits.device)  # first: the last ticket
+    # First: the last ticket.
+    room = partial(torch.full, (1 + rows * parts,), -1, dtype=torch.int64, device=logits.device)
     # An interpreter runs one program after the other: there, all report before any of them waits.
-    for launches, writes in enumerate((True,) if logits.is_cuda else (False, True)):
-        _parts[(rows * parts,)](
-            logits, targets, g, shared, losses, rows, columns, stride, z, 1 - launches * rows * parts, Z=bool(z),
-            PARTS=parts, SLOTS=triton.next_power_of_2(parts), COLUMNS=wide, WRITES=writes, num_warps=form.warps,
-        )  # fmt: skip
+    launches = [
+        bind(
+            _parts, (rows * parts,), logits, targets, g, None, None, rows, columns, stride, z, 1 - i * rows * parts,
+            Z=bool(z), PARTS=parts, SLOTS=triton.next_power_of_2(parts), COLUMNS=wide, WRITES=writes,
+            num_warps=form.warps,
+        )
+        for i, writes in enumerate((True,) if logits.is_cuda else (False, True))
+    ]  # fmt: skip
+
+    def put(losses: torch.Tensor) -> None:
+        shared = room()
+        for launch in launches:
+            launch(shared=shared, losses=losses)
+
+    return put
 
 
 @triton.jit

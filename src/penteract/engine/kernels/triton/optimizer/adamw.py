@@ -15,6 +15,7 @@ What keeps it there, each seen in the machine code for sm_90:
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from math import gcd
 
@@ -22,8 +23,10 @@ import torch
 import triton
 import triton.language as tl
 
+from penteract.engine.device.launches import BoundLaunch, bind
 from penteract.engine.kernels.triton.bits import flag_nonfinite, halves, joined, narrow, wide
 from penteract.engine.kernels.triton.optimizer.used_rows import is_used, table
+from penteract.engine.kernels.triton.strides import tiles
 from penteract.step.clear_rows import ClearRows
 
 _AT_ONCE = tl.constexpr(4)  # elements: 16 bytes of fp32
@@ -63,20 +66,28 @@ def update(
     decay: bool,
     rows: ClearRows | None = None,
     form: UpdateForm = FORM,
+    bound: dict[Hashable, BoundLaunch] | None = None,
 ) -> None:
     """Update all but the gradient in place, [n] each; `parameter`: rounded from the master weights, if it is separate.
     `master` in int16: the other half of those weights whose upper half is `parameter`.
 
     `factors`: `Factors` as one vector, fp32. `nonfinite` [] becomes NaN if a new master weight is not finite.
     `numbers`: the weight of the squared gradient (1 - beta2), epsilon. `rows`: a table in the shard; rows of its
-    gradient that are clear are not read.
+    gradient that are clear are not read. `bound`: launches of earlier updates of such shards, kept by the caller.
     """
     n, splits = len(master), master.dtype == torch.int16
-    grain = gcd(n, 16)
-    _update[(triton.cdiv(n, form.tile),)](
-        gradient, mean, square, master, parameter, factors, nonfinite, n // grain, *numbers,
-        *table(rows, form.tile), TILE=form.tile, GRAIN=grain, DECAY=decay, SPLIT=splits, EXACT=form.exact,
-        STREAM=form.stream, num_warps=form.warps, enable_fp_fusion=form.fused,
+    bound = {} if bound is None else bound
+    key = n, splits, numbers, decay, rows, form
+    if key not in bound:
+        grain = gcd(n, 16)
+        bound[key] = bind(
+            _update, (tiles(n, form.tile),), *[None] * 7, n // grain, *numbers, *table(rows, form.tile), TILE=form.tile,
+            GRAIN=grain, DECAY=decay, SPLIT=splits, EXACT=form.exact, STREAM=form.stream, num_warps=form.warps,
+            enable_fp_fusion=form.fused,
+        )  # fmt: skip
+    bound[key](
+        gradient=gradient, mean=mean, square=square, master=master, parameter=parameter, factors=factors,
+        nonfinite=nonfinite,
     )  # fmt: skip
 
 

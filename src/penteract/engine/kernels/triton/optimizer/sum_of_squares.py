@@ -9,6 +9,7 @@ the order of every sum hangs on sizes alone, without atomics, and two runs agree
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from math import gcd
 
@@ -16,8 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
+from penteract.engine.device.launches import BoundLaunch, bind
 from penteract.engine.kernels.triton.bits import wide
 from penteract.engine.kernels.triton.optimizer.used_rows import is_used, table
+from penteract.engine.kernels.triton.strides import tiles
 from penteract.step.clear_rows import ClearRows
 from penteract.step.update import PARTIAL_SUMS
 
@@ -29,6 +32,7 @@ class Squares:
     """Partial sums of the squares of this step's gradients, [PARTIAL_SUMS], from the first shard to the total."""
 
     partial: torch.Tensor | None = field(default=None, init=False)
+    bound: dict[Hashable, BoundLaunch] = field(default_factory=dict[Hashable, BoundLaunch], init=False)
 
     def add(self, x: torch.Tensor, rows: ClearRows | None = None) -> None:
         """Add the squares of x [n]. `rows`: a table in it, of which rows that are clear are not read."""
@@ -37,11 +41,13 @@ class Squares:
             return
         if self.partial is None:
             self.partial = torch.zeros(PARTIAL_SUMS, dtype=torch.float32, device=x.device)
-        grain = gcd(n, 16)  # elements: lets the compiler use loads of 16 bytes
-        _add[(min(PARTIAL_SUMS, triton.cdiv(n, TILE)),)](
-            x, self.partial, n // grain, *table(rows, TILE), TILE=TILE, GRAIN=grain, num_warps=WARPS,
-            enable_fp_fusion=True,
-        )  # fmt: skip
+        if (n, rows) not in self.bound:
+            grain = gcd(n, 16)  # elements: lets the compiler use loads of 16 bytes
+            self.bound[n, rows] = bind(
+                _add, (min(PARTIAL_SUMS, tiles(n, TILE)),), None, None, n // grain, *table(rows, TILE), TILE=TILE,
+                GRAIN=grain, num_warps=WARPS, enable_fp_fusion=True,
+            )  # fmt: skip
+        self.bound[n, rows](x=x, partial=self.partial)
 
     def total(self, out: torch.Tensor) -> None:
         """Add the sum over all shards since the last total to out: []."""
