@@ -143,4 +143,4 @@ def test_nothing_is_cleared_for_one_cast() -> None:
 def test_calls_of_python_are_bounded() -> None:
     """In a launch that is bound, Python's functions are few: of those here, all go through the stand-in of the JIT."""
     assert of_a_layer("bf16").functions.total() <= 185
-    assert of_a_layer("fp8_tensorwise").functions.total() <= 440
+    assert of_a_layer("fp8_tensorwise").functions.total() <= 425
