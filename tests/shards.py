@@ -105,6 +105,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Ranks that have served the last test of the pool end with it: even those that wait for nothing wake some ten
+    thousand times a second, as gloo has a thread for each group."""
+    pool = getattr(item, "funcargs", {}).get("pool")
+    done = yield
+    last = nextitem is None or kind(nextitem) != RANKS
+    if pool is not None and last and kind(item) == RANKS and _shared(item.config) is not None:
+        pool.close()
+    return done
+
+
 def _wait_for_all_that_come_first(shared: Path) -> None:
     """Until the last of them has begun, then until none has the lock: what has begun and crashed is not waited for."""
     count = int((shared / _FIRST).read_text())

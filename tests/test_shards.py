@@ -17,6 +17,7 @@ BODY = """
 import os, time
 import pytest
 from pathlib import Path
+from types import SimpleNamespace
 
 LOG = Path(__file__).parent / "log"
 
@@ -28,7 +29,10 @@ def spend(name):
 
 @pytest.fixture
 def pool():
-    pass
+    def close():
+        with LOG.with_name("closed").open("a") as closed:
+            closed.write(f"{time.monotonic()}\\n")
+    return SimpleNamespace(close=close)
 
 @pytest.mark.parametrize("n", range(8))
 def test_beside(n):
@@ -70,6 +74,8 @@ def test_what_is_alone_is_alone_and_a_fault_is_told(tmp_path: Path) -> None:
     own = {kind: [span for span in spans if span[0] == kind] for kind in ("ranks", "beside", "alone", "waits")}
     for kind in ("ranks", "alone"):
         assert len({pid for _, pid, *_ in own[kind]}) == 1
+    (closed,) = map(float, (tmp_path / "closed").read_text().splitlines())  # once, when no more tests need the ranks
+    assert max(ended for *_, ended in own["ranks"]) < closed
     assert own["ranks"][0][2] < min(begun for *_, begun, _ in own["alone"])
     for one in own["alone"]:
         assert not [two for two in spans if two is not one and meet(one, two)]
