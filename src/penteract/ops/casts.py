@@ -104,6 +104,8 @@ class _Casts:
                 self.gathers[op.outs[0]] = op.ins[0]
             case "rms_norm" | "fork_norm" if op.site.weights[0][0] == op.site.ins[0].shape[-1]:
                 self.norms[op.outs[0]] = op
+            case _:
+                pass
 
     def _is_cast_once(self, op: OpCall) -> bool:
         """Whether an op is a linear layer, or several merged ones, without bias and in FP8, of which what it reads can
