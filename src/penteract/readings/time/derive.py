@@ -40,8 +40,10 @@ class Spot(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The actions of a rank in order; the kinds of action in the order of their first ones, and of their last ones."""
+    """The actions of a rank in order, each as its place in `spots`, which are distinct; the kinds of action in the order
+    of their first ones, and of their last ones."""
 
+    actions: tuple[int, ...]
     spots: tuple[Spot, ...]
     firsts: tuple[PassKey, ...]
     lasts: tuple[PassKey, ...]
@@ -53,12 +55,13 @@ class Order(NamedTuple):
         for i, walk in enumerate(walks):
             first.setdefault(walk, i)
             last[walk] = i
-        spots = tuple([Spot(walk, first[walk] == i, last[walk] == i) for i, walk in enumerate(walks)])
-        return Order(spots, tuple(first), tuple(sorted(last, key=last.__getitem__)))
+        places, own = dict[Spot, int](), [Spot(walk, first[walk] == i, last[walk] == i) for i, walk in enumerate(walks)]
+        numbers = tuple([places.setdefault(spot, len(places)) for spot in own])
+        return Order(numbers, tuple(places), tuple(first), tuple(sorted(last, key=last.__getitem__)))
 
 
-# An action, the number of the FSDP state before it, the unit that follows it.
-Circumstances = tuple[Spot, int, int]
+# The number of an action's spot, that of the FSDP state before it, the unit that follows it.
+Circumstances = tuple[int, int, int]
 
 
 class Derived(NamedTuple):
@@ -80,12 +83,14 @@ class Derived(NamedTuple):
 class Shared:
     """Results shared by ranks that first read and last write their buckets in the same places.
 
+    spots    those of actions, by number: equal ones have one
     actions  by circumstances: the number of its loops, that of the FSDP state after it, events of reductions
     made     the number of ops, by event, bucket and distance in units
     lefts    FSDP states after actions
     outside  what comes before and after all actions, by the last events and the reductions in flight
     """
 
+    spots: dict[Spot, int] = field(default_factory=dict[Spot, int])
     actions: dict[Circumstances, tuple[int, int, tuple[Event, ...]]] = field(
         default_factory=dict[Circumstances, tuple[int, int, tuple[Event, ...]]]
     )
@@ -103,12 +108,14 @@ class Places:
     needs    by kind of action: where buckets that are gathered after the update are first read
     sums     by kind of action: where buckets that are reduced once a step are last written
     written  of each bucket: the last action that writes it (its place in `Order.lasts`), its kind, the position there
+    closed   the kinds of action that are the last to write some bucket
     home     of each bucket: the unit in the keys of its reductions, and its number among the buckets of that unit
     """
 
     needs: Mapping[PassKey, Sequence[tuple[At, int]]]
     sums: Mapping[PassKey, Sequence[tuple[At, int]]]
     written: Mapping[int, tuple[int, PassKey, At]]
+    closed: frozenset[PassKey]
     home: Mapping[int, tuple[int, int]]
     shared: Shared
 
@@ -141,7 +148,8 @@ class Places:
         places = tuple([(b, walk, at) for b, (_, walk, at) in written.items()])
         first_reads = tuple([(walk, tuple(some)) for walk, some in needs.items()])
         shared = program.derived.setdefault((places, first_reads), Shared())
-        return Places(dict(needs), dict(sums), written, home, shared)
+        closed = frozenset([walk for _, walk, _ in written.values()])
+        return Places(dict(needs), dict(sums), written, closed, home, shared)
 
 
 @cache
@@ -173,17 +181,17 @@ class _Derivation:
         program, shared, cached = self.program, self.shared, self.shared.actions
         rule, written = program.rule, self.places.written
         left, actions, before = shared.lefts.number(rule.begin()), list[int](), list[int]()
-        turns = {walk: program.walk(walk).turns for walk in self.order.firsts}
-        if any(turns.values()):
-            after = upcoming([turns[spot.walk] for spot in self.order.spots])
-        else:
-            after = repeat(NONE, len(self.order.spots))
-        for spot, following in zip(self.order.spots, after, strict=True):
+        turns, after = [program.walk(spot.walk).turns for spot in self.order.spots], repeat(NONE)
+        if any(turns):
+            after = upcoming([turns[i] for i in self.order.actions])
+        alike = list(map(self._alike, self.order.spots))
+        numbers = [shared.spots.setdefault(spot, len(shared.spots)) for spot in alike]
+        for i, following in zip(self.order.actions, after, strict=False):
             before.append(left)
-            key = (spot, left, following)
+            key = (numbers[i], left, following)
             found = cached.get(key)
             if found is None:
-                found = cached[key] = self._action(key)
+                found = cached[key] = self._action(alike[i], left, following)
             action, left, sums = found
             if sums:
                 self._note(sums)
@@ -196,9 +204,16 @@ class _Derivation:
 
     # ---- actions ---------------------------------------------------------------------------------------------
 
-    def _action(self, circumstances: Circumstances) -> tuple[int, int, tuple[Event, ...]]:
-        """The number of an action's loops, the number of the FSDP state after it, and its events of reductions."""
-        (walk, first, last), number, following = circumstances
+    def _alike(self, spot: Spot) -> Spot:
+        """The spot of other actions of its kind, if this one has the same events: being the first matters only where
+        buckets are read first, being the last only where some are written last."""
+        walk, first, last = spot
+        return Spot(walk, first and walk in self.places.needs, last and walk in self.places.closed)
+
+    def _action(self, spot: Spot, number: int, following: int) -> tuple[int, int, tuple[Event, ...]]:
+        """The number of an action's loops, that of the FSDP state after it, and its events of reductions. `number`:
+        that of the state before it; `following`: the unit that is read next after it."""
+        walk, first, last = spot
         program, places, through = self.program, self.places, self.program.walk(walk)
         due = Due(places.needs.get(walk, ()) if first else (), places.sums.get(walk, ()) if last else ())
         before, after, left = program.rule.action(
