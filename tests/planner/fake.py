@@ -104,9 +104,9 @@ class FakeEstimator:
         """As if each micro-batch were as quick for each sequence as the largest."""
         return 0.98 * self._passes(lay) * (1 + 0.1 / largest) / (1 + 0.1 / lay.micro_batch_size)
 
-    def roughest(self, lay: Layout, largest: int, quick: None) -> float:
+    def roughest(self, lay: Layout, largest: int) -> float:
         """It is the same for each size."""
-        return self.roughly(lay, largest, quick)
+        return self.roughly(lay, largest, None)
 
     def played(self, estimate: LayoutEstimate) -> float:
         """Between its bound and its time."""

@@ -211,7 +211,7 @@ class Branch:
         for memory, sizes in self.family.members:
             first.setdefault(sizes[0], []).append(memory)
         return min([
-            bounds.roughest(layout(memory, *smallest), largest, self.quickest(memory, largest))
+            bounds.roughest(layout(memory, *smallest), largest)
             for smallest, memories in first.items() for memory in self._split(memories)[1]
         ])  # fmt: skip
 

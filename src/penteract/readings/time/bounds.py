@@ -84,6 +84,7 @@ class Gathered(NamedTuple):
     wires: tuple[tuple[_Ranks, Seconds], ...]
 
 
+_ROUNDED = 1 - 1e-12  # sums of the same seconds in another order
 _NO_WIRES: Mapping[_Ranks, Seconds] = MappingProxyType({})
 _NOTHING = Once(0.0, 0.0, 0.0, 0.0, {}, {})
 
@@ -118,9 +119,16 @@ class Bounds:
         """
         return self._of_passes(layout, quick, layout.micro_batch_size / largest)
 
-    def roughest(self, layout: Layout, largest: int, quick: Sequence[Passes]) -> Seconds:
+    def roughest(self, layout: Layout, largest: int) -> Seconds:
         """The same for this layout and all that differ from it by a larger micro-batch: their ranks compute as long,
-        and a micro-batch takes longer to reach them. The host is left out: it launches fewer calls for these."""
+        and a micro-batch takes longer to reach them. The host is left out: it launches fewer calls for these.
+
+        A backward that is split in two takes no less than a whole one: what is computed beside a collective in a whole
+        one is computed after it. So most families with a split backward need no passes of their own."""
+        whole = with_whole_backward(layout)
+        quick = self.quickest(whole, largest)
+        if whole is not layout:  # when gradients go back, and what is left to do then, is not known
+            quick = [p._replace(work=p.work * _ROUNDED, late=p.work, off=0.0) for p in quick]
         return max(self._ends(layout, quick, layout.micro_batch_size / largest))
 
     def quickest(self, layout: Layout, largest: int) -> Sequence[Passes]:
@@ -334,6 +342,15 @@ class Bounds:
         seconds = [steps.rates.collective("send", GroupSpan(2, 1 + across), amount) for across in (False, True)]
         pairs = [(placement.locations[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
         return [seconds[steps.crosses_nodes(layout, a, b)] for a, b in pairs]
+
+
+def with_whole_backward(layout: Layout) -> Layout:
+    """The layout with the default schedule, if its own splits the backward and both put the same stages on each rank;
+    else itself."""
+    if not layout.split_backward or layout.vpp > 1:
+        return layout
+    whole = layout.put(schedule=Layout().schedule)
+    return whole if whole.placement == layout.placement else layout
 
 
 def _of_group(own: Sequence[Chunk]) -> Passes:
