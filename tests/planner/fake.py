@@ -104,7 +104,7 @@ class FakeEstimator:
         """As if each micro-batch were as quick for each sequence as the largest."""
         return 0.98 * self._passes(lay) * (1 + 0.1 / largest) / (1 + 0.1 / lay.micro_batch_size)
 
-    def roughest(self, lay: Layout, largest: int) -> float:
+    def roughest(self, lay: Layout, largest: int, mesh: tuple[int, int]) -> float:
         """It is the same for each size."""
         return self.roughly(lay, largest, None)
 

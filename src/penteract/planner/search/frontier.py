@@ -28,9 +28,9 @@ _Serial = tuple[int, int]  # of a family, and of a row in it
 class Frontier:
     """Rows to be priced, and the results so far (`found`). `largest`: an upper limit of the micro-batch size.
 
-    A family waits as a whole, with one bound for all its rows. Then a row waits with a rough bound, and with its own
-    bound, before it is priced. `seconds`: rows of layouts with more recomputation than others, which were not priced
-    with them; each with a lower bound of its time without any.
+    A family waits as a whole, with one bound for all its rows: first by the passes of a simpler mesh, then by its own.
+    A row waits with a rough bound, and with its own bound, before it is priced. `seconds`: rows of layouts with more
+    recomputation than others, which were not priced with them; each with a lower bound of its time without any.
     """
 
     found: Priced = field(default_factory=Priced)
@@ -38,8 +38,11 @@ class Frontier:
     branches: list[Branch] = field(default_factory=list[Branch])
     seconds: list[tuple[Seconds, Row]] = field(default_factory=list[tuple[Seconds, "Row"]])
     _left: dict[_Key, Row | Branch] = field(default_factory=dict[_Key, "Row | Branch"])
-    # Of equal bounds, the first family comes first, and its first row.
-    _heap: list[tuple[Seconds, _Serial, _Key, bool]] = field(default_factory=list[tuple[Seconds, _Serial, _Key, bool]])
+    # Of equal bounds, the first family comes first, and its first row. The last number: of a row, whether the bound
+    # is its own; of a family, which of its meshes gave it.
+    _heap: list[tuple[Seconds, _Serial, _Key, int]] = field(default_factory=list[tuple[Seconds, _Serial, _Key, int]])
+    # Which of its meshes families look at so far, by precision, tp, cp and cp_method.
+    _reached: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
     _serial: Iterator[int] = field(default_factory=count)
 
     def add(self, families: Iterable[LayoutFamily], prices: Estimator, pulse: Pulse = _STILL) -> None:
@@ -49,7 +52,8 @@ class Frontier:
             branch, key = Branch(family, prices), (prices.policy, None, *family.rest.values())
             self.branches.append(branch)
             self._left[key] = branch
-            heappush(self._heap, (branch.rough_bound(self.largest), (next(self._serial), 0), key, False))
+            serial = (next(self._serial), 0)
+            heappush(self._heap, (branch.rough_bound(self.largest, branch.meshes[0]), serial, key, 0))
 
     @property
     def lowest(self) -> Seconds:
@@ -70,16 +74,28 @@ class Frontier:
         bound, serial, key, close = heappop(self._heap)
         waiting = self._left[key]
         if isinstance(waiting, Branch):
-            self._open(key, waiting, serial[0])
+            self._come_closer(waiting, bound, serial, key, close)
         # Its own bound is that of its fastest layout, fitting or not: so it holds for partial recomputation, too.
         elif not close and (own := waiting.bound()) > bound:
-            heappush(self._heap, (own, serial, key, True))
+            heappush(self._heap, (own, serial, key, 1))
         elif rest := waiting.price(self.found):
             self._left[key] = rest
             self.seconds.append((bound, rest))
-            heappush(self._heap, (bound, serial, key, False))
+            heappush(self._heap, (bound, serial, key, 0))
         else:
             del self._left[key]
+
+    def _come_closer(self, branch: Branch, bound: Seconds, serial: _Serial, key: _Key, at: int) -> None:
+        """Put a family back with the bound of a less simple mesh, if that is higher; or make its rows. Meshes of which
+        no family comes so far are never looked at."""
+        rest, meshes = branch.family.rest, branch.meshes
+        alike = (branch.prices.policy, rest["tp"], rest["cp"], rest["cp_method"])
+        while at + 1 < len(meshes):
+            at = self._reached[alike] = max(at + 1, self._reached.get(alike, 0))
+            if (closer := branch.rough_bound(self.largest, meshes[at])) > bound:
+                heappush(self._heap, (closer, serial, key, at))
+                return
+        self._open(key, branch, serial[0])
 
     def _open(self, key: _Key, branch: Branch, serial: int) -> None:
         """Replace a family by its rows."""
@@ -88,7 +104,7 @@ class Frontier:
         for number, row in enumerate(branch.rows()):
             own = (precision, row.size, *rest)
             self._left[own] = row
-            heappush(self._heap, (row.rough_bound(self.largest), (serial, number), own, False))
+            heappush(self._heap, (row.rough_bound(self.largest), (serial, number), own, 0))
 
     def reach(self, layout: Layout, precision: Policy) -> None:
         """Price the row of a layout, if it is still waiting."""

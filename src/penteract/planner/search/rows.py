@@ -19,6 +19,7 @@ from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.readings.memory.memory_bound import Growths
 from penteract.readings.memory.rank_memory import Least
 from penteract.readings.time.bounds import Passes
+from penteract.readings.time.simpler import SimplerMesh, simpler_meshes
 from penteract.schedule.registry import schedule_of
 from penteract.units import Bytes, Seconds
 
@@ -205,13 +206,20 @@ class Branch:
         """The number of layouts."""
         return sum([len(sizes) for _, sizes in self.family.members])
 
-    def rough_bound(self, largest: int) -> Seconds:
-        """A lower bound of the step time of all its layouts: the rough bound of those with the smallest micro-batch."""
+    @property
+    def meshes(self) -> tuple[SimplerMesh, ...]:
+        """Meshes whose passes bound those of its layouts: the simplest first, its own last."""
+        rest = self.family.rest
+        return simpler_meshes(rest["tp"], rest["cp"], rest["ep"], rest["expert_tp"])
+
+    def rough_bound(self, largest: int, mesh: SimplerMesh) -> Seconds:
+        """A lower bound of the step time of all its layouts: the rough bound of those with the smallest micro-batch, by
+        the passes of one of its `meshes`."""
         first, layout, bounds = dict[tuple[int, int], list[MemoryOptions]](), self.family.layout, self.prices.bounds
         for memory, sizes in self.family.members:
             first.setdefault(sizes[0], []).append(memory)
         return min([
-            bounds.roughest(layout(memory, *smallest), largest)
+            bounds.roughest(layout(memory, *smallest), largest, mesh)
             for smallest, memories in first.items() for memory in self._split(memories)[1]
         ])  # fmt: skip
 

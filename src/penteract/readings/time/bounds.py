@@ -21,12 +21,13 @@ from penteract.parallel.data import FsdpUnit
 from penteract.readings.buckets.planned import Runs, StageGroups
 from penteract.readings.costs.rates import GroupSpan
 from penteract.readings.layers.layer_program import LayerProgram, LayerType
-from penteract.readings.layers.reads import Memos, tracked
+from penteract.readings.layers.reads import Memos, changed, tracked
 from penteract.readings.price import host_optimizer_bytes
 from penteract.readings.time.clock import FIRST
 from penteract.readings.time.gather_counts import RankOf, gathered
 from penteract.readings.time.idle import IdleLayer, from_idle
 from penteract.readings.time.ops import AXES
+from penteract.readings.time.simpler import SimplerMesh, at_least, with_whole_backward
 from penteract.readings.time.step import StepClock
 from penteract.units import Seconds
 
@@ -84,7 +85,6 @@ class Gathered(NamedTuple):
     wires: tuple[tuple[_Ranks, Seconds], ...]
 
 
-_ROUNDED = 1 - 1e-12  # sums of the same seconds in another order
 _NO_WIRES: Mapping[_Ranks, Seconds] = MappingProxyType({})
 _NOTHING = Once(0.0, 0.0, 0.0, 0.0, {}, {})
 
@@ -119,17 +119,19 @@ class Bounds:
         """
         return self._of_passes(layout, quick, layout.micro_batch_size / largest)
 
-    def roughest(self, layout: Layout, largest: int) -> Seconds:
+    def roughest(self, layout: Layout, largest: int, mesh: SimplerMesh) -> Seconds:
         """The same for this layout and all that differ from it by a larger micro-batch: their ranks compute as long,
-        and a micro-batch takes longer to reach them. The host is left out: it launches fewer calls for these.
-
-        A backward that is split in two takes no less than a whole one: what is computed beside a collective in a whole
-        one is computed after it. So most families with a split backward need no passes of their own."""
-        whole = with_whole_backward(layout)
-        quick = self.quickest(whole, largest)
-        if whole is not layout:  # when gradients go back, and what is left to do then, is not known
-            quick = [p._replace(work=p.work * _ROUNDED, late=p.work, off=0.0) for p in quick]
+        and a micro-batch takes longer to reach them. The host is left out: it launches fewer calls for these. `mesh`:
+        one of `simpler_meshes`, whose passes serve."""
+        tp, cp = mesh
+        simple = with_whole_backward(layout)
+        share = tp * cp / (layout.tp * layout.cp)
+        quick = at_least(self._quickest_on(simple, tp, cp, largest), share, whole=simple is not layout)
         return max(self._ends(layout, quick, layout.micro_batch_size / largest))
+
+    @tracked
+    def _quickest_on(self, layout: Layout, tp: int, cp: int, largest: int) -> Sequence[Passes]:
+        return self.quickest(changed(layout, tp=tp, cp=cp), largest)
 
     def quickest(self, layout: Layout, largest: int) -> Sequence[Passes]:
         """Seconds of passes at the best rates, with a micro-batch of `largest` sequences. Layouts that differ only in
@@ -138,7 +140,7 @@ class Bounds:
             steps = self.steps
             self._best = Bounds(StepClock(steps.composer, steps.cluster, steps.rates.at_best()))
         chunk = self.steps.composer.sequence_length * largest if layout.loss == "chunked" else 0
-        return self._best.passes(layout.put(micro_batch_size=largest, loss_chunk=chunk))
+        return self._best.passes(changed(layout, micro_batch_size=largest, loss_chunk=chunk))
 
     @tracked
     def played(self, layout: Layout) -> Seconds:
@@ -342,15 +344,6 @@ class Bounds:
         seconds = [steps.rates.collective("send", GroupSpan(2, 1 + across), amount) for across in (False, True)]
         pairs = [(placement.locations[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
         return [seconds[steps.crosses_nodes(layout, a, b)] for a, b in pairs]
-
-
-def with_whole_backward(layout: Layout) -> Layout:
-    """The layout with the default schedule, if its own splits the backward and both put the same stages on each rank;
-    else itself."""
-    if not layout.split_backward or layout.vpp > 1:
-        return layout
-    whole = layout.put(schedule=Layout().schedule)
-    return whole if whole.placement == layout.placement else layout
 
 
 def _of_group(own: Sequence[Chunk]) -> Passes:

@@ -40,8 +40,8 @@ class Spot(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The actions of a rank in order, each as its place in `spots`, which are distinct; the kinds of action in the order
-    of their first ones, and of their last ones."""
+    """The actions of a rank in order, as places in `spots`, which are distinct. The kinds of action in the order of
+    their first ones, and of their last ones."""
 
     actions: tuple[int, ...]
     spots: tuple[Spot, ...]
