@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from penteract.ops.params import Param
@@ -221,15 +222,20 @@ class ClockProgram:
         """
         key = (kind, action, tuple(inserted), lent, whole)
         if key not in self._segments:
-            around, own = dict[tuple[int, int], list[Op]](), self._ops_of(kind, action)
-            for pos, when, number in inserted:
-                around.setdefault((pos, when), []).extend(self.bucket_ops[number])
-            ops = [*(lent if action != "Fwd" else ())]
-            for pos, some in enumerate(own.every if whole else own.own):
-                if pos == own.last and action == "Fwd":
-                    ops += lent
-                ops += (*around.get((pos, 0), ()), *some, *around.get((pos, 1), ()))
-            ops += lent if action == "Fwd" and own.last == len(own.every) else ()
+            own = self._ops_of(kind, action)
+            calls = own.every if whole else own.own
+            # The copies come first, or in a forward before its last calls; then what is inserted at the same place.
+            more = [(own.last if action == "Fwd" else 0, -1, lent)] if lent else []
+            more += [(pos, when, self.bucket_ops[number]) for pos, when, number in inserted]
+            ops, at = list[Op](), 0
+            for pos, when, some in sorted(more, key=itemgetter(0, 1)):
+                until = pos + max(when, 0)
+                for call in calls[at:until]:
+                    ops += call
+                ops += some
+                at = until
+            for call in calls[at:]:
+                ops += call
             self._segments[key] = self.clock.segment(tuple(ops))
         return self._segments[key]
 

@@ -181,6 +181,7 @@ class _Derivation:
         program, shared, cached = self.program, self.shared, self.shared.actions
         rule, written = program.rule, self.places.written
         left, actions, before = shared.lefts.number(rule.begin()), list[int](), list[int]()
+        reductions = list[tuple[Event, ...]]()
         turns, after = [program.walk(spot.walk).turns for spot in self.order.spots], repeat(NONE)
         if any(turns):
             after = upcoming([turns[i] for i in self.order.actions])
@@ -194,8 +195,9 @@ class _Derivation:
                 found = cached[key] = self._action(alike[i], left, following)
             action, left, sums = found
             if sums:
-                self._note(sums)
+                reductions.append(sums)
             actions.append(action)
+        self._note_last(reductions)
         across = sorted(b for b in written if program.buckets[b].across_pp_ranks)
         events = rule.end(shared.lefts[left], across, lambda b: written[b][::2])
         self._note(events)
@@ -282,6 +284,19 @@ class _Derivation:
                 return list(make.wait_reduce_scatter(bucket, ("r", away, number)))
             case _:
                 return list(make.replicate(bucket, ("r", away, number), ("r", away, number)))
+
+    def _note_last(self, reductions: Sequence[tuple[Event, ...]]) -> None:
+        """The same of the reductions of all actions: only the last event of each bucket matters."""
+        every = {b for some in {id(some): some for some in reductions}.values() for _, b in some}
+        seen, flying = set[int](), list[int]()
+        for some in reversed(reductions):
+            if len(seen) == len(every):
+                break
+            for question, b in reversed(some):
+                if b not in seen and question != "wait_reduce_scatter":
+                    flying.append(b)
+                seen.add(b)
+        self.summing = {b: ("r", *self.places.home[b]) for b in reversed(flying)}
 
     def _note(self, events: Sequence[Event]) -> None:
         """Keep track of the reductions in flight."""
