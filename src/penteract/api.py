@@ -47,6 +47,7 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
     modules: str | Sequence[str] = (),
     optimizer: str = "adamw",
     headroom: float = HEADROOM,
+    imbalance: float = 1.0,
     number: int = 1,
     watch: Watch | None = None,
 ) -> Plan:
@@ -55,6 +56,7 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
     `model`: a published model's name, a config.json or its folder, or a spec. `gpus`: "8xH200", "64x8xH100".
     `batch`: tokens of a step ("1Mi"), or sequences ("128seqs"). `layout`: price this one alone ("tp=2,pp=2").
     `fix`: hold these settings ("tp=2/4,recompute=none"). `headroom`: share of a GPU's memory kept free of tensors.
+    `imbalance`: tokens that the experts of the fullest GPU get, over the mean, where ep > 1.
     `precision`: a recipe, or several to choose among ("bf16,fp8_tensorwise").
     `parts`: other keys of a run file's `[precision]` ({"moments": "int8", "fp8_gather": True}).
     `modules`: precision of single parameters, by name ("*:moments=int8,embedding*:moments=fp32").
@@ -66,7 +68,8 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
     pins = parse_settings(fix, flag="--fix", several=True) if fix else {}
     ask = question(
         model, gpus, sequence_length=sequence_length, batch=batch, precision=precision, parts=parts,
-        modules=modules, optimizer=optimizer, headroom=headroom, tp_across_nodes=tp_across_nodes, pins=pins,
+        modules=modules, optimizer=optimizer, headroom=headroom, imbalance=imbalance, tp_across_nodes=tp_across_nodes,
+        pins=pins,
     )  # fmt: skip
     with uncollected():
         if layout is not None:

@@ -305,8 +305,8 @@ def train_data(draw: st.DrawFn) -> Input:
     return Input(words, files)
 
 
-_PLAN_OPTIONS = ("--seq", "--batch", "--headroom", "--top", "--tokens", "--precision", "--modules", "--optimizer",
-                 "--trace-pp-rank", "--usd-per-gpu-hour", "--why")  # fmt: skip
+_PLAN_OPTIONS = ("--seq", "--batch", "--headroom", "--imbalance", "--top", "--tokens", "--precision", "--modules",
+                 "--optimizer", "--trace-pp-rank", "--usd-per-gpu-hour", "--why")  # fmt: skip
 
 
 @st.composite

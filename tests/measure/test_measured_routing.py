@@ -18,6 +18,7 @@ from penteract.measure.bench.ranks.random_samples import RandomSamples
 from penteract.measure.bench.ranks.timed_steps import RankMeasurement, take_steps
 from penteract.measure.report.measured_routing import as_routed
 from penteract.readings.estimator import Estimator
+from penteract.readings.explain.why import why
 from penteract.readings.layers.expert_load import Balanced
 from penteract.readings.price import price
 from penteract.step.program import compile_step
@@ -91,7 +92,7 @@ def test_even_rows_are_the_plan(recompute: str) -> None:
 
 
 def test_a_plan_for_the_fullest_rank_is_one_for_as_many_more_rows() -> None:
-    """Memory and time grow where rows are exchanged, and nowhere else."""
+    """Memory and time grow where rows are exchanged, and nowhere else; so do the formulas."""
     for more, grows in (("parallel.ep=2", True), ("parallel.ep=1", False)):
         run = run_of(more, "precision.dtype=bf16")
         even, uneven = estimator_of(run), estimator_of(run, 1.5)
@@ -99,4 +100,10 @@ def test_a_plan_for_the_fullest_rank_is_one_for_as_many_more_rows() -> None:
         assert (other.allocated > one.allocated) == grows
         assert (uneven.time(other).seconds > even.time(one).seconds) == grows
         assert uneven.time(other).seconds >= other.at_least
+        kept = [why(run.model, run.layout, 256, "bf16", imbalance=share).total("kept") for share in (1.0, 1.5)]
+        p = compile_step(run.model, run.layout, 256, precision="bf16")
+        for share, told in zip((1.0, 1.5), kept, strict=True):
+            walked = price(p, Balanced.of(run.model, run.layout, 256, share))
+            assert max(n for _, n in walked.kept) == told
+        assert (kept[1] > kept[0]) == grows
         assert replace(other, memory=one.memory, allocated=one.allocated, by_pp_rank=one.by_pp_rank) == one or grows

@@ -81,6 +81,10 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     optimizer: Annotated[
         str, Parameter(help="adamw; or muon, which uses AdamW for all but matrices between hidden states.")] = "adamw",
     headroom: Annotated[float, Parameter(help="Fraction of a GPU's memory that is kept free of tensors.")] = HEADROOM,
+    imbalance: Annotated[
+        float,
+        Parameter(help="Where ep > 1: tokens that the experts of the fullest GPU get, over the mean. It takes memory "
+            "for them, and all GPUs wait for it.")] = 1.0,
     out: Annotated[Path | None, Parameter(help="Write a run file of the fastest layout, or of --why.")] = None,
     trace: Annotated[
         Path | None,
@@ -112,7 +116,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         found = _unless_stopped(
             model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
             tp_across_nodes=tp_across_nodes, precision=precision, parts=parts_of_precision(overrides), modules=modules,
-            optimizer=optimizer, headroom=headroom, number=why or 1, watch=line,
+            optimizer=optimizer, headroom=headroom, imbalance=imbalance, number=why or 1, watch=line,
         )  # fmt: skip
     searched = perf_counter() - started
     if not found.complete:

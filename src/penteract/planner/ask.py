@@ -70,6 +70,7 @@ class Ask:
 
     pins      setting -> the values to which the search is restricted
     headroom  fraction of a GPU's memory that tensors may not use
+    imbalance  tokens that the experts of the fullest GPU get, over the mean; only where ep > 1
     also      further precisions to try
     """
 
@@ -81,6 +82,7 @@ class Ask:
     also: tuple[Policy, ...] = ()
     optimizer: OptimizerName = "adamw"
     headroom: float = HEADROOM
+    imbalance: float = 1.0
     tp_across_nodes: bool = False
     pins: Mapping[str, Values] = field(default_factory=dict[str, Values])
 

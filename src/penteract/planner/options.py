@@ -35,6 +35,7 @@ OPTIONS: Mapping[str, Option] = {
     "--top": Option(Number(int, 1, 1000), "layouts count from 1", "--top 10"),
     "--why": Option(Number(int, 1, 1000), "layouts count from 1", "--why 1"),
     "--headroom": Option(Number(float, 0, 0.99), "not a share", f"--headroom {HEADROOM}"),
+    "--imbalance": Option(Number(float, 1, 1000), "the fullest GPU gets no less than the mean", "--imbalance 1.2"),
     "--tokens": Option(Number(int, 1, 2**63), "not a number of tokens", "--tokens 15T"),
     "--usd-per-gpu-hour": Option(Number(float, 0, 1e6), "not a price", "--usd-per-gpu-hour 2.5"),
     "--trace-pp-rank": Option(Number(int, 0, 2**20), "pipeline ranks count from 0", "--trace-pp-rank 0"),

@@ -46,7 +46,8 @@ from penteract.units import show_bytes
 SLOWER_FP8 = ("FP8 gains less than planned: recorded steps took 1.05 to 1.15 times as long as planned, those of bf16 "
               "1.00 times, and 1.85 times with quantisation by plain torch (elementwise=reference)")  # fmt: skip
 EVEN_EXPERTS = ("where ep > 1, experts of every GPU are planned with as many tokens as those of the others: in "
-                "training, the GPU with the most takes more memory, and all wait for it")  # fmt: skip
+                "training, the GPU with the most takes more memory, and all wait for it; --imbalance 1.2 plans for "
+                "20 % more")  # fmt: skip
 
 
 NOT_REACHED = "not looked at: the search was stopped"
@@ -153,7 +154,7 @@ class Plan:
             notes.append(f"{length} tokens of a sequence are more than the {m.max_positions} positions of {m.name}")
         if any(one.precision.fp8 for one in self.ask.each):
             notes.append(SLOWER_FP8)
-        if any(one.layout.ep > 1 for one in self.layouts):
+        if self.ask.imbalance == 1 and any(one.layout.ep > 1 for one in self.layouts):
             notes.append(EVEN_EXPERTS)
         return tuple(notes)
 
@@ -184,8 +185,9 @@ def estimator(ask: Ask) -> Estimator:
     """The estimator of a question."""
     length = ask.sequence_length
     return Estimator(
-        ask.model, ask.cluster, sequence_length=length, precision=ask.precision, optimizer_kinds=ask.optimizer_kinds
-    )
+        ask.model, ask.cluster, sequence_length=length, precision=ask.precision, optimizer_kinds=ask.optimizer_kinds,
+        imbalance=ask.imbalance,
+    )  # fmt: skip
 
 
 def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1, watch: Watch | None = None) -> Plan:

@@ -38,6 +38,7 @@ def question(  # noqa: PLR0913 (a question has many parts)
     modules: str | Sequence[str] = (),
     optimizer: str = "adamw",
     headroom: float = HEADROOM,
+    imbalance: float = 1.0,
     tp_across_nodes: bool = False,
     pins: Mapping[str, Values] | None = None,
 ) -> Ask:
@@ -56,6 +57,7 @@ def question(  # noqa: PLR0913 (a question has many parts)
     length = min(_USUAL_LENGTH, m.max_positions) if sequence_length is None else sequence_length
     check_option("--seq", length)
     check_option("--headroom", headroom)
+    check_option("--imbalance", imbalance)
     sequences = parse_batch(str(batch), length)
     check_option("--batch", sequences)
     patterns = modules.split(",") if isinstance(modules, str) else modules
@@ -75,7 +77,7 @@ def question(  # noqa: PLR0913 (a question has many parts)
     return Ask(
         model=m, cluster=c, sequence_length=length, global_batch_size=sequences,
         precision=first, also=tuple(also), optimizer=_optimizer(optimizer), headroom=headroom,
-        tp_across_nodes=tp_across_nodes, pins=pins or {},
+        imbalance=imbalance, tp_across_nodes=tp_across_nodes, pins=pins or {},
     )  # fmt: skip
 
 

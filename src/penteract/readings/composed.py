@@ -21,6 +21,7 @@ from penteract.ops.spec import Widths
 from penteract.parallel.data import Bucket
 from penteract.parallel.pipeline import stage_layers
 from penteract.readings.buckets.planned import BucketPlanner, first_rank
+from penteract.readings.layers.expert_load import Balanced
 from penteract.readings.layers.layer_memory import LayerMemory, LayerMemoryReading
 from penteract.readings.layers.layer_program import EMBEDDING, HEAD, LayerProgram, LayerType, Recorder, Wire
 from penteract.readings.layers.pools import Pools
@@ -95,6 +96,10 @@ class Composer:
         self.bucket_planner = BucketPlanner(
             self.model, self.policy, self.optimizer_kinds, self.recorder, self.assignment
         )
+
+    def load(self, layout: Layout) -> Balanced:
+        """Rows that the experts of the fullest rank get."""
+        return Balanced.of(self.model, layout, self.sequence_length, self.imbalance)
 
     def layer_program(self, layout: Layout, kind: LayerType) -> LayerProgram:
         """The program of the embedding, the head or a type of layer in a layout."""

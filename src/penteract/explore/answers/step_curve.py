@@ -45,7 +45,7 @@ def step_curve(plan: Plan, timed: Timed, at: int) -> StepAnswer:
     simulated as fill the pipeline and a few more: the others repeat what is shown."""
     prices, lay = plan.search.estimators[timed.estimate.precision], timed.layout
     short = shortened(lay)
-    moments = _Moments(at, MemoryCounter.of(program(prices.steps, short, at)))
+    moments = _Moments(at, MemoryCounter.of(program(prices.steps, short, at), prices.composer.load(short)))
     span = emit_events(prices.steps, short, moments.event)
     price = prices.composer.rank(lay, at)
     total, stays = price.allocated, held(price)

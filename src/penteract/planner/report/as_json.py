@@ -149,4 +149,5 @@ def _model(ask: Ask) -> dict[str, Any]:
 def _cluster(ask: Ask) -> dict[str, Any]:
     c = ask.cluster
     return {"name": c.name, "gpu": c.gpu.name if c.gpu else None, "gpus": c.gpus, "gpus_per_node": c.gpus_per_node,
-            "memory_gib": c.memory_gib, "headroom": ask.headroom, "usable_gib": gib(ask.usable)}  # fmt: skip
+            "memory_gib": c.memory_gib, "headroom": ask.headroom, "usable_gib": gib(ask.usable)} | (
+                {"imbalance": ask.imbalance} if ask.imbalance != 1 else {})  # fmt: skip

@@ -67,6 +67,8 @@ def counted(plan: Plan, seconds: float) -> str:
     if ask.usable:
         lines.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
                     f"({ask.headroom:.0%} is left to CUDA, communicators and libraries)")  # fmt: skip
+    if ask.imbalance != 1:
+        lines.append(f"Where ep > 1, the experts of the fullest GPU get {ask.imbalance:g} times the mean of tokens")
     return "\n".join(lines)
 
 

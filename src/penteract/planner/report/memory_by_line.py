@@ -26,6 +26,9 @@ def memory_by_line(plan: Plan, timed: Timed, pp_rank: int | None = None) -> Why:
     at = fullest_pp_rank(timed) if pp_rank is None else pp_rank
     priced = plan.search.estimators[estimate.precision].composer.rank(lay, at)
     rank = Mesh(lay).group("pp", 0)[at]
-    rows = why(ask.model, lay, ask.sequence_length, estimate.precision, rank, optimizer_kinds=ask.optimizer_kinds)
+    rows = why(
+        ask.model, lay, ask.sequence_length, estimate.precision, rank, optimizer_kinds=ask.optimizer_kinds,
+        imbalance=ask.imbalance,
+    )  # fmt: skip
     other = sum(priced.resident.get(kind, 0) for kind in ("data", "ring_buffer")) + priced.workspace
     return rows.whole(priced.arena + priced.routed, other)

@@ -59,7 +59,7 @@ class _Derived(NamedTuple):
     flight: int = 1
 
 
-def why(
+def why(  # noqa: PLR0913 (what a program is made of)
     model: ModelSpec,
     layout: Layout,
     sequence_length: int,
@@ -68,15 +68,18 @@ def why(
     *,
     schedule: ScheduleName | None = None,
     optimizer_kinds: OptimizerKinds = PLAIN,
+    imbalance: float = 1.0,
 ) -> Why:
     """What `rank` holds, computes and sends in a step, by line of code.
+
+    `imbalance`: its experts get so many times the mean of rows.
 
     "kept": bytes alive after the last forward before the first backward; `Why.whole` adds the other activations.
     """
     small = symbolic_program(
         model, layout, sequence_length, policy(precision), rank=rank, schedule=schedule, optimizer_kinds=optimizer_kinds
     )
-    load = Balanced.of(small.program.model, small.layout, small.program.sequence_length)
+    load = Balanced.of(small.program.model, small.layout, small.program.sequence_length, imbalance)
     rows = _Rows(small, load, values(model, layout, sequence_length))
     walk(small.once(), rows)
     rows.data()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple, Protocol
 
 from penteract.config.layout import Layout
@@ -32,7 +33,8 @@ class Balanced(NamedTuple):
             return Balanced(0)
         tokens = sequence_length // layout.cp * layout.micro_batch_size
         rows = tokens // (1 if layout.expert_tp > 1 else layout.tp) * m.moe.top_k
-        return Balanced(rows if imbalance == 1 else round(rows * imbalance))
+        share = Fraction(imbalance).limit_denominator(1000)
+        return Balanced(rows if share == 1 else rows * share.numerator // share.denominator)
 
     def received(self, layer: int, micro: int) -> int:
         return self.rows

@@ -12,7 +12,6 @@ from penteract.config.recompute import NONE
 from penteract.ops.liveness import Liveness, LivenessAnalysis, groups
 from penteract.ops.tape import Tape
 from penteract.readings.estimator import Estimator
-from penteract.readings.layers.expert_load import Balanced
 from penteract.readings.layers.layer_program import LayerType, bytes_of
 from penteract.readings.time.cost import seconds_alone
 from penteract.step.offsets import aligned
@@ -123,7 +122,7 @@ _Measure = tuple[Callable[[int], Bytes], Callable[[int], Seconds]]  # of a regis
 
 def _measure(estimator: Estimator, kind: LayerType, tape: Tape, layout: Layout) -> _Measure:
     composer = estimator.composer
-    load, widths = Balanced.of(composer.model, layout, composer.sequence_length), composer.widths
+    load, widths = composer.load(layout), composer.widths
     apart = layout.put(fuse=tuple(name for name in layout.fuse if name != "add"))  # as they are recomputed
     alone = seconds_alone(composer.layer_program(apart, kind), estimator.steps.device(layout))
     spent = {id(op): sum(alone.get(place, 0.0) for place in places) for op, places in _places(tape)}

@@ -21,7 +21,6 @@ from penteract.parallel.data import Bucket, bucket_of
 from penteract.readings.buckets.planned import Runs, first_rank
 from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import GroupSpan, Rates
-from penteract.readings.layers.expert_load import Balanced
 from penteract.readings.layers.layer_program import LayerProgram, LayerType
 from penteract.readings.layers.reads import Memo, Memos, tracked
 from penteract.readings.time.clock import PART, PS, ps
@@ -289,9 +288,8 @@ class StepClock:
 
     def device(self, layout: Layout) -> DeviceCosts:
         """Seconds of the calls of a rank's passes."""
-        composer, node = self.composer, self.cluster.gpus_per_node
-        load = Balanced.of(composer.model, layout, composer.sequence_length, composer.imbalance)
-        return DeviceCosts(self.rates, composer.widths, Mesh(layout), node, load, self.costs, self.spans)
+        load, node = self.composer.load(layout), self.cluster.gpus_per_node
+        return DeviceCosts(self.rates, self.composer.widths, Mesh(layout), node, load, self.costs, self.spans)
 
     def launch_ps(self, name: str) -> int:
         """Picoseconds that the host needs to launch an op of this name."""

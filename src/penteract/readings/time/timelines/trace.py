@@ -13,7 +13,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import AXES, Mesh
 from penteract.ops.tape import Call, Site
 from penteract.readings.buckets.planned import first_rank
-from penteract.readings.layers.expert_load import Balanced
+from penteract.readings.layers.expert_load import Load
 from penteract.readings.price import Pricing, gather_workspace, resident, update_workspace
 from penteract.readings.time.step import StepClock
 from penteract.readings.time.timelines.timeline import Event, StepSpan, emit_events
@@ -85,9 +85,9 @@ class MemoryCounter:
     place: int = 0
 
     @staticmethod
-    def of(p: Program) -> MemoryCounter:
-        """Price one rank's step call after call, with balanced experts, and the workspaces of its bucket events."""
-        trace = MemoryTrace(p, Balanced.of(p.model, p.layout, p.sequence_length))
+    def of(p: Program, load: Load) -> MemoryCounter:
+        """Price one rank's step call after call, and the workspaces of its bucket events. `load`: its experts' rows."""
+        trace = MemoryTrace(p, load)
         walk(p, trace)
         buckets, elementwise = p.buckets, p.layout.elementwise
         workspaces = {
@@ -138,7 +138,7 @@ def write_trace(
     steps: StepClock, layout: Layout, write: Callable[[str], object], pp_ranks: Collection[int]
 ) -> StepSpan:
     """Write the JSON of a layout's step, part by part while it is simulated."""
-    file = _Trace(write, {r: _RankTracks(r, program(steps, layout, r)) for r in sorted(pp_ranks)})
+    file = _Trace(write, {r: _RankTracks.of(steps, layout, r) for r in sorted(pp_ranks)})
     write('{"displayTimeUnit": "ms", "traceEvents": [\n')
     for rank in file.ranks.values():
         file.put(rank.named())
@@ -172,12 +172,15 @@ class _RankTracks:
 
     number: int
     program: Program
-    memory: MemoryCounter = field(init=False)
+    memory: MemoryCounter
     threads: dict[str, int] = field(default_factory=dict[str, int])
     left: tuple[int, Mapping[str, Bytes]] | None = None
 
-    def __post_init__(self) -> None:
-        self.memory = MemoryCounter.of(self.program)
+    @staticmethod
+    def of(steps: StepClock, layout: Layout, number: int) -> _RankTracks:
+        """The rows of a pipeline rank of a layout's step."""
+        p = program(steps, layout, number)
+        return _RankTracks(number, p, MemoryCounter.of(p, steps.composer.load(layout)))
 
     @property
     def process(self) -> int:
