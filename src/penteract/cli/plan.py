@@ -82,9 +82,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         str, Parameter(help="adamw; or muon, which uses AdamW for all but matrices between hidden states.")] = "adamw",
     headroom: Annotated[float, Parameter(help="Fraction of a GPU's memory that is kept free of tensors.")] = HEADROOM,
     imbalance: Annotated[
-        float,
-        Parameter(help="Where ep > 1: tokens that the experts of the fullest GPU get, over the mean. It takes memory "
-            "for them, and all GPUs wait for it.")] = 1.0,
+        float, Parameter(help="Where ep > 1: tokens that the fullest GPU's experts get, over the mean.")] = 1.0,
     out: Annotated[Path | None, Parameter(help="Write a run file of the fastest layout, or of --why.")] = None,
     trace: Annotated[
         Path | None,
