@@ -319,7 +319,10 @@ def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, mo
         ),
         (["tiny", "--gpus", "8xH200", "--fix", "tp=x"], "error[SETTING]: not a size"),
         (["tiny", "--gpus", "8xH200", "--headroom", "1"], "error[VALUE]: not a share"),
-        (["tiny", "--gpus", "8xH200", "--imbalance", "0.9"], "the fullest GPU gets no less than the mean"),
+        (
+            ["tiny", "--gpus", "8xH200", "--imbalance", "0.9"],
+            "error[VALUE]: the fullest GPU gets no less than the mean",
+        ),
         (["tiny", "--gpus", "8xH200", "--precision", "fp4"], "error[PRECISION]"),
         (["tiny", "--gpus", "8xH200", "--top", "0"], "error[VALUE]"),
         (["tiny", "--gpus", "8xH200", "--tokens", "lots", "--layout", "mbs=1"], "error[VALUE]: not a number of tokens"),
