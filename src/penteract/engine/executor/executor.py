@@ -168,7 +168,7 @@ class Executor:
         self.registers.bind(buffer, call, outs, run)
 
     def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
-        if registers:
+        if registers and (self.registers.values or not self.registers.reuses_fixed):
             self.registers.free(buffer, registers)
 
     def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:

@@ -16,11 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
+from penteract.engine.device.launches import bind
 from penteract.engine.kernels.dense import embedding
-from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel
 from penteract.engine.kernels.triton.bits import narrow, wide
 from penteract.engine.kernels.triton.optimizer.used_rows import marked
-from penteract.engine.kernels.triton.strides import row_stride
+from penteract.engine.kernels.triton.strides import row_stride, tiles
 from penteract.ops.tape import Site
 
 _LOOKS, _CLEARS = 32, 4  # rows that a program looks at, to clear some; its warps
@@ -92,26 +93,42 @@ def _clear(table, rows, row, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: t
                 tl.store(table + (first + i) * row + begin + c, none, begin + c < WIDTH)
 
 
-def embedding_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+@Bindable
+def embedding_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> Bound:
     """Adds the gradients [S, B, D] up in the rows of their ids."""
-    flat, g, table = ins[0].reshape(-1), ins[1], into[0]
-    short, order = flat.to(torch.int32), torch.empty_like(flat)  # half of the bits to sort by are half of the passes
-    ids = torch.empty_like(short)
-    torch.sort(short, stable=True, out=(ids, order))
-    del short
+    (ids, g), table = ins, into[0]
     (rows, width), marks = table.shape, bool(site.params) and site.params[0] in env.clear_rows
     columns = min(FORM.columns, triton.next_power_of_2(width))
-    if not add and marks:
-        _clear[(triton.cdiv(rows, _LOOKS),)](
-            table, rows, row_stride(table), WIDTH=width, ROWS=_LOOKS, COLUMNS=columns, num_warps=_CLEARS
-        )
-    elif not add:
-        table.zero_()
-    axis = str(site.attrs["axis"])
-    _sum_runs[(len(ids), triton.cdiv(width, columns))](
-        ids, order, g, table, len(ids), env.index(axis) * rows if axis else 0, rows, row_stride(g), row_stride(table),
-        WIDTH=width, ADD=add, MARK=marks, ROWS=FORM.rows, COLUMNS=columns, num_warps=FORM.warps,
+    clear: list[Bound] = [] if add else [table.zero_]
+    if clear and marks:
+        clear = [
+            bind(
+                _clear, (tiles(rows, _LOOKS),), table, rows, row_stride(table), WIDTH=width, ROWS=_LOOKS,
+                COLUMNS=columns, num_warps=_CLEARS,
+            )
+        ]  # fmt: skip
+    axis, tokens = str(site.attrs["axis"]), ids.numel()
+    sum_runs = bind(
+        _sum_runs, (tokens, tiles(width, columns)), None, None, g, table, tokens, env.index(axis) * rows if axis else 0,
+        rows, row_stride(g), row_stride(table), WIDTH=width, ADD=add, MARK=marks, ROWS=FORM.rows, COLUMNS=columns,
+        num_warps=FORM.warps,
     )  # fmt: skip
+
+    def run() -> None:
+        sorted_ids, order = _sorted(ids.reshape(-1))
+        for call in clear:
+            call()
+        sum_runs(ids=sorted_ids, order=order)
+
+    return run
+
+
+def _sorted(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids in their order, and where each was."""
+    short, order = ids.to(torch.int32), torch.empty_like(ids)  # half of the bits to sort by are half of the passes
+    made = torch.empty_like(short)
+    torch.sort(short, stable=True, out=(made, order))
+    return made, order
 
 
 EMBEDDING = {"embedding": TorchKernel(embedding, None, embedding_weight)}
