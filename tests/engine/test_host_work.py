@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace
@@ -60,6 +61,12 @@ class Work:
     launches: Counter[str] = field(default_factory=Counter[str])
     asked: Counter[str] = field(default_factory=Counter[str])  # launches for which the JIT was asked
     functions: Counter[str] = field(default_factory=Counter[str])
+    handed: list[Any] = field(default_factory=list[Any])  # of each launch in order: kernel, grid, arguments
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], values: Iterable[Any]) -> None:
+        name, addresses = kernel.fn.__name__, [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in values]
+        self.launches[name] += 1
+        self.handed.append((name, (*grid, 1, 1)[:3], addresses))
 
     def __sub__(self, other: Work) -> Work:
         return Work(
@@ -82,8 +89,9 @@ def trainer(precision: str, layers: int) -> Trainer:
 
 
 @cache
-def of_steps(precision: str, layers: int) -> Work:
-    """Of a step whose calls are bound: ops are counted in one, functions in the next. Kernels are as if compiled."""
+def of_steps(precision: str, layers: int, *, known: bool = True) -> Work:
+    """Of a step whose calls are bound: ops are counted in one, functions in the next. Kernels are as if compiled, by a
+    Triton that is `known` or not."""
     found, samples = Work(), Blank(LENGTH)
     driver = SimpleNamespace(get_current_device=ANY_DEVICE, get_current_stream=ANY_STREAM)
     hooks = SimpleNamespace(launch_enter_hook=None, launch_exit_hook=None)
@@ -91,12 +99,12 @@ def of_steps(precision: str, layers: int) -> Work:
         runtime=SimpleNamespace(driver=SimpleNamespace(active=driver)), knobs=SimpleNamespace(runtime=hooks)
     )
 
-    def launch(self: Any, *about: Any, **named: Any) -> Any:
-        name = self.fn.__name__
-        found.launches[name] += 1
-        found.asked[name] += 1
-        compiled, compiled.metadata.target.backend = MagicMock(), "cuda"
-        compiled.run = lambda *handed: found.launches.update([name])
+    def launch(self: Any, *about: Any, grid: tuple[int, ...], **named: Any) -> Any:
+        compiled, every = MagicMock(), dict(zip(self.arg_names, about, strict=False)) | named
+        found.launch(self, grid, [every[name] for name in self.arg_names])
+        found.asked[self.fn.__name__] += 1
+        compiled.metadata.target.backend = "cuda"
+        compiled.run = lambda *handed: found.launch(self, handed[:3], handed[9:])
         return compiled
 
     def called(frame: Any, event: str, _: Any) -> None:
@@ -108,16 +116,17 @@ def of_steps(precision: str, layers: int) -> Work:
         stand_ins(), torch.no_grad(), patch.object(TRITON.jit.JITFunction, "run", launch),
         patch.object(TRITON.interpreter.InterpretedFunction, "run", launch),
         patch.object(TRITON.interpreter.InterpretedFunction, "constexprs", (), create=True),
-        patch.object(launches, "_triton", lambda: about), patch.object(launches, "was_read", lambda: True),
+        patch.object(launches, "_triton", lambda: about), patch.object(launches, "was_read", lambda: known),
     ):  # fmt: skip
         one = trainer(precision, layers)
         for number in (1, 2):
             one.start(number, samples, 0)  # type: ignore[arg-type]
         found.launches.clear()
         found.asked.clear()
+        found.handed.clear()
         with Ops() as ops:
             one.start(3, samples, 0)  # type: ignore[arg-type]
-        made = Work(ops.found, Counter(found.launches), Counter(found.asked))
+        made = Work(ops.found, Counter(found.launches), Counter(found.asked), handed=list(found.handed))
         before = sys.getprofile()
         sys.setprofile(called)
         try:
@@ -162,6 +171,15 @@ def test_nothing_is_cleared_for_one_cast() -> None:
 def test_later_steps_ask_the_jit_for_nothing(precision: str) -> None:
     found = of_steps(precision, 2)
     assert not found.asked and found.launches.total() > 30
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
+def test_launches_of_later_steps_are_those_that_the_jit_would_make(precision: str) -> None:
+    """Kernels, grids, addresses, numbers and constants, in their order: tensors without numbers have addresses in their
+    memory."""
+    bound, plain = of_steps(precision, 2), of_steps(precision, 2, known=False)
+    assert plain.asked == plain.launches == bound.launches
+    assert bound.handed == plain.handed
 
 
 def test_calls_of_python_are_bounded() -> None:
