@@ -19,9 +19,7 @@ from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.units import Seconds
 
 _STILL = Pulse()
-# Of a row: the precision, the micro-batch size, all fields but `MemoryOptions`; of a whole family, None as the size.
-_Key = tuple[object, ...]
-_Serial = tuple[int, int]  # of a family, and of a row in it
+_Serial = tuple[int, int]  # of a family, and of a row in it, from 1; 0 for the whole family
 
 
 @dataclass(slots=True)
@@ -37,28 +35,27 @@ class Frontier:
     largest: int = 1
     branches: list[Branch] = field(default_factory=list[Branch])
     seconds: list[tuple[Seconds, Row]] = field(default_factory=list[tuple[Seconds, "Row"]])
-    _left: dict[_Key, Row | Branch] = field(default_factory=dict[_Key, "Row | Branch"])
+    _left: dict[_Serial, Row | Branch] = field(default_factory=dict[_Serial, "Row | Branch"])
     # Of equal bounds, the first family comes first, and its first row. The last number: of a row, whether the bound
     # is its own; of a family, which of its meshes gave it.
-    _heap: list[tuple[Seconds, _Serial, _Key, int]] = field(default_factory=list[tuple[Seconds, _Serial, _Key, int]])
+    _heap: list[tuple[Seconds, _Serial, int]] = field(default_factory=list[tuple[Seconds, _Serial, int]])
     # Which of its meshes families look at so far, by precision, tp, cp and cp_method.
     _reached: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
     _serial: Iterator[int] = field(default_factory=count)
 
     def add(self, families: Iterable[LayoutFamily], prices: Estimator, pulse: Pulse = _STILL) -> None:
-        """Add families of one precision. All have the same fields in `rest`."""
+        """Add families of one precision."""
         for family in families:
             pulse()
-            branch, key = Branch(family, prices), (prices.policy, None, *family.rest.values())
+            branch, serial = Branch(family, prices), (next(self._serial), 0)
             self.branches.append(branch)
-            self._left[key] = branch
-            serial = (next(self._serial), 0)
-            heappush(self._heap, (branch.rough_bound(self.largest, branch.meshes[0]), serial, key, 0))
+            self._left[serial] = branch
+            heappush(self._heap, (branch.rough_bound(self.largest, branch.meshes[0]), serial, 0))
 
     @property
     def lowest(self) -> Seconds:
         """A lower bound of the time of all remaining layouts; infinite if there are none."""
-        while self._heap and self._heap[0][2] not in self._left:
+        while self._heap and self._heap[0][1] not in self._left:
             heappop(self._heap)
         return self._heap[0][0] if self._heap else inf
 
@@ -71,21 +68,21 @@ class Frontier:
         """Price the row with the lowest bound, or put it back with its own bound if that is higher. Of a family, make
         the rows."""
         assert self.lowest < inf
-        bound, serial, key, close = heappop(self._heap)
-        waiting = self._left[key]
+        bound, serial, close = heappop(self._heap)
+        waiting = self._left[serial]
         if isinstance(waiting, Branch):
-            self._come_closer(waiting, bound, serial, key, close)
+            self._come_closer(waiting, bound, serial, close)
         # Its own bound is that of its fastest layout, fitting or not: so it holds for partial recomputation, too.
         elif not close and (own := waiting.bound()) > bound:
-            heappush(self._heap, (own, serial, key, 1))
+            heappush(self._heap, (own, serial, 1))
         elif rest := waiting.price(self.found):
-            self._left[key] = rest
+            self._left[serial] = rest
             self.seconds.append((bound, rest))
-            heappush(self._heap, (bound, serial, key, 0))
+            heappush(self._heap, (bound, serial, 0))
         else:
-            del self._left[key]
+            del self._left[serial]
 
-    def _come_closer(self, branch: Branch, bound: Seconds, serial: _Serial, key: _Key, at: int) -> None:
+    def _come_closer(self, branch: Branch, bound: Seconds, serial: _Serial, at: int) -> None:
         """Put a family back with the bound of a less simple mesh, if that is higher; or make its rows. Meshes of which
         no family comes so far are never looked at."""
         rest, meshes = branch.family.rest, branch.meshes
@@ -93,29 +90,30 @@ class Frontier:
         while at + 1 < len(meshes):
             at = self._reached[alike] = max(at + 1, self._reached.get(alike, 0))
             if (closer := branch.rough_bound(self.largest, meshes[at])) > bound:
-                heappush(self._heap, (closer, serial, key, at))
+                heappush(self._heap, (closer, serial, at))
                 return
-        self._open(key, branch, serial[0])
+        self._open(serial, branch)
 
-    def _open(self, key: _Key, branch: Branch, serial: int) -> None:
+    def _open(self, serial: _Serial, branch: Branch) -> None:
         """Replace a family by its rows."""
-        del self._left[key]
-        precision, _, *rest = key
-        for number, row in enumerate(branch.rows()):
-            own = (precision, row.size, *rest)
+        del self._left[serial]
+        for number, row in enumerate(branch.rows(), 1):
+            own = (serial[0], number)
             self._left[own] = row
-            heappush(self._heap, (row.rough_bound(self.largest), (serial, number), own, 0))
+            heappush(self._heap, (row.rough_bound(self.largest), own, 0))
 
     def reach(self, layout: Layout, precision: Policy) -> None:
         """Price the row of a layout, if it is still waiting."""
-        names = self.branches[0].family.rest if self.branches else ()
-        rest = [getattr(layout, name) for name in names]
-        whole = (precision, None, *rest)
-        if isinstance(branch := self._left.get(whole), Branch):
-            self._open(whole, branch, next(self._serial))
-        row = self._left.pop((precision, layout.micro_batch_size, *rest), None)
-        while isinstance(row, Row):
-            row = row.price(self.found)
+        for serial, branch in [(s, b) for s, b in self._left.items() if isinstance(b, Branch)]:
+            if branch.has(layout, precision):
+                self._open(serial, branch)
+        size = layout.micro_batch_size
+        for serial, row in [(s, r) for s, r in self._left.items() if isinstance(r, Row) and r.size == size]:
+            if row.branch.has(layout, precision):
+                waiting: Row | None = row
+                while waiting:
+                    waiting = waiting.price(self.found)
+                del self._left[serial]
 
     def simplest(self, precision: Policy, most: Effort | None) -> LayoutEstimate | None:
         """Of layouts that fit, the one with the least effort, if that is less than `most`; regardless of its time."""

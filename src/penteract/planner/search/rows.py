@@ -180,9 +180,9 @@ class Branch:
 
     def least(self, memory: MemoryOptions) -> Least:
         """A lower bound of memory, as a function of the micro-batch size."""
-        if memory not in self.lower_bounds:
-            self.lower_bounds[memory] = self.prices.least(self.family.layout(memory, 1, 1))
-        return self.lower_bounds[memory]
+        if (found := self.lower_bounds.get(memory)) is None:
+            found = self.lower_bounds[memory] = self.prices.least(self.family.layout(memory, 1, 1))
+        return found
 
     def floor(self, memory: MemoryOptions, layout: Layout) -> Bytes:
         """A lower bound of the bytes of `layout`, which has these options but any recomputation: what a rank holds
@@ -201,6 +201,11 @@ class Branch:
         """Whether recomputation never keeps more, either. With a split backward it may: values that wait for delayed
         weight gradients may be larger than those it drops."""
         return self.comparable and not schedule_of(self.family.rest["schedule"]).split_backward
+
+    def has(self, layout: Layout, precision: Policy) -> bool:
+        """Whether a layout in this precision differs from those of the family only in what these differ in."""
+        rest = self.family.rest
+        return self.prices.policy == precision and all(getattr(layout, name) == rest[name] for name in rest)
 
     def __len__(self) -> int:
         """The number of layouts."""
