@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -72,7 +73,8 @@ def run(command: list[str], monitor: GpuMonitor, limit: float) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "record.json"
         arguments = [str(HERE / command[0]), *(w.replace("OUT", str(out)) for w in command[1:])]
-        port = str(29_500 + int(time.time()) % 400)
+        with socket.create_server(("127.0.0.1", 0)) as free:  # another call may run on another GPU of this host
+            port = str(free.getsockname()[1])
         environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_NUM_THREADS": "4"}
         if command[1] in TWO:
             launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]

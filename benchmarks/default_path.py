@@ -18,8 +18,10 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -56,7 +58,7 @@ class Run(TrainRun):
         return found[1] if found else ""
 
 
-def speed(folder: Path) -> dict[str, Any]:
+def speed(folder: Path, note: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """The default beside settings by hand."""
 
     def timed(words: list[str]) -> tuple[Run, float]:
@@ -77,19 +79,21 @@ def speed(folder: Path) -> dict[str, Any]:
             by_hand[str(size)] = round(timed(head + words)[1])
         except RuntimeError as error:
             by_hand[str(size)] = str(error)[-300:]
+        note(found | {"by_hand": by_hand})
     best = max(rate for rate in by_hand.values() if isinstance(rate, int))
     return found | {"by_hand": by_hand, "share": round(rate / best, 4)}
 
 
-def losses(folder: Path) -> dict[str, Any]:
+def losses(folder: Path, note: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """The default's kernels with two seeds, and the reference's."""
     steps = 200
     head = [f"--preset={PRESET}", f"--training.steps={steps + 1}", "--batch.sequence_length=1024",
             "--batch.global_batch_size=8", "--precision.dtype=bf16"]  # fmt: skip
     kinds = {"default": [], "another seed": ["--training.seed=1"], "reference": list(REFERENCE)}
-    curves = {
-        name: Run(folder / "run", head + words, steps).column("train/loss")[:steps] for name, words in kinds.items()
-    }
+    curves = dict[str, list[float]]()
+    for name, words in kinds.items():
+        curves[name] = Run(folder / "run", head + words, steps).column("train/loss")[:steps]
+        note({"steps": steps, "curves": curves})
     first = curves["default"]
 
     def apart(name: str) -> float:
@@ -99,7 +103,7 @@ def losses(folder: Path) -> dict[str, Any]:
             "curves": {name: [round(x, 4) for x in curve] for name, curve in curves.items()}}  # fmt: skip
 
 
-def start(folder: Path) -> dict[str, Any]:
+def start(folder: Path, note: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """The first steps of an 8B on two GPUs."""
     words = ["--preset=llama-3.1-8b", "--parallel.dp=2", "--parallel.zero=1", "--batch.sequence_length=8192",
              "--batch.micro_batch_size=1", "--batch.global_batch_size=2", "--training.steps=4"]  # fmt: skip
@@ -108,6 +112,7 @@ def start(folder: Path) -> dict[str, Any]:
     for name in ("cold", "warm"):
         run = Run(folder / "run", words, 2, home)
         found[name] = {"first_step_s": round(run.at[1], 1), "second_step_s": round(run.at.get(2, 0.0), 1)}
+        note(found)
     return found
 
 
@@ -127,13 +132,19 @@ def main() -> None:
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
+
+    def note(found: dict[str, Any]) -> None:
+        """Each run is kept as soon as it is done: a call may have to end before a part does."""
+        record[name] = found
+        asked.out.write_text(json.dumps(record, indent=1) + "\n")
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run that is under way ends too
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for name in asked.parts.split(","):
             try:
-                record[name] = {"speed": speed, "losses": losses, "start": start}[name](Path(folder))
+                note({"speed": speed, "losses": losses, "start": start}[name](Path(folder), note))
             except Exception as error:
-                record[name] = {"failed": str(error)[-1500:]}
-            asked.out.write_text(json.dumps(record, indent=1) + "\n")
+                note(record.get(name, {}) | {"failed": str(error)[-1500:]})
             print(name, json.dumps({k: v for k, v in record[name].items() if k != "curves"}), flush=True)
 
 

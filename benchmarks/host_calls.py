@@ -41,9 +41,9 @@ DENSE = {"model.layers": 8, "model.hidden_size": 1024, "model.heads": 8, "model.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bf16": ("llama-3.2-1b", DENSE | {"precision.dtype": "bf16"}),
     "fp8": ("llama-3.2-1b", DENSE | {"precision.dtype": "fp8_tensorwise", "memory.recompute": "full"}),
-    "experts": ("qwen3-30b-a3b", {"model.layers": 4, "precision.dtype": "bf16"}),
+    "experts": ("qwen3-30b-a3b", {"model.layers": 4, "precision.dtype": "bf16", "kernels.experts": "quack"}),
 }
-FAST = {"kernels.elementwise": "triton", "kernels.fuse": "all"}
+FAST = {"kernels.elementwise": "triton", "kernels.attention": "cudnn", "kernels.fuse": "all"}
 
 
 class CallTimes:
@@ -66,6 +66,8 @@ def case(name: str, device: str) -> dict[str, Any]:
                      "batch.global_batch_size": 1, "data.pack_documents": False}  # fmt: skip
     if device == "cuda":
         words |= FAST
+    else:
+        words.pop("kernels.experts", None)
     run = resolve(None, preset, [f"{key}={toml_value(value)}" for key, value in words.items()], 1).run
     torch.manual_seed(0)
     trainer, times, host = Trainer.build(run, join({}, device)), CallTimes(), list[float]()

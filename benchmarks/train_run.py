@@ -44,14 +44,17 @@ class TrainRun:
         ) as process:  # fmt: skip
             alarm = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))
             alarm.start()
-            for line in process.stdout or ():
-                self.lines.append(line.rstrip())
-                if found := re.match(r"step (\d+)/", line):
-                    self.at[int(found[1])] = time.monotonic() - begun
-                    if int(found[1]) >= last:
-                        os.killpg(process.pid, signal.SIGKILL)
-                        break
-            else:
-                self.code = process.wait()
-            alarm.cancel()
+            try:
+                for line in process.stdout or ():
+                    self.lines.append(line.rstrip())
+                    if found := re.match(r"step (\d+)/", line):
+                        self.at[int(found[1])] = time.monotonic() - begun
+                        if int(found[1]) >= last:
+                            break
+                else:
+                    self.code = process.wait()
+            finally:
+                alarm.cancel()
+                if process.poll() is None:  # it has its steps, or this process is to end: it would stay on the GPU
+                    os.killpg(process.pid, signal.SIGKILL)
         self.took = time.monotonic() - begun
