@@ -35,8 +35,10 @@ class Compiled:
     def metadata(self) -> Any:
         return SimpleNamespace(target=SimpleNamespace(backend=self.backend))
 
-    def run(self, *about: Any) -> None:
-        self.launched.append(about)
+    @property
+    def run(self) -> Any:
+        launched = self.launched
+        return lambda *about: launched.append(about)
 
 
 @dataclass
@@ -122,6 +124,22 @@ def test_what_is_given_is_not_kept(here: Any) -> None:
     del y
     gc.collect()
     assert gone() is None
+
+
+def test_the_compiled_kernel_is_kept_which_would_unload_its_code(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, made = Kernel(), list[Any]()
+
+    def compiled(self: Kernel, grid: tuple[int, ...]) -> Any:
+        one = Compiled(self.launched)
+        made.append(weakref.ref(one))
+        return lambda **named: one
+
+    monkeypatch.setattr(Kernel, "__getitem__", compiled)
+    launch = bound(kernel, memory(), memory())
+    launch()
+    monkeypatch.undo()
+    gc.collect()
+    assert made[0]() is not None and launch.direct is not None
 
 
 @pytest.mark.parametrize("n", [1, 32, 2**40, -(2**31) - 1, 2**63, True, 7.0, None])

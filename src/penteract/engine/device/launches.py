@@ -63,6 +63,7 @@ def bind(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> BoundL
 class DirectLaunch:
     """A compiled kernel with its arguments as the driver takes them, and what holds while it is the right one."""
 
+    compiled: Any  # kept: once it is freed, its code is unloaded
     run: Callable[..., None]
     function: Any
     metadata: Any
@@ -141,7 +142,7 @@ def direct_launch(
     values = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in args.values()]
     driver, places = _triton().runtime.driver.active, [names.index(n) for n in bound]
     return DirectLaunch(
-        compiled.run, compiled.function, compiled.packed_metadata, (*grid, 1, 1)[:3], values,
+        compiled, compiled.run, compiled.function, compiled.packed_metadata, (*grid, 1, 1)[:3], values,
         [args[n] for n in bound], places, [values[place] for place in places],
         {n: (names.index(n), kind(args[n])) for n in given}, driver.get_current_device(), driver.get_current_device,
         driver.get_current_stream, _triton().knobs.runtime, kernel.pre_run_hooks,
