@@ -107,6 +107,7 @@ def main() -> None:
         "base_commit": at.stdout.strip(),
         "python": platform.python_version(),
         "runs": args.times,
+        "processes": 1,  # each search runs in one
         "plans": {name: compared(base, search, args.times) for name, search in SEARCHES.items()},
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
