@@ -39,7 +39,7 @@ class Frontier:
     # Of equal bounds, the first family comes first, and its first row. The last number: of a row, whether the bound
     # is its own; of a family, which of its meshes gave it.
     _heap: list[tuple[Seconds, _Serial, int]] = field(default_factory=list[tuple[Seconds, _Serial, int]])
-    # Which of its meshes families look at so far, by precision, tp, cp and cp_method.
+    # Which of its meshes families look at so far, by estimator, tp, cp and cp_method.
     _reached: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
     _serial: Iterator[int] = field(default_factory=count)
 
@@ -86,7 +86,7 @@ class Frontier:
         """Put a family back with the bound of a less simple mesh, if that is higher; or make its rows. Meshes of which
         no family comes so far are never looked at."""
         rest, meshes = branch.family.rest, branch.meshes
-        alike = (branch.prices.policy, rest["tp"], rest["cp"], rest["cp_method"])
+        alike = (id(branch.prices), rest["tp"], rest["cp"], rest["cp_method"])
         while at + 1 < len(meshes):
             at = self._reached[alike] = max(at + 1, self._reached.get(alike, 0))
             if (closer := branch.rough_bound(self.largest, meshes[at])) > bound:

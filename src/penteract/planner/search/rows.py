@@ -170,12 +170,14 @@ _Split = tuple[tuple[MemoryOptions, ...], tuple[MemoryOptions, ...], tuple[Memor
 @dataclass(frozen=True, slots=True)
 class Branch:
     """A family of layouts with the estimator of one precision. `too_large`: the smallest micro-batch size that does not
-    fit, by memory options; `lower_bounds` and `quick`: caches of `least` and `quickest`."""
+    fit, by memory options; `lower_bounds` and `quick`: caches of `least` and `quickest`; `smallest`: those with the
+    smallest micro-batch, one of each that have equal passes."""
 
     family: LayoutFamily
     prices: Estimator
     too_large: dict[MemoryOptions, int] = field(default_factory=dict[MemoryOptions, int])
     lower_bounds: dict[MemoryOptions, Least] = field(default_factory=dict[MemoryOptions, Least])
+    smallest: list[Layout] = field(default_factory=list[Layout])
     quick: dict[MemoryOptions, Sequence[Passes]] = field(default_factory=dict[MemoryOptions, "Sequence[Passes]"])
 
     def least(self, memory: MemoryOptions) -> Least:
@@ -220,13 +222,13 @@ class Branch:
     def rough_bound(self, largest: int, mesh: SimplerMesh) -> Seconds:
         """A lower bound of the step time of all its layouts: the rough bound of those with the smallest micro-batch, by
         the passes of one of its `meshes`."""
-        first, layout, bounds = dict[tuple[int, int], list[MemoryOptions]](), self.family.layout, self.prices.bounds
-        for memory, sizes in self.family.members:
-            first.setdefault(sizes[0], []).append(memory)
-        return min([
-            bounds.roughest(layout(memory, *smallest), largest, mesh)
-            for smallest, memories in first.items() for memory in self._split(memories)[1]
-        ])  # fmt: skip
+        if not self.smallest:
+            first = dict[tuple[int, int], list[MemoryOptions]]()
+            for memory, sizes in self.family.members:
+                first.setdefault(sizes[0], []).append(memory)
+            for size, memories in first.items():
+                self.smallest.extend([self.family.layout(memory, *size) for memory in self._split(memories)[1]])
+        return min([self.prices.bounds.roughest(layout, largest, mesh) for layout in self.smallest])
 
     def rows(self) -> Iterator[Row]:
         """One row for each micro-batch size."""

@@ -27,7 +27,7 @@ from penteract.readings.time.clock import FIRST
 from penteract.readings.time.gather_counts import RankOf, gathered
 from penteract.readings.time.idle import IdleLayer, from_idle
 from penteract.readings.time.ops import AXES
-from penteract.readings.time.simpler import SimplerMesh, at_least, with_whole_backward
+from penteract.readings.time.simpler import ROUNDED, SimplerMesh, with_whole_backward, without_order_of_backward
 from penteract.readings.time.step import StepClock
 from penteract.units import Seconds
 
@@ -125,13 +125,17 @@ class Bounds:
         one of `simpler_meshes`, whose passes serve."""
         tp, cp = mesh
         simple = with_whole_backward(layout)
-        share = tp * cp / (layout.tp * layout.cp)
-        quick = at_least(self._quickest_on(simple, tp, cp, largest), share, whole=simple is not layout)
-        return max(self._ends(layout, quick, layout.micro_batch_size / largest))
+        quick = self._quickest_on(simple, tp, cp, largest, simple is not layout)
+        share = (
+            1.0 if mesh == (layout.tp, layout.cp) and simple is layout else tp * cp / (layout.tp * layout.cp) * ROUNDED
+        )
+        return max(self._ends(layout, quick, share * layout.micro_batch_size / largest))
 
     @tracked
-    def _quickest_on(self, layout: Layout, tp: int, cp: int, largest: int) -> Sequence[Passes]:
-        return self.quickest(changed(layout, tp=tp, cp=cp), largest)
+    def _quickest_on(self, layout: Layout, tp: int, cp: int, largest: int, joined: bool) -> Sequence[Passes]:
+        """`joined`: the passes are to serve a layout whose backward is split."""
+        quick = self.quickest(changed(layout, tp=tp, cp=cp), largest)
+        return without_order_of_backward(quick) if joined else quick
 
     def quickest(self, layout: Layout, largest: int) -> Sequence[Passes]:
         """Seconds of passes at the best rates, with a micro-batch of `largest` sequences. Layouts that differ only in

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import inf
 from typing import TYPE_CHECKING
 
 from penteract.config.layout import Layout
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from penteract.readings.time.bounds import Passes
 
 SimplerMesh = tuple[int, int]  # tp, cp
-_ROUNDED = 1 - 1e-12  # sums of the same seconds in another order
+ROUNDED = 1 - 1e-12  # sums of the same seconds in another order
 
 
 @cache  # a search asks for each family, several times
@@ -45,15 +46,7 @@ def with_whole_backward(layout: Layout) -> Layout:
     return whole if whole.placement == layout.placement else layout
 
 
-def at_least(passes: Sequence[Passes], share: float, *, whole: bool) -> Sequence[Passes]:
-    """The passes of a layout from those of a simpler one, of which it has `share` of the work. `whole`: only the
-    simpler one's backward is in one action; when gradients go back, and what is left to do then, is not known."""
-    if share == 1 and not whole:
-        return passes
-    part = share * _ROUNDED
-    return [
-        p._replace(
-            work=part * p.work, on=part * p.on, late=p.work if whole else p.late, off=0.0 if whole else part * p.off
-        )
-        for p in passes
-    ]  # fmt: skip
+def without_order_of_backward(passes: Sequence[Passes]) -> Sequence[Passes]:
+    """The passes of a whole backward, for a split one: when its gradients go back, and what is left to do then, is not
+    known."""
+    return [p._replace(late=inf, off=0.0) for p in passes]
