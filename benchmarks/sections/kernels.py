@@ -214,6 +214,23 @@ second table has what reads that gradient next: all rows, or those in use.""",
     )
 
 
+def bound_launches() -> str:
+    found = record("host_launch_h200")
+    kernels = [(name.strip("_").replace("_", " "), f"{row['jit_us']:.1f}", f"{row['bound_us']:.1f}", "yes" if row["equal"] else "no")
+               for name, row in found.items() if isinstance(row, dict) and "jit_us" in row]  # fmt: skip
+    steps = [(name.removeprefix("step "), f"{row['jit']['host_ms']:.1f}", f"{row['bound']['host_ms']:.1f}", "yes" if row["equal"] else "no")
+             for name, row in found.items() if isinstance(row, dict) and "jit" in row]  # fmt: skip
+    return section(
+        "Launches of Triton kernels",
+        """\
+What the host needs for one launch, by Triton's JIT and where the call is bound (microseconds), and for a step of a model of
+0.6B with one sequence of 256 tokens (milliseconds until all is asked for). Last column: the same bits, the same losses.""",
+        table("kernel | JIT, µs | bound, µs | equal", kernels),
+        table("step | JIT, ms | bound, ms | equal", steps),
+        records=["host_launch_h200.json"],
+    )
+
+
 def captured_step() -> str:
     found = record("h200_1b_step")
     rows = [(name, ms(found[name]["step_ms"]), f"{found['predicted']['allocated_gib']:.2f}",
