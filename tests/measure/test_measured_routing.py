@@ -61,17 +61,21 @@ def test_with_the_rows_of_a_run_its_memory_is_the_plan(pool: Pool, recompute: st
         "batch.global_batch_size=32",
     )
     run = run_of(f"memory.recompute={recompute}", "training.steps=3", "precision.dtype=fp32", *small)
-    ranks = pool.run(measured, run.layout, run)
     even = Balanced.of(run.model, run.layout, run.sequence_length).rows
+    ranks, off = list[RankMeasurement](), list[float]()
+    for _ in range(3):  # a thread of gloo may hold what it has sent a moment longer than the run does
+        ranks = pool.run(measured, run.layout, run)
+        plans = [as_routed(None, run, r, one.routed[1], 1.0).allocated or 0.0 for r, one in enumerate(ranks)]
+        off = [abs(plan * GIB - one.allocated) for plan, one in zip(plans, ranks, strict=True)]
+        if max(off) < 1e-3 * min(one.allocated for one in ranks):
+            break
     assert len(ranks) == 2 and [len(one.routed) for one in ranks] == [3, 3]
     for rows in zip(*(one.routed[1] for one in ranks), strict=True):
         assert sum(rows) == 2 * even
     for r, one in enumerate(ranks):
-        found = as_routed(None, run, r, one.routed[1], 1.0).allocated
         planned = as_routed(None, run, r, [even] * len(one.routed[1]), 1.0).allocated
-        assert found is not None and planned is not None
-        assert found * GIB == pytest.approx(one.allocated, rel=1e-3)
-        assert abs(found * GIB - one.allocated) < abs(planned * GIB - one.allocated)
+        assert planned is not None and off[r] < 1e-3 * one.allocated
+        assert off[r] < abs(planned * GIB - one.allocated)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
