@@ -24,7 +24,8 @@ from penteract.planner.plan import Plan, estimator, exact, plan_layouts, plan_on
 from penteract.planner.report.as_json import as_dict, utilisation
 from penteract.planner.report.explain import explain
 from penteract.planner.search.between import recomputations
-from penteract.planner.search.rows import TOO_LARGE, Branch, unfit
+from penteract.planner.search.priced import TOO_LARGE, unfit
+from penteract.planner.search.rows import Branch
 from penteract.planner.space.layouts import Space
 from penteract.step.program import compile_step
 from planner.every_layout import ASKS, check_plan

@@ -16,7 +16,7 @@ from penteract.config.resolve.presets import TINY
 from penteract.planner.ask import Ask
 from penteract.planner.search.best import Search, Timed, four_digits
 from penteract.planner.search.frontier import Frontier
-from penteract.planner.search.rows import NEEDLESS, SMALLER_TOO_LARGE, TOO_LARGE, Priced
+from penteract.planner.search.priced import NEEDLESS, SMALLER_TOO_LARGE, TOO_LARGE, Priced
 from penteract.planner.space.effort import effort
 from penteract.planner.space.layouts import Space
 from planner.fake import GIB, FakeEstimator

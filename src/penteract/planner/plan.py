@@ -32,8 +32,8 @@ from penteract.planner.search.best import Search, Timed
 from penteract.planner.search.between import Between, candidates
 from penteract.planner.search.frontier import Frontier
 from penteract.planner.search.grow import Make, larger_cluster
+from penteract.planner.search.priced import TOO_LARGE, Miss, Priced
 from penteract.planner.search.progress import Pulse, Stopped, Watch
-from penteract.planner.search.rows import TOO_LARGE, Miss, Priced
 from penteract.planner.space.layouts import NOT_TRIED, Space, divisors
 from penteract.planner.space.legality import CROSSES, crosses_node
 from penteract.planner.space.pins import refuse_pins

@@ -13,7 +13,7 @@ from penteract.planner.plan import NOT_REACHED, Plan
 from penteract.planner.report.as_json import MEMORY, TrainingCost, utilisation
 from penteract.planner.report.host_room import HostRoom, crowded
 from penteract.planner.search.best import Timed
-from penteract.planner.search.rows import NEEDLESS, TOO_LARGE
+from penteract.planner.search.priced import NEEDLESS, TOO_LARGE
 from penteract.readings.ideal import PART_NAMES
 from penteract.readings.memory.process_memory import process_memory
 from penteract.units import show_bytes, show_count, show_seconds, show_step, show_whole

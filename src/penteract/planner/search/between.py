@@ -21,7 +21,8 @@ from penteract.config.model import ModelSpec
 from penteract.config.recompute import NONE
 from penteract.planner.ask import EDITS, RECOMPUTE, Ask
 from penteract.planner.search.frontier import Frontier
-from penteract.planner.search.rows import TOO_LARGE, Higher, Row, Sharing, lower_stages
+from penteract.planner.search.priced import TOO_LARGE, Higher
+from penteract.planner.search.rows import Row, Sharing, lower_stages
 from penteract.planner.space.layouts import MemoryOptions
 from penteract.readings.estimator import LayoutEstimate
 from penteract.units import Bytes, Seconds

@@ -11,8 +11,9 @@ from math import inf
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import Policy
 from penteract.config.recompute import NONE
+from penteract.planner.search.priced import Priced, unfit
 from penteract.planner.search.progress import Pulse
-from penteract.planner.search.rows import Branch, Priced, Row, unfit
+from penteract.planner.search.rows import Branch, Row
 from penteract.planner.space.effort import Effort, effort
 from penteract.planner.space.layouts import LayoutFamily
 from penteract.readings.estimator import Estimator, LayoutEstimate

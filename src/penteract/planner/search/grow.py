@@ -10,7 +10,7 @@ from penteract.config.hardware import Cluster, cluster
 from penteract.config.layout import ZERO_STAGES, Layout
 from penteract.errors import BadInput
 from penteract.planner.ask import Ask, Values
-from penteract.planner.search.rows import unfit
+from penteract.planner.search.priced import unfit
 from penteract.planner.space.layouts import Space
 from penteract.readings.estimator import Estimator, LayoutEstimate
 

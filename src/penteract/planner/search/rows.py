@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import compress
 from operator import not_
-from typing import NamedTuple, Protocol
 
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import Policy
 from penteract.config.recompute import NONE
-from penteract.errors import BadInput
+from penteract.planner.search.priced import NEEDLESS, SMALLER_TOO_LARGE, TOO_LARGE, Higher, Priced, Slower, unfit
 from penteract.planner.space.layouts import LayoutFamily, MemoryOptions
 from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.readings.memory.memory_bound import Growths
@@ -23,145 +21,10 @@ from penteract.readings.time.simpler import SimplerMesh, simpler_meshes
 from penteract.schedule.registry import schedule_of
 from penteract.units import Bytes, Seconds
 
-TOO_LARGE = "does not fit"
-SMALLER_TOO_LARGE = "a smaller micro-batch does not fit"
-NEEDLESS = "a lower ZeRO stage fits too"
-
 
 def plain(recompute: tuple[str, ...]) -> tuple[str, ...]:
     """The least recomputation that is never slower than these ops: `NONE` if they include it, else the ops."""
     return NONE if "*" in recompute or {*NONE} <= {*recompute} else recompute
-
-
-class Slower(NamedTuple):
-    """A layout without an estimate: `twin`, the same with less recomputation, fits and is no slower."""
-
-    twin: LayoutEstimate
-    row: Row
-    memory: MemoryOptions
-
-    @property
-    def bound(self) -> Seconds:
-        """A lower bound of its step time: that of its twin, which is no slower."""
-        return self.twin.at_least
-
-    @property
-    def precision(self) -> Policy:
-        """The policy of its twin."""
-        return self.twin.precision
-
-    @property
-    def layout(self) -> Layout:
-        """The row's layout with its own `memory`."""
-        return self.row.layout(self.memory)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Higher:
-    """A layout without an estimate (the first of `options` that fits) whose ZeRO stage is higher than that of layouts
-    which fit. It communicates more, but earlier: it is listed only if it is faster than all of `lower`.
-
-    between  counts the options that are tried; None if they are counted already
-    """
-
-    options: tuple[Layout, ...]
-    prices: Estimator
-    lower: tuple[LayoutEstimate | Higher, ...]
-    between: Tried | None = None
-
-    @property
-    def at_least(self) -> Seconds:
-        """A lower bound by its passes; each option takes longer than the one before."""
-        return self.prices.bounds.at_least(self.options[0])
-
-    @property
-    def precision(self) -> Policy:
-        """The precision of its options."""
-        return self.prices.policy
-
-
-class Tried(Protocol):
-    """Counts layouts that are tried, and those of them that fit."""
-
-    tried: int
-    fit: int
-
-
-class Miss(NamedTuple):
-    """A layout that does not fit, and a lower bound of the bytes it needs."""
-
-    size: Bytes
-    layout: Layout
-    precision: Policy
-
-
-def _unlimited(_: Bytes) -> bool:
-    return True
-
-
-@dataclass(slots=True)
-class Priced:
-    """The results of pricing legal layouts.
-
-    `usable`   bytes that a layout may take; 0 if not known
-    `host_holds` whether a host has room for so many bytes of each of its ranks
-    `fits`     the estimates of layouts that fit
-    `slower`   layouts with more recomputation than one that fits: no faster; estimated only to find leaner layouts
-    `higher`   layouts with a higher ZeRO stage than one that fits: estimated only if their bound is among the best
-    `refused`  how many were left out or do not fit, by reason
-    `nearest`  of layouts that do not fit, that which needs least of each mesh and technique
-    `offloads` of layouts that do not fit their hosts, that which offloads least
-    `count`    how many were estimated; the others needed only a bound
-    """
-
-    usable: Bytes = 0
-    host_holds: Callable[[Bytes], bool] = _unlimited
-    fits: list[LayoutEstimate] = field(default_factory=list[LayoutEstimate])
-    slower: list[Slower] = field(default_factory=list[Slower])
-    higher: list[Higher] = field(default_factory=list[Higher])
-    refused: Counter[str] = field(default_factory=Counter[str])
-    nearest: dict[Hashable, Miss] = field(default_factory=dict[Hashable, Miss])
-    offloads: LayoutEstimate | None = None
-    count: int = 0
-
-    @property
-    def fit(self) -> int:
-        """How many are known to fit."""
-        return len(self.fits) + len(self.slower)
-
-    def miss(self, size: Bytes, layout: Layout, precision: Policy) -> None:
-        """Record a layout that needs `size` bytes, if it is the least of its mesh and technique."""
-        lay = layout
-        alike = (lay.dp, lay.tp, lay.pp, lay.cp, lay.ep, lay.zero, lay.recompute, lay.recompute_every, precision)
-        if alike not in self.nearest or size < self.nearest[alike].size:
-            self.nearest[alike] = Miss(size, layout, precision)
-
-    def within(self, prices: Estimator, layout: Layout, floor: Bytes | None = None) -> LayoutEstimate | None:
-        """The estimate of a layout that fits in `usable` bytes (0: any). If it does not fit, record it; None then.
-        `floor`: a lower bound of its bytes, if it is known."""
-        size = 0 if not self.usable else prices.floor(layout) if floor is None else floor
-        if size <= self.usable:
-            return self.priced(prices, layout)
-        self.miss(size, layout, prices.policy)
-        return None
-
-    def priced(self, prices: Estimator, layout: Layout) -> LayoutEstimate | None:
-        """The same for a layout whose lower bound fits."""
-        self.count += 1
-        memory = prices.memory_of(layout)
-        if self.usable and memory.allocated > self.usable:
-            self.miss(memory.allocated, layout, prices.policy)
-            return None
-        estimate = prices.estimate(layout, memory)
-        return estimate if self.on_hosts(estimate) else None
-
-    def on_hosts(self, estimate: LayoutEstimate) -> bool:
-        """Whether what a layout offloads fits its hosts. If not, record it."""
-        if self.host_holds(estimate.host):
-            return True
-        if self.offloads is None or estimate.host < self.offloads.host:
-            self.offloads = estimate
-        return False
 
 
 _Split = tuple[tuple[MemoryOptions, ...], tuple[MemoryOptions, ...], tuple[MemoryOptions, ...]]
@@ -323,7 +186,7 @@ class Row:
         for memory in self.more:
             twin = fits.get(memory._replace(recompute=plain(memory.recompute))) if spares else None
             if twin:
-                found.slower.append(Slower(twin, self, memory))
+                found.slower.append(Slower(twin, self.layout, memory))
             else:
                 left.append(memory)
         return replace(self, memories=tuple(left), distinct=_distinct(left), more=(), second=True) if left else None
@@ -360,15 +223,6 @@ def _distinct(memories: Iterable[MemoryOptions]) -> tuple[MemoryOptions, ...]:
     """One of each that have equal passes."""
     return tuple({(m.recompute, m.attention, m.loss, m.loss_chunk, m.elementwise, m.fuse, m.experts): m
                   for m in memories}.values())  # fmt: skip
-
-
-def unfit(prices: Estimator, layout: Layout) -> str:
-    """Why a layout is illegal in its FP8 recipe, or ""."""
-    try:
-        prices.check_sizes(layout)
-    except BadInput as bad:
-        return bad.what
-    return ""
 
 
 Sharing = tuple[int, bool, bool]  # zero, reduce_scatter_once, reshard_after_step
