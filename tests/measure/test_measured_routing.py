@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import RunSpec
 from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.rank.rank import Rank
-from penteract.measure.bench.ranks.case_measurement import imbalance
+from penteract.measure.bench.ranks.case_measurement import imbalance, measurement
 from penteract.measure.bench.ranks.random_samples import RandomSamples
 from penteract.measure.bench.ranks.timed_steps import RankMeasurement, take_steps
 from penteract.measure.report.measured_routing import as_routed
@@ -43,6 +45,24 @@ def test_imbalance_is_of_the_fullest_rank_of_each_exchange() -> None:
     first, second = [[6, 2], [4, 4]], [[2, 6], [4, 4]]  # two steps of two exchanges
     assert imbalance([first, second], 4) == (6 + 6 + 4 + 4) / 4 / 4
     assert imbalance([[[]], [[]]], 4) == imbalance([[], []], 4) == 1
+    assert imbalance([[[]], [[]], [[6]], [[2]]], 4) == 1.5, "a stage without experts"
+    assert imbalance([[[4]], [[4]], [[4, 7]], [[4, 1]]], 4) == (4 + 7) / 2 / 4, "a stage with fewer"
+
+
+def test_ranks_without_experts_keep_their_places() -> None:
+    """A pipeline whose first stage has dense layers alone: rows are found by rank."""
+    stages = ["parallel.pp=2", "model.layers=4", "model.moe.dense_layers=[0,1]"]
+    run = resolve(None, "tiny", [*SETTINGS, *stages], world=4).run
+    even = Balanced.of(run.model, run.layout, run.sequence_length).rows
+    exchanges = 2 * run.layout.gradient_accumulation_steps
+    routed = [[], [], [3 * even // 2] * exchanges, [even // 2] * exchanges]
+    ranks = [RankMeasurement([1.0] * 3, [3.0, 2.0, 1.0], 100 + r, routed=[routed[r]] * 3) for r in range(4)]
+    case: Any = SimpleNamespace(tokens=1, ranks=4, model_flops=1, model_flops_causal=1)
+    found = measurement(case, ranks, 1, "random", None, even)
+    assert len(found.routed_rows) == 4 and not found.routed_rows[0] and found.imbalance == 1.5
+    fullest = found.allocated_bytes.index(max(found.allocated_bytes))
+    assert as_routed(None, run, fullest, found.routed_rows[fullest], 1.0).allocated
+    assert as_routed(None, run, 0, found.routed_rows[0], 1.0).allocated
 
 
 def measured(rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec) -> RankMeasurement:
@@ -111,3 +131,19 @@ def test_a_plan_for_the_fullest_rank_is_one_for_as_many_more_rows() -> None:
             assert max(n for _, n in walked.kept) == told
         assert (kept[1] > kept[0]) == grows
         assert replace(other, memory=one.memory, allocated=one.allocated, by_pp_rank=one.by_pp_rank) == one or grows
+
+
+def test_no_rank_gets_more_than_all_rows_and_exchanges_wait_for_the_fullest() -> None:
+    run = run_of("precision.dtype=bf16")
+    twice, more, even = (estimator_of(run, share) for share in (2.0, 8.0, 1.0))
+    assert more.estimate(run.layout) == twice.estimate(run.layout)
+    assert more.time(more.estimate(run.layout)) == twice.time(twice.estimate(run.layout))
+    kept = [why(run.model, run.layout, 256, "bf16", imbalance=share).total("kept") for share in (2.0, 8.0)]
+    assert kept[0] == kept[1]
+    actions = compile_step(run.model, run.layout, 256).chunks[0].actions.values()
+    calls = [one.call for some in actions for one in some]
+    sites = [call.site for call in calls if call.site.op_name == "all_to_all_v" and call.phase == "start"]
+    assert {site.attrs["direction"] for site in sites} == {"dispatch", "combine"}
+    for site in sites:
+        took = [one.steps.device(run.layout).collective(site) for one in (even, twice)]
+        assert took[1] > 1.1 * took[0]

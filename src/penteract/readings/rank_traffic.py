@@ -14,7 +14,6 @@ from penteract.config.layout import Layout
 from penteract.ops.declarations import declaration_of
 from penteract.ops.tape import Call
 from penteract.readings.costs.rates import GroupSpan
-from penteract.readings.layers.expert_load import Balanced
 from penteract.readings.layers.layer_program import shapes
 from penteract.readings.price import Pricing
 from penteract.readings.time.clock import ps
@@ -182,7 +181,7 @@ def _counted(steps: StepClock, lay: Layout, rank: int) -> RankTraffic:
     took = {link: ps(steps.message_seconds(lay, link[0], link[1], both=link[2])) for link in line.links}
     messages = {(m.where, m.micro): took[m.source, m.target, m.both] for m in line.messages}
     reading = TrafficReading(
-        p, Balanced.of(p.model, lay, p.sequence_length), device=steps.device(lay), bucket_costs=steps.bucket_costs,
+        p, steps.composer.load(lay), device=steps.device(lay), bucket_costs=steps.bucket_costs,
         messages=messages,
     )  # fmt: skip
     walk(p, reading)

@@ -26,15 +26,20 @@ class Balanced(NamedTuple):
     rows: int
 
     @staticmethod
-    def of(m: ModelSpec, layout: Layout, sequence_length: int, imbalance: float = 1.0) -> Balanced:
+    def of(
+        m: ModelSpec, layout: Layout, sequence_length: int, imbalance: float = 1.0, ranks: int | None = None
+    ) -> Balanced:  # fmt: skip
         """The rank's own token copies: its tokens S/cp·B times top_k, over tp too where tp does not cut experts; 0
-        without experts. `imbalance`: so many times as many, as the rank with the most rows gets."""
+        without experts. `imbalance`: so many times as many, as the rank with the most rows gets: no more than all rows
+        of the `ranks` that exchange them, by default those of expert parallelism."""
         if m.moe is None:
             return Balanced(0)
         tokens = sequence_length // layout.cp * layout.micro_batch_size
         rows = tokens // (1 if layout.expert_tp > 1 else layout.tp) * m.moe.top_k
-        share = Fraction(imbalance).limit_denominator(1000)
-        return Balanced(rows if share == 1 else rows * share.numerator // share.denominator)
+        if imbalance == 1:
+            return Balanced(rows)
+        share = min(Fraction(imbalance).limit_denominator(10**6), Fraction(layout.ep if ranks is None else ranks))
+        return Balanced(rows * share.numerator // share.denominator)
 
     def received(self, layer: int, micro: int) -> int:
         return self.rows

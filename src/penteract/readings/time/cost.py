@@ -78,8 +78,10 @@ class DeviceCosts:
         """Seconds of a collective, or of a copy to or from the host, that the tape starts."""
         if site.op_name in OFFLOAD_OPS:
             return self.rates.copy(site.op_name, self.bytes_of(site.ins[0]._replace(pinned=False)))
-        axis, spec = str(site.attrs["axis"]), payload(site.op_name, site.ins[0], site.outs[0])
-        return self.rates.collective(site.op_name, self.span(axis), self.bytes_of(spec))
+        axis, size = str(site.attrs["axis"]), self.bytes_of(payload(site.op_name, site.ins[0], site.outs[0]))
+        if site.op_name == "all_to_all_v":  # all wait for the fullest rank, which receives more than it sends
+            size = max(size, self.bytes_of(site.outs[0]))
+        return self.rates.collective(site.op_name, self.span(axis), size)
 
     def call(self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...]) -> Cost:
         """The cost of a call, by the implementation that serves it."""

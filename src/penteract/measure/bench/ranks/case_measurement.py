@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from statistics import fmean, median, quantiles
 
 from penteract.measure.bench.ranks.timed_steps import RankMeasurement
@@ -28,7 +29,8 @@ def measurement(
         allocated_bytes=tuple(one.allocated for one in ranks),
         reserved_bytes=tuple(one.reserved for one in ranks if one.reserved is not None),
         device_bytes=tuple(one.device for one in ranks if one.device is not None), data=data,
-        routed_rows=tuple(tuple(one.routed[min(1, len(one.routed) - 1)]) for one in ranks if any(one.routed)),
+        routed_rows=tuple(tuple(one.routed[min(1, len(one.routed) - 1)]) for one in ranks)
+        if any(any(one.routed) for one in ranks) else (),
         imbalance=imbalance([one.routed[warmup:] for one in ranks], even),
     )  # fmt: skip
 
@@ -36,7 +38,7 @@ def measurement(
 def imbalance(routed: Sequence[Sequence[Sequence[int]]], even: int) -> float:
     """Rows by rank, step and exchange -> those of the rank with the most over `even`, on average over steps and
     exchanges; 1 where none are exchanged. All wait for that rank. Pipeline stages are compared place by place."""
-    most = [max(rows) for steps in zip(*routed, strict=True) for rows in zip(*steps, strict=False)]
+    most = [max(rows) for steps in zip(*routed, strict=True) for rows in zip_longest(*steps, fillvalue=0)]
     return fmean(most) / even if most else 1.0
 
 
