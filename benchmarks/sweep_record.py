@@ -78,9 +78,8 @@ def _routing(measured: CaseMeasurement) -> dict[str, Any]:
     was measured."""
     if not measured.routed_rows:
         return {}
-    fullest = measured.allocated_bytes.index(max(measured.allocated_bytes))
-    rows = measured.routed_rows[fullest]
-    return {"imbalance": measured.imbalance, "routed": {"rank": fullest, "rows": list(rows)}}
+    rows = measured.routed_rows[measured.fullest]
+    return {"imbalance": measured.imbalance, "routed": {"rank": measured.fullest, "rows": list(rows)}}
 
 
 if __name__ == "__main__":

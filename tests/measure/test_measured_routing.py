@@ -60,8 +60,7 @@ def test_ranks_without_experts_keep_their_places() -> None:
     case: Any = SimpleNamespace(tokens=1, ranks=4, model_flops=1, model_flops_causal=1)
     found = measurement(case, ranks, 1, "random", None, even)
     assert len(found.routed_rows) == 4 and not found.routed_rows[0] and found.imbalance == 1.5
-    fullest = found.allocated_bytes.index(max(found.allocated_bytes))
-    assert as_routed(None, run, fullest, found.routed_rows[fullest], 1.0).allocated
+    assert as_routed(None, run, found.fullest, found.routed_rows[found.fullest], 1.0).allocated
     assert as_routed(None, run, 0, found.routed_rows[0], 1.0).allocated
 
 

@@ -44,7 +44,7 @@ class BoundLaunch:
     direct: DirectLaunch | None = field(default=None, init=False)
 
     def __call__(self, **given: Any) -> None:
-        """BoundLaunch; arguments that are `given` take the place of those that are bound. They are not kept."""
+        """Launch; arguments that are `given` take the place of those that are bound. They are not kept."""
         if self.direct is None or not self.direct.launch(given):
             args = {**self.args, **given}
             compiled = self.kernel[self.grid](**args, **self.options)
@@ -80,7 +80,7 @@ class DirectLaunch:
     before: list[Any]  # what is called before the JIT looks for the kernel
 
     def launch(self, given: Mapping[str, Any]) -> bool:
-        """BoundLaunch with what is given. False: it is not the right kernel, and nothing was launched."""
+        """Launch with what is given. False: it is not the right kernel, and nothing was launched."""
         device, hooks, values = self.current_device(), self.hooks, self.values
         first, last = hooks.launch_enter_hook, hooks.launch_exit_hook  # each a chain of Triton's, which may be empty
         if device != self.device or self.before:

@@ -40,8 +40,8 @@ def sweep_rows(folder: Path, cluster_of: ClusterOf = cluster) -> Iterator[Accura
         group, measured = f"sweep {folder.resolve().name}", row.result.measured
         yield AccuracyRow(group=group, name=row.case.name, predicted=predicted, measured=_measured(measured))
         if measured.routed_rows:
-            fullest = measured.allocated_bytes.index(max(measured.allocated_bytes))
-            predicted = as_routed(estimator, found, fullest, measured.routed_rows[fullest], measured.imbalance)
+            rows = measured.routed_rows[measured.fullest]
+            predicted = as_routed(estimator, found, measured.fullest, rows, measured.imbalance)
             yield AccuracyRow(
                 group=group, name=row.case.name + AS_ROUTED, predicted=predicted,
                 measured=replace(_measured(measured), reserved=None, device=None),

@@ -174,6 +174,11 @@ class CaseMeasurement:
     routed_rows: tuple[tuple[int, ...], ...] = ()
     imbalance: float = 1.0
 
+    @property
+    def fullest(self) -> int:
+        """The rank that allocated most."""
+        return self.allocated_bytes.index(max(self.allocated_bytes))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaseProvenance:
