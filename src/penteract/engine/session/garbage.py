@@ -2,8 +2,9 @@
 
 An automatic collection walks all objects of all libraries, which takes tens of milliseconds, in the middle of a step
 that the host has to launch: the device waits. So a run collects after its second step, when everything it keeps is
-there, and then every `EVERY` steps, at the same steps on all ranks. What is there after the first collection is never
-walked again.
+there, and then every `EVERY` steps, at the same steps on all ranks. What is there after the second step is never walked
+again. The first step is collected by itself: compilers of kernels leave cycles of frames, which keep the tensors that
+they were called with, and with them memory of the device.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ def collected_between_steps() -> Iterator[None]:
 
 def collect_after(steps: int) -> None:
     """Collect if it is time to. `steps`: how many this process has begun, from 1."""
+    if steps <= _FIRST or steps % EVERY == 0:
+        gc.collect()
     if steps == _FIRST:
-        gc.collect()
         gc.freeze()
-    elif steps % EVERY == 0:
-        gc.collect()

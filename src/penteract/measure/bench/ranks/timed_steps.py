@@ -76,10 +76,10 @@ def take_steps(
                 under_way.append(lambda measured=measured: measured)
             else:
                 started = trainer.start(number, samples, first)
-                collect_after(number)
                 if device.behind:
                     read()
                 under_way.append(started)
+            collect_after(number)
             if not device.behind or number <= 2:
                 read()
             ends.mark()
