@@ -74,8 +74,7 @@ def without_memory() -> str:
 `penteract train` of models that a GPU has no memory for: it must end with exit code 71 after one line that names owners
 and changes; then the same run with the first of these changes, of which two steps are taken.
 
-Falls short: of five ways to run out of memory three were tried. A sequence of 262,144 tokens was refused because the text's
-validation part was shorter, and an 8B without ZeRO fits two H200s.""",
+Falls short: of five ways to run out of memory four were tried. An 8B without ZeRO fits two H200s.""",
         table("try | device | exit code | first change | memory then", rows),
         records=["out_of_memory.json"],
     )
@@ -103,9 +102,7 @@ Layouts that are predicted to take 95 to 100 % of the memory that tensors may ha
 models under limits of their own, on one GPU and on two, and models for which the whole card is just enough. Three steps have
 to end with a finite loss. All do. Memory is that of the first rank, so the last column leaves out pipelines, where another
 rank may be fuller. The first time only {before["trained"]} of {before["cases"]} did: where a run begins, {before["why"]}, which takes more memory than
-a step of a small model; now they are converted in parts.
-
-Falls short: not run are {found["not_run"]}.""",
+a step of a small model; now they are converted in parts.""",
         table(
             "limit | predicted allocated, GiB | of what tensors may take | trained | reserved over predicted, MiB", rows
         ),
