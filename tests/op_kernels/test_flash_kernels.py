@@ -16,6 +16,7 @@ from penteract.config.rules.kernel_limits import FA4, fastest_attention, install
 from penteract.config.run import Precision, RunSpec
 from penteract.engine.kernels import checks, registry
 from penteract.engine.kernels.checks import check_documents, check_kernels
+from penteract.engine.kernels.fused_attention import fa4
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session.trainer import Trainer
 from penteract.errors import BadInput, CorruptData
@@ -47,6 +48,20 @@ TRITON = Layout(elementwise="triton")
 def test_what_kernels_can_do_is_not_refused(kernel: str):
     assert _refused(_kernel(kernel)) == ""
     assert _refused(_kernel(kernel, cp=2, cp_method="ulysses")) == ""
+
+
+def test_a_package_is_imported_before_a_run_calls_it(monkeypatch: pytest.MonkeyPatch):
+    """What an import within a call leaves would keep that call's tensors."""
+    imported = list[str]()
+    monkeypatch.setattr(fa4, "library", lambda: imported.append("fa4"))
+    registry.load_library.cache_clear()
+    try:
+        registry.kernels(compile_step(MODEL, _kernel("cudnn"), 16, precision="bf16"), CUDA)
+        assert imported == []
+        registry.kernels(compile_step(MODEL, _kernel("fa4"), 16, precision="bf16"), CUDA)
+        assert imported == ["fa4"]
+    finally:
+        registry.load_library.cache_clear()
 
 
 def test_the_reference_runs_anywhere():

@@ -27,9 +27,15 @@ _TILE: Tile = (128, 192, True)  # the fastest of five at widths of 2,048 and 4,0
 
 @cache
 def _product() -> Any:
-    """quack's product with SwiGLU in its epilogue, imported when a run first computes with it."""
+    """quack's product with SwiGLU in its epilogue, imported when a run needs it."""
     library = import_module("quack.epilogue.library")
     return library.linear_act_mod("swiglu", gated=True, has_c=False, has_rowvec=False, has_colvec=False)
+
+
+def load() -> None:
+    """Import the package, before a run's first step."""
+    _product()
+    config(_TILE)
 
 
 def by_quack(x: torch.Tensor, w: torch.Tensor, packed: torch.Tensor, out: torch.Tensor) -> None:

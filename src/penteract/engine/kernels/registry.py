@@ -76,11 +76,14 @@ class TargetHere:
 
 
 def kernels(p: Program, device: torch.device) -> dict[str, TorchKernel]:
-    """The kernel of each op of a program. It is selected here for each site, so that no step selects."""
+    """The kernel of each op of a program. It is selected here for each site, so that no step selects, and the packages
+    of kernels are imported."""
     chosen = dict[str, dict[Site, TorchKernel]]()
     for site in computed_sites(p):
         one, _ = implementation(site, p.layout)
         chosen.setdefault(site.op_name, {})[site] = kernel(site.op_name, one, device.type)
+        if device.type in one.library:
+            load_library(one.kernels[device.type])
     made = dict[str, TorchKernel]()
     for op_name, found in chosen.items():
         one, *others = dict.fromkeys(found.values())
@@ -123,6 +126,13 @@ def computed_sites(p: Program) -> Iterator[Site]:
 def kernel(op_name: str, one: Implementation, device: str) -> TorchKernel:
     """The kernel of an op's implementation on a type of device."""
     return _found(one.kernels[device])[op_name]
+
+
+@cache
+def load_library(name: str) -> None:
+    """Import the package that the kernels of this name compute with, if their module has a function `load` for that.
+    Within a call the import would leave cycles of frames, which keep the call's tensors until a collection."""
+    getattr(import_module(name.partition(":")[0]), "load", lambda: None)()
 
 
 @cache

@@ -3,8 +3,8 @@
 An automatic collection walks all objects of all libraries, which takes tens of milliseconds, in the middle of a step
 that the host has to launch: the device waits. So a run collects after its second step, when everything it keeps is
 there, and then every `EVERY` steps, at the same steps on all ranks. What is there after the second step is never walked
-again. The first step is collected by itself: compilers of kernels leave cycles of frames, which keep the tensors that
-they were called with, and with them memory of the device.
+again. After the first step it collects too: what imports and compiles in that step leaves cycles of frames, which keep
+the tensors of the calls that they were in, and with them memory of the device.
 """
 
 from __future__ import annotations

@@ -26,8 +26,13 @@ Library = Callable[[], Any]  # -> the module with `_flash_attn_fwd` and `_flash_
 
 @cache
 def library() -> Any:
-    """The package, imported when a run first computes with it: that takes seconds."""
+    """The package, imported when a run needs it: that takes seconds."""
     return import_module(ATTENTION["fa4"].module)
+
+
+def load() -> None:
+    """Import the package, before a run's first step."""
+    library()
 
 
 def _heads(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -127,8 +127,14 @@ def emulated(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
 
 @cache
 def library() -> Any:
-    """The package, imported when a run first computes with it: that takes seconds."""
+    """The package, imported when a run needs it: that takes seconds."""
     return import_module("quack.gemm_interface")
+
+
+def load() -> None:
+    """Import the package, before a run's first step."""
+    library()
+    config(PLAIN_TILE)
 
 
 @cache
