@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 
 from draws import TIMES, USUAL
+from heap import frozen
 from pool import Pool
 
 pytest_plugins = ["shards", "browsers"]
@@ -38,10 +39,9 @@ gc.set_threshold(20_000, 20, 100)
 @pytest.fixture
 def small_heap() -> Iterator[None]:
     """A test that collects, or has a session that does, looks at what it has made: the heap of the whole run takes half
-    a second each time. Not for all: a plan asks how much is frozen, which takes as long as a small plan."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    a second each time."""
+    with frozen():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,5 +6,7 @@ would walk all of torch and pytest.
 
 import gc
 
+from heap import freeze
+
 gc.collect()
-gc.freeze()
+freeze()
