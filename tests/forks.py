@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 LOADED = (
     "torch.distributed",
@@ -33,6 +34,8 @@ LOADED = (
     "hypothesis",
     "frozen",
 )
+
+Answer = TypeVar("Answer")
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload([*LOADED])
@@ -75,6 +78,20 @@ def penteract(
     """`penteract WORDS` to its end, and so the ranks that it starts: what `subprocess.run` would give."""
     with begun(words, environment, folder=folder) as command:
         return command.result(limit)
+
+
+def answer(work: Callable[..., Answer], *arguments: Any, limit: float = 240) -> Answer:
+    """What `work(*arguments)` gives in a process of its own, and so the ranks that it launches."""
+    with TemporaryDirectory() as said:
+        out, err, file = (Path(said) / name for name in ("out", "err", "answer"))
+        process = start(_answer, work, arguments, file, environment=os.environ, out=out, err=err)
+        try:
+            process.join(limit)
+        finally:
+            process.kill()
+            process.join()
+        assert process.exitcode == 0, err.read_text()
+        return pickle.loads(file.read_bytes())
 
 
 def free_port() -> int:
@@ -158,13 +175,25 @@ def _become(environment: Mapping[str, str], out: int | None, err: int | None) ->
 
 def _command(words: list[str], folder: Path | None) -> int:
     from penteract.cli import main
-    from penteract.engine.runtime import launch
 
     if folder is not None:
         os.chdir(folder)
         sys.path.insert(0, str(folder))  # as `python -m` does
-    launch.subprocess = SimpleNamespace(Popen=Rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment]
+    _fork_ranks()
     return main(words)
+
+
+def _answer(work: Callable[..., Any], arguments: Any, file: Path) -> int:
+    _fork_ranks()
+    file.write_bytes(pickle.dumps(work(*arguments)))
+    return 0
+
+
+def _fork_ranks() -> None:
+    """Ranks that this process launches are forked from it."""
+    from penteract.engine.runtime import launch
+
+    launch.subprocess = SimpleNamespace(Popen=Rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment]
 
 
 class Rank:

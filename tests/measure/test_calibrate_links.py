@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
@@ -17,10 +16,12 @@ from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
+import forks
 from penteract.config.hardware import cluster
 from penteract.engine.comm.comm import Work
 from penteract.errors import BadInput
@@ -54,11 +55,17 @@ def of_two(path: Path) -> LinkRows:
     return LinkRows(path, Hosts(1, 2), CPU, SIZES, rounds=2)
 
 
+def measure(links: LinkRows) -> tuple[int, list[str]]:
+    """The exit code, and what was said."""
+    said = list[str]()
+    return links.measure(60.0, said.append), said
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> LinkRows:
     """Rows of two ranks on this CPU."""
     links = of_two(tmp_path_factory.mktemp("links") / "here.rows.jsonl")
-    assert links.measure(60.0, lambda line: pytest.fail(line)) == 0
+    assert forks.answer(measure, links) == (0, [])
     return links
 
 
@@ -98,7 +105,7 @@ def test_only_what_is_missing_is_measured_again(
     again = of_two(tmp_path / "here.rows.jsonl")
     lines = measured.path.read_text().splitlines(keepends=True)
     again.path.write_text("".join(lines[:-2]))
-    assert again.measure(60.0, lambda line: pytest.fail(line)) == 0
+    assert forks.answer(measure, again) == (0, [])
     now = again.path.read_text().splitlines(keepends=True)
     assert now[:-2] == lines[:-2] and [json.loads(x)["key"] for x in now[-2:]] == [
         json.loads(x)["key"] for x in lines[-2:]
@@ -120,15 +127,18 @@ def test_only_what_is_missing_is_measured_again(
     assert LinkRows.of(few.path, None, world=8).hosts == Hosts(2, 4)
 
 
+def check_links(file: Path) -> list[checking.LinkCheck]:
+    with patch.multiple(checking, LinkRows=partial(LinkRows, rounds=2), sizes_of=lambda device: SIZES):
+        return checking.check_links(file, CPU, 2)
+
+
 @pytest.mark.alone
 def test_a_check_measures_pairs_again(measured: LinkRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "here.toml"
     rows = MeasuredRows(measuring.rows_path(file), {"device": "cpu"})
     rows.add((PAIR, 0, 1, SIZES[0]), 1e-3)
     rows.add((PAIR, 1, 0, SIZES[0]), 1e9)
-    monkeypatch.setattr(checking, "LinkRows", partial(LinkRows, rounds=2))
-    monkeypatch.setattr(checking, "sizes_of", lambda device: SIZES)
-    links = {(x.source, x.target): x for x in checking.check_links(file, CPU, 2)}
+    links = {(x.source, x.target): x for x in forks.answer(check_links, file)}
     assert {*links} == {(0, 1), (1, 0)}
     assert "slower than its file" in links[0, 1].slow and (links[1, 0].ratio or 1) < 1e-3
     late = iter(({(0, 1, 8): 9.0, (1, 0, 8): 5.0}, {(0, 1, 8): 5.0, (1, 0, 8): 5.1}, {(0, 1, 8): 4.0, (1, 0, 8): 4.0}))
@@ -231,27 +241,30 @@ def test_several_hosts_measure_inside_at_once_and_then_between(tmp_path: Path) -
     assert cluster(str(tmp_path / "a.toml"), fabric="efa").between.name == "efa"  # type: ignore[union-attr]
 
 
+def measure_as_a_host(file: Path) -> int:
+    LinkRows(file, Hosts(2, 1), CPU, SIZES, launched=True, rounds=2).measure(60.0, print)
+    return 0
+
+
 @pytest.mark.alone
 def test_ranks_of_a_launcher_measure_between_hosts(tmp_path: Path) -> None:
     """Two processes that each are all of a host."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    script = f"""
-import torch
-from pathlib import Path
-from penteract.measure.calibrate.links.measure_links import Hosts, LinkRows
-LinkRows(Path("here.rows.jsonl"), Hosts(2, 1), torch.device("cpu"), {SIZES}, launched=True, rounds=2).measure(60, print)
-"""
-    words = [sys.executable, "-c", script]
     place = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-             "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+             "MASTER_PORT": str(forks.free_port()), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    file, errors = tmp_path / "here.rows.jsonl", [tmp_path / f"errors-{r}" for r in range(2)]
     started = [
-        subprocess.Popen(words, cwd=tmp_path, env={**os.environ, **place, "RANK": str(r)}, stderr=subprocess.PIPE)
+        forks.start(
+            measure_as_a_host, file, environment={**os.environ, **place, "RANK": str(r)}, out=tmp_path / f"out-{r}",
+            err=errors[r],
+        )
         for r in range(2)
-    ]
-    said = [process.communicate(timeout=120)[1].decode() for process in started]
-    assert [process.returncode for process in started] == [0, 0], said
-    rows = MeasuredRows.any_machine(tmp_path / "here.rows.jsonl")
+    ]  # fmt: skip
+    for process in started:
+        process.join(120)
+        process.kill()
+        process.join()
+    assert [process.exitcode for process in started] == [0, 0], [said.read_text() for said in errors]
+    rows = MeasuredRows.any_machine(file)
     assert {*rows.rows} == {key for w in Hosts(2, 1).workloads(SIZES, gpu=False) for key, _ in w.rows}
     rows.rows |= {w.key: 100.0 for w in workloads(CPU)}
     (tmp_path / "here.toml").write_text(hardware_file(rows, CPU, {"date": "2026-11-25"}))
