@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 LOADED = (
     "torch.distributed",
+    "torch._dynamo",  # a rehearsal loads it: a second and a half of each rank
     "penteract.cli.app",
     "penteract.cli.train",
     "penteract.engine.runtime.start",
