@@ -75,6 +75,9 @@ class Trial:
         )  # fmt: skip
         self.values = [self.draw(i) for i in case.ins]
         self.weights = [self.draw(In("compute", w)) for w in case.weights]
+        if case.attrs.get("known_weights"):
+            largest = max(w.abs().max().item() for w in self.weights)
+            self.env.largest_weights[names[0]] = torch.tensor([largest])
         self.gradients = [self.draw(self.site.outs[i]) for i in self.kernel.gradients(case.attrs)]
         if self.kernel.forks:
             self.gradients.append(self.draw(self.site.ins[0]))  # of its first in's other reader

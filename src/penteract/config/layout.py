@@ -133,6 +133,11 @@ class Layout:
         return self.zero >= 2
 
     @property
+    def updates_whole(self) -> bool:
+        """Whether a rank updates all of each parameter that it holds."""
+        return not self.zero or self.world == 1
+
+    @property
     def split_backward(self) -> bool:
         """Whether input and weight gradients are separate actions."""
         return schedule_of(self.schedule).split_backward

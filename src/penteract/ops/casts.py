@@ -6,7 +6,8 @@
 A cast needs the largest absolute value of x first. Where the op that makes x can find it on its way (an RMSNorm of
 whole rows, SwiGLU of `fp8_glu`), it hands it on. An all-gather over tensor ranks between the two changes nothing: the
 ranks of a sequence agree on the largest value of all. So does backward of `fork_norm`: the gradient that it makes is
-that of the sum before it, and the layer that made a part of this sum casts it.
+that of the sum before it, and the layer that made a part of this sum casts it. The update does so too, of weights that
+a rank updates whole.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from penteract.config.layout import Layout
 from penteract.config.precision.fp8 import Fp8
 from penteract.ops.declarations import OPS
-from penteract.ops.declarations.quantised.fp8_linear import is_cast_once
+from penteract.ops.declarations.quantised.fp8_linear import is_cast_once, largest_by_update
 from penteract.ops.tape import OpCall, Site, Tape
 
 # The op of the network that a layer of cast data stands for.
 CAST: Mapping[str, str] = {"fp8_linear": "linear", "fp8_glu": "linear"}
 
 
-def cast_once(tape: Tape, readers: Mapping[int, OpCall]) -> None:
+def cast_once(tape: Tape, readers: Mapping[int, OpCall], layout: Layout) -> None:
     """Cast what linear layers in FP8 read once. `readers`: value -> the op that reads it."""
-    casts = _Casts(tape, readers)
+    casts = _Casts(tape, readers, layout)
     for op in tape.ops:
         casts.take(op)
     tape.ops = casts.edited
@@ -66,6 +68,7 @@ class _Casts:
 
     tape: Tape
     readers: Mapping[int, OpCall]
+    layout: Layout
     edited: list[OpCall] = field(default_factory=list[OpCall])
     glus: dict[OpCall, OpCall] = field(default_factory=dict[OpCall, OpCall])
     forks: dict[int, int] = field(default_factory=dict[int, int])
@@ -138,6 +141,8 @@ class _Casts:
         site, glu = op.site, self.tape.specs[op.outs[0]] != op.site.outs[0]
         specs = (site.ins[0], *(self.tape.specs[v] for v in data), *site.ins[1:])
         attrs, name = {**site.attrs, "features": site.outs[0].shape[-1]}, "fp8_glu" if glu else "fp8_linear"
+        if largest_by_update(self.layout):
+            attrs["known_weights"] = True
         outs, extras = OPS[name].declaration.results(specs, site.weights, attrs)
         made = replace(site, op_name=name, ins=specs, outs=(*outs, *extras), attrs=attrs)
         more = [self.tape.new(spec, flows=False) for spec in (*outs[1:], *extras)]

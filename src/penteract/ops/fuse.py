@@ -57,7 +57,7 @@ def fuse(tape: Tape, params: dict[str, Param], mesh: Mesh) -> None:
         if mesh.layout.experts == "quack":
             _Edit(tape, params, mesh).expert_pairs()
     if "fp8" in mesh.layout.fuse:  # of linear layers as they are merged
-        cast_once(tape, _Edit(tape, params, mesh).readers())
+        cast_once(tape, _Edit(tape, params, mesh).readers(), mesh.layout)
     if "add" in mesh.layout.fuse:  # of norms as they are by then
         join_sums(tape)
 

@@ -19,7 +19,13 @@ from penteract.model.decoder import owning_pp_ranks, record, shared
 from penteract.model.moe import over_sequence
 from penteract.model.precision_patterns import check_modules
 from penteract.ops.declarations import OPS
-from penteract.ops.declarations.quantised.fp8 import check_sizes, fp8_state_bytes, reads_quantised_weight
+from penteract.ops.declarations.quantised.fp8 import (
+    check_sizes,
+    fp8_state_bytes,
+    has_delayed_scales,
+    knows_weights,
+    reads_quantised_weight,
+)
 from penteract.ops.do import Do, Redistribution
 from penteract.ops.fuse import STANDS_FOR
 from penteract.ops.lower import ONCE, Chunk, Instruction, lower
@@ -99,8 +105,8 @@ class Program:
 
     @property
     def fp8_sites(self) -> tuple[Site, ...]:
-        """Linear layers of this rank with FP8 state besides parameters: delayed scales, or scales of gathered
-        weights."""
+        """Linear layers of this rank with FP8 state besides parameters: delayed scales, scales of gathered weights, or
+        largest values of weights."""
         return self._fp8_sites
 
     @cached_property
@@ -110,12 +116,17 @@ class Program:
     @property
     def delayed_scaling(self) -> tuple[Site, ...]:
         """Linear layers of this rank whose scales come from past steps (delayed scaling)."""
-        return tuple(site for site in self.fp8_sites if not reads_quantised_weight(site))
+        return tuple(site for site in self.fp8_sites if has_delayed_scales(site))
 
     @property
     def quantised_weights(self) -> tuple[Site, ...]:
         """Linear layers of this rank whose weights are gathered in FP8."""
         return tuple(site for site in self.fp8_sites if reads_quantised_weight(site))
+
+    @property
+    def known_weights(self) -> tuple[Site, ...]:
+        """Linear layers of this rank whose weights' largest values the update finds."""
+        return tuple(site for site in self.fp8_sites if knows_weights(site))
 
     def instructions(self, action: Compute | Overlapped) -> Iterator[tuple[BufferKey, Instruction]]:
         """An action's instructions in order; those of two overlapped passes alternate."""

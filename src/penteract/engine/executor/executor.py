@@ -81,6 +81,8 @@ class Executor:
             self.env.past_amax, self.env.amax = history.by_name(history.past_amax), history.by_name(history.amax)
         if self.state.quantised_weights is not None:
             self.env.scales.update(self.state.quantised_weights.scales)
+        if self.state.largest_weights is not None:
+            self.env.largest_weights.update(self.state.largest_weights.values)
         self.summed = Totals(self.p, device)
         self.totals = self.summed.numbers
         self.stop, self.latch = (torch.zeros((), dtype=stat, device=device) for _ in range(2))
@@ -116,6 +118,8 @@ class Executor:
             self.state.history.begin()
         if self.state.quantised_weights is not None:
             self.state.quantised_weights.begin()
+        if self.state.largest_weights is not None:
+            self.state.largest_weights.begin()
         self.written.clear()
         self.added.clear()
         self.state.routed.zero_()
@@ -261,6 +265,8 @@ class Executor:
             self.state.history.end(self.totals[0])
         if self.optimizer is not None:
             self.common = self.optimizer.factors(self.totals[0])
+            if self.state.largest_weights is not None:
+                self.state.largest_weights.begin_update(self.common.good)
             self._note_step(self.optimizer.step)
         self._latch()
         self.summed.read_next_targets(self.counts)
@@ -287,6 +293,8 @@ class Executor:
         flat = self.state.flats[bucket]
         for part in (flat,) if self.streamed is None else self.streamed.slices(flat):
             self.optimizer.update(part, self.common)
+        if self.state.largest_weights is not None:
+            self.state.largest_weights.end_update(bucket, by_kernel=self.optimizer.kernel is not None)
 
     def gather(self, bucket: int) -> None:
         flat, own = self.state.flats[bucket], self.state.flats[bucket].own_parameter

@@ -41,6 +41,9 @@ class Env:
     past_amax: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of FP8 linear layers, [3]: of
     amax: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # x, w and g; past steps, this step
     scales: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of weights gathered in FP8, [1]
+    largest_weights: dict[str, torch.Tensor] = field(
+        default_factory=dict[str, torch.Tensor]
+    )  # of weights that are cast once, [1]: where the update finds it; by the first weight of a product
     zeros: Zeros = field(default_factory=Zeros)  # of this step
     clear_rows: frozenset[str] = frozenset()  # tables whose gradients keep rows clear that no token uses
 

@@ -26,6 +26,8 @@ from penteract.config.run import Optimizer
 from penteract.engine.device.launches import BoundLaunch
 from penteract.engine.kernels.triton.bits import flag_nonfinite, halves, joined, narrow, upper, wide
 from penteract.engine.kernels.triton.optimizer import adamw
+from penteract.engine.kernels.triton.optimizer.put_largest import TILE as _OF_ROWS
+from penteract.engine.kernels.triton.optimizer.put_largest import place_of, put_largest
 from penteract.engine.optim.optimizer import Factors
 from penteract.engine.state import moments, stochastic_rounding
 from penteract.engine.state.state import Flat
@@ -76,16 +78,17 @@ class Update:
             state = flat.moments["mean"], flat.moments["square"], flat.master, parameter
             adamw.update(
                 flat.own_gradient, *state, factors.good, nonfinite, numbers,
-                decay=flat.bucket.decay, rows=flat.clear_rows, bound=self.bound,
+                decay=flat.bucket.decay, rows=flat.clear_rows, largest=flat.largest, bound=self.bound,
             )  # fmt: skip
             return
         slices = self._table(flat.parameter_slices, n, flat.master.device) if flat.parameter_slices else None
+        largest, first = flat.largest or (None, 0)
         grain = gcd(n, 16)  # elements: lets the compiler use loads of 16 bytes
         _update[(triton.cdiv(n, TILE),)](
             flat.own_gradient, *_moment(flat, "mean"), *_moment(flat, "square"), flat.master,
-            parameter, factors.good, step, nonfinite, slices, n // grain, *numbers,
-            GRAIN=grain, DECAY=flat.bucket.decay, SPLIT=flat.splits_master,
-            SLICES=0 if slices is None else slices.shape[1],
+            parameter, factors.good, step, nonfinite, slices, largest, first, n // grain, *numbers,
+            COUNT=0 if largest is None else len(largest), GRAIN=grain, DECAY=flat.bucket.decay,
+            SPLIT=flat.splits_master, SLICES=0 if slices is None else slices.shape[1],
             GAPS=0 if slices is None else (slices.shape[0] - _FIXED) // 2, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -124,7 +127,7 @@ def _moment(flat: Flat, kind: Moment) -> tuple[torch.Tensor | None, ...]:
 @triton.jit
 def _update(
     gradient, mean, mean_scales, mean_levels, mean_midpoints, square, square_scales, square_levels, square_midpoints,
-    master, parameter, factors, step, nonfinite, slices, grains, gain, epsilon,
+    master, parameter, factors, step, nonfinite, slices, largest, first, grains, gain, epsilon, COUNT: tl.constexpr,
     GRAIN: tl.constexpr, DECAY: tl.constexpr, SPLIT: tl.constexpr, SLICES: tl.constexpr, GAPS: tl.constexpr,
 ):  # fmt: skip
     """One tile. The shard has `grains` times GRAIN elements. `gain`: weight of the squared gradient (1 - beta2).
@@ -153,16 +156,22 @@ def _update(
     x = x - quotient * tl.load(factors + 6)
     flag_nonfinite(nonfinite, x, here)
     if SPLIT:
-        upper_half, low = halves(x)
+        kept, low = halves(x)
         tl.store(master + at, low, here)
-        tl.store(parameter + at, upper_half, here)
+        tl.store(parameter + at, kept, here)
     elif SLICES:
         bits = _random_bits(slices, tl.load(step).to(tl.int64), tile, inner, SLICES, GAPS)
-        tl.store(master + at, upper(x.to(tl.int32, bitcast=True) + bits), here)
+        kept = upper(x.to(tl.int32, bitcast=True) + bits)
+        tl.store(master + at, kept, here)
     else:
-        tl.store(master + at, narrow(x, master.dtype.element_ty), here)
+        kept = narrow(x, master.dtype.element_ty)
+        tl.store(master + at, kept, here)
     if not SPLIT and parameter is not None:
-        tl.store(parameter + at, narrow(x, parameter.dtype.element_ty), here)
+        kept = narrow(x, parameter.dtype.element_ty)
+        tl.store(parameter + at, kept, here)
+    if COUNT:
+        place, before = place_of(largest, first + tile // _OF_ROWS, COUNT)
+        put_largest(place, before, kept, here)
 
 
 @triton.jit

@@ -179,6 +179,8 @@ def slices(p: Program, held: Iterable[ParameterPart], suffix: str = "") -> Itera
 
 def after_load(run: Executor) -> None:
     """Copy the loaded master weights to the parameters, and all-gather these. Called by every rank."""
+    if run.state.largest_weights is not None:
+        run.state.largest_weights.forget()
     for b, flat in enumerate(run.state.flats):
         flat.copy_from_master()
         if flat.bucket.shards > 1 and flat.cut_parameter is None:

@@ -13,9 +13,11 @@ from penteract.config.precision.policy import MOMENT_BLOCK, Policy
 from penteract.engine.device.device import device_of
 from penteract.engine.device.storages import same_memory
 from penteract.engine.dtypes import FORMATS, dtype_of
+from penteract.engine.kernels.quantised.largest_rows import LargestRows
 from penteract.engine.kernels.quantised.quantise import quantiser
 from penteract.engine.state import moments, split_master
 from penteract.engine.state.delayed_scales import AmaxHistory
+from penteract.engine.state.largest_weights import LargestWeights
 from penteract.engine.state.loss_scaling import LossScale
 from penteract.engine.state.quantised_weights import QuantisedWeights, ShardValues
 from penteract.engine.state.stochastic_rounding import ParameterSlice
@@ -62,6 +64,7 @@ class Flat:
     sliced: bool  # state narrower than the update is widened slice by slice
     parameter_slices: tuple[ParameterSlice, ...] = ()  # with stochastic rounding: the parameters of the shard
     clear_rows: ClearRows | None = None  # a table in it, of whose gradient most rows are zero
+    largest: LargestRows | None = None  # where the update's kernel puts the largest values of its weights
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
@@ -85,6 +88,7 @@ class Flat:
             master=buffers.get("master", own), moments={kind: buffers[kind] for kind in self.moments},
             scales={kind: buffers[f"{kind}/scales"] for kind in self.scales},
             parameter_slices=tuple(replace(q, at=q.at - at.start) for q in self.parameter_slices), clear_rows=None,
+            largest=None if self.largest is None else self.largest.part(at.start),
         )  # fmt: skip
 
     @property
@@ -160,6 +164,7 @@ class TrainingState:
     scaling: LossScale | None = None
     history: AmaxHistory | None = None
     quantised_weights: QuantisedWeights | None = None
+    largest_weights: LargestWeights | None = None
     staging: list[Buffers] = field(default_factory=list[Buffers])  # device buffers for slices of offloaded state
 
     def resident(self) -> list[torch.Tensor]:
@@ -248,6 +253,10 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
         state.quantised_weights = QuantisedWeights(
             sites[0].attrs["fp8"], names, parts, device, quantiser(p.layout.elementwise)
         )
+    if sites := p.known_weights:
+        state.largest_weights = LargestWeights.of(sites, state.parameters, p.buckets, device)
+        for i, flat in enumerate(state.flats):
+            flat.largest = state.largest_weights.rows.get(i)
     experts = p.model.moe.experts if p.model.moe else 0
     state.routed = torch.zeros(len(p.balanced), experts, dtype=torch.int64, device=device)
     state.tokens_per_expert = dict(zip(p.balanced, state.routed.unbind(), strict=True))
@@ -326,6 +335,8 @@ def fill(state: TrainingState, whole: Iterable[tuple[Param, torch.Tensor]]) -> N
     the device in parts: converting a table at once would need more of its memory than a step of a small model."""
     kinds = ("master", "parameter")
     master_weights, own = ({part.param.name: part for part in state.parameter_parts(kind)} for kind in kinds)
+    if state.largest_weights is not None:
+        state.largest_weights.forget()
     cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}
     splits = {q.name for flat in state.flats if flat.splits_master for q in flat.bucket.params}
     for q, value in whole:

@@ -16,7 +16,7 @@ from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision.policy import Policy, grain, policy
-from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes, reads_quantised_weight
+from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes, has_delayed_scales, reads_quantised_weight
 from penteract.ops.expression import Expression
 from penteract.ops.fuse import STANDS_FOR
 from penteract.ops.lower import Chunk
@@ -36,7 +36,6 @@ from penteract.step.update import staging_buffers
 from penteract.step.walk import Silent, walk, walk_forward
 from penteract.units import Bytes
 
-_PAST = ("largest values", "x, w and g of past steps")
 _ALL_REDUCES = "step/all_reduces.py"
 _RING_BUFFER = "step/ring_buffer.py"
 _MUON = "step/muon.py"
@@ -206,8 +205,7 @@ class _Rows(Silent):
         for c, chunk in enumerate(self.p.chunks):
             for site in (op.site for op in chunk.tape.ops):
                 if amount := self.small.times(c, site.layer) * fp8_state_bytes(site):
-                    state = ("scales", "of quantised weights") if reads_quantised_weight(site) else _PAST
-                    self.add(_Derived("data", *state, site.line), amount)
+                    self.add(_Derived("data", *_fp8_state(site), site.line), amount)
 
     def padding(self) -> None:
         """What buckets hold and send in addition to their parameters. No formula: it depends on how they are packed."""
@@ -326,3 +324,10 @@ def _maker(chunk: Chunk, register: int) -> Site | None:
 
 def _shape(spec: Spec) -> str:
     return f"[{', '.join(expression_of(d).show() if isinstance(d, int) else 'received' for d in spec.shape)}]"
+
+
+def _fp8_state(site: Site) -> tuple[str, str]:
+    """What FP8 state of a linear layer is, and of what."""
+    if has_delayed_scales(site):
+        return "largest values", "x, w and g of past steps"
+    return ("scales", "of quantised weights") if reads_quantised_weight(site) else ("largest values", "of weights")

@@ -14,7 +14,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.errors import Bug
-from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes, reads_quantised_weight
+from penteract.ops.declarations.quantised.fp8 import has_delayed_scales, reads_quantised_weight
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket, bucket_of
@@ -239,11 +239,8 @@ class StepClock:
         """The inputs of a rank's work outside of the tape."""
         needed = self.composer.policy.fp8 is not None or self.composer.model.moe is not None
         sites = [site for kind in layer_types for site in layers[kind][0].sites] if needed else []
-        scaled = [site for site in sites if fp8_state_bytes(site)]
-        quantised_weights, delayed_scaling = (
-            [s for s in scaled if reads_quantised_weight(s)],
-            [s for s in scaled if not reads_quantised_weight(s)],
-        )
+        quantised_weights = [s for s in sites if reads_quantised_weight(s)]
+        delayed_scaling = [s for s in sites if has_delayed_scales(s)]
         balanced = [str(s.attrs["name"]) for s in sites if s.op_name == "tokens_per_expert"]
         model, widths = self.composer.model, self.composer.widths
         return OutsideTapeInputs(model, rank, widths, buckets, quantised_weights, delayed_scaling, balanced)

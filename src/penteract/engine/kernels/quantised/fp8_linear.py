@@ -27,7 +27,7 @@ from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data,
 from penteract.engine.kernels.quantised.fp8 import Product, emulated, real
 from penteract.engine.kernels.quantised.quantise import Operand, make_scales, round_into
 from penteract.ops.declarations.fusions import columns
-from penteract.ops.declarations.quantised.fp8 import rows_at_once
+from penteract.ops.declarations.quantised.fp8 import knows_weights, rows_at_once
 from penteract.ops.declarations.quantised.fp8_linear import POSITIONS, rows_of_room
 from penteract.ops.tape import Site
 
@@ -146,7 +146,8 @@ class Fp8Kernels:
         a, matrices, rows = _operand(_flat(ins[1]), fp8.operand, ins[3]), self._matrices(weights), _flat(out)
         shape = site.attrs["features"], a.data.shape[1]
         room = partial(torch.empty, shape, dtype=FORMATS[fp8.operand], device=out.device)
-        cast = self._cast(env, fp8, fp8.operand, matrices, scale)
+        kept = env.largest_weights[site.params[0]] if knows_weights(site) else None
+        cast = self._cast(env, fp8, fp8.operand, matrices, scale, own_largest=kept)
 
         def run() -> None:
             made = room()

@@ -174,11 +174,21 @@ def check_sizes(sites: Iterable[Site], chunks_per_sequence: int) -> None:
 
 def fp8_state_bytes(site: Site) -> Bytes:
     """Bytes kept between steps for a linear layer: for each of x, w and g the largest values of every past step, of all
-    of them, and of this step; or the scale of a weight that is gathered in FP8."""
+    of them, and of this step; or the scale of a weight that is gathered in FP8; or the largest value of its weights."""
+    if has_delayed_scales(site):
+        return 3 * (site.attrs["fp8"].history + 2) * FLOAT
+    return ONE_SCALE if reads_quantised_weight(site) or knows_weights(site) else 0
+
+
+def has_delayed_scales(site: Site) -> bool:
+    """Whether the scales of a site come from past steps."""
     fp8: Fp8 | None = site.attrs.get("fp8")
-    if fp8 and fp8.kind == "delayed":
-        return 3 * (fp8.history + 2) * FLOAT
-    return ONE_SCALE if reads_quantised_weight(site) else 0
+    return fp8 is not None and fp8.kind == "delayed"
+
+
+def knows_weights(site: Site) -> bool:
+    """Whether the update finds the largest value of a site's weights."""
+    return bool(site.attrs.get("known_weights"))
 
 
 def reads_quantised_weight(site: Site) -> bool:

@@ -44,6 +44,12 @@ def is_cast_once(fp8: Fp8 | None) -> bool:
     return fp8 is not None and fp8.kind == "tensorwise" and not fp8.gather
 
 
+def largest_by_update(layout: Layout) -> bool:
+    """Whether the update finds the largest absolute value of each weight that is cast once, for the next step: a kernel
+    has them in registers. It has to see all of a weight, or ranks would have to agree on what each of them saw."""
+    return layout.elementwise == "triton" and layout.updates_whole
+
+
 def rows_of_room(rows: int, width: int) -> int:
     """Rows of a weight gradient [rows, width] that are made at a time in a temporary."""
     return min(rows, max(ROOM // width // _TILE_ROWS, 1) * _TILE_ROWS)
@@ -104,7 +110,7 @@ class Fp8Linear(Linear):
 
     With positions [s, B] as last in, the first `rotary_columns` are heads that are rotated by them, as in
     `merged_linear`. `features`: all columns. `known_gradient`: the largest absolute value of the gradient comes with
-    it, [1].
+    it, [1]. `known_weights`: that of the weights is kept from the last update.
     """
 
     weight_keeps = ("in2", "in3")
@@ -140,7 +146,8 @@ class Fp8Linear(Linear):
         data = features * width * FP8_BYTES
         scaled = max(scaling(fp8, self.elementwise, (w[0], width)) for w in weights)
         if phase == "forward":
-            return max(FLOAT + data + scaled, self._turning(ins, attrs, widths))
+            largest = 0 if self.elementwise == "triton" and attrs.get("known_weights") else FLOAT
+            return max(largest + data + scaled, self._turning(ins, attrs, widths))
         gradient = tokens * features * FP8_BYTES
         first = FLOAT + scaling(fp8, self.elementwise, (tokens, features))
         return gradient + max(first, data + scaled)
@@ -155,7 +162,7 @@ class Fp8Linear(Linear):
             return 2 * of_weights * widths["gradient"]
         read = widths["compute"]
         if phase == "forward":
-            return of_weights * (2 * read + FP8_BYTES)
+            return of_weights * ((1 if attrs.get("known_weights") else 2) * read + FP8_BYTES)
         of_gradient = of_weights // ins[0][-1] * tokens
         reads = 1 if attrs.get("known_gradient") else 2
         return of_gradient * (reads * read + 2 * FP8_BYTES) + of_weights * (read + FP8_BYTES)

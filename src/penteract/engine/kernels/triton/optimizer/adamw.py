@@ -24,7 +24,10 @@ import triton
 import triton.language as tl
 
 from penteract.engine.device.launches import BoundLaunch, bind
+from penteract.engine.kernels.quantised.largest_rows import TILE, LargestRows
 from penteract.engine.kernels.triton.bits import flag_nonfinite, halves, joined, narrow, wide
+from penteract.engine.kernels.triton.optimizer.put_largest import TILE as _OF_ROWS
+from penteract.engine.kernels.triton.optimizer.put_largest import place_of, put_largest
 from penteract.engine.kernels.triton.optimizer.used_rows import is_used, table
 from penteract.engine.kernels.triton.strides import tiles
 from penteract.step.clear_rows import ClearRows
@@ -66,6 +69,7 @@ def update(
     decay: bool,
     rows: ClearRows | None = None,
     form: UpdateForm = FORM,
+    largest: LargestRows | None = None,
     bound: dict[Hashable, BoundLaunch] | None = None,
 ) -> None:
     """Update all but the gradient in place, [n] each; `parameter`: rounded from the master weights, if it is separate.
@@ -73,29 +77,34 @@ def update(
 
     `factors`: `Factors` as one vector, fp32. `nonfinite` [] becomes NaN if a new master weight is not finite.
     `numbers`: the weight of the squared gradient (1 - beta2), epsilon. `rows`: a table in the shard; rows of its
-    gradient that are clear are not read. `bound`: launches of earlier updates of such shards, kept by the caller.
+    gradient that are clear are not read. `largest`: where the largest absolute values of new parameters go, if they are
+    more than what is there. `bound`: launches of earlier updates of such shards, kept by the caller.
     """
     n, splits = len(master), master.dtype == torch.int16
     bound = {} if bound is None else bound
-    key = n, splits, numbers, decay, rows, form
+    found, first = (None, 0) if largest is None else largest
+    if found is not None and form.tile > TILE:
+        raise ValueError(f"a tile of {form.tile} elements may be of two weights")
+    count = 0 if found is None else len(found)
+    key = n, splits, numbers, decay, rows, count, form
     if key not in bound:
         grain = gcd(n, 16)
         bound[key] = bind(
-            _update, (tiles(n, form.tile),), *[None] * 7, n // grain, *numbers, *table(rows, form.tile), TILE=form.tile,
-            GRAIN=grain, DECAY=decay, SPLIT=splits, EXACT=form.exact, STREAM=form.stream, num_warps=form.warps,
-            enable_fp_fusion=form.fused,
+            _update, (tiles(n, form.tile),), *[None] * 9, n // grain, *numbers, *table(rows, form.tile), TILE=form.tile,
+            COUNT=count, GRAIN=grain, DECAY=decay, SPLIT=splits, EXACT=form.exact, STREAM=form.stream,
+            num_warps=form.warps, enable_fp_fusion=form.fused,
         )  # fmt: skip
     bound[key](
         gradient=gradient, mean=mean, square=square, master=master, parameter=parameter, factors=factors,
-        nonfinite=nonfinite,
+        nonfinite=nonfinite, largest=found, first=first,
     )  # fmt: skip
 
 
 @triton.jit
 def _update(
-    gradient, mean, square, master, parameter, factors, nonfinite, grains, gain, epsilon, begin, end,
-    WIDTH: tl.constexpr, TILE: tl.constexpr, GRAIN: tl.constexpr, DECAY: tl.constexpr, SPLIT: tl.constexpr,
-    EXACT: tl.constexpr, STREAM: tl.constexpr,
+    gradient, mean, square, master, parameter, factors, nonfinite, largest, first, grains, gain, epsilon, begin, end,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, COUNT: tl.constexpr, GRAIN: tl.constexpr, DECAY: tl.constexpr,
+    SPLIT: tl.constexpr, EXACT: tl.constexpr, STREAM: tl.constexpr,
 ):  # fmt: skip
     """One tile of a shard of `grains` times GRAIN elements. If the norm is not finite, nothing is written."""
     policy: tl.constexpr = "evict_first" if STREAM else ""  # pyright: ignore[reportAssignmentType]
@@ -115,6 +124,8 @@ def _update(
     if WIDTH:
         g = wide(tl.load(gradient + start + at, at < read * GRAIN, other=0.0, eviction_policy=policy))
     good = tl.load(factors) > 0
+    if COUNT:
+        place, before = place_of(largest, first + start // _OF_ROWS, COUNT)
 
     g = g * tl.load(factors + 1)
     m = m + tl.load(factors + 2) * (g - m)
@@ -133,10 +144,14 @@ def _update(
     tl.store(mean + start + at, narrow(m, mean.dtype.element_ty), here, eviction_policy=policy)
     tl.store(square + start + at, narrow(v, square.dtype.element_ty), here, eviction_policy=policy)
     if SPLIT:
-        upper, low = halves(x)
+        kept, low = halves(x)
         tl.store(master + start + at, low, here, eviction_policy=policy)
-        tl.store(parameter + start + at, upper, here)
+        tl.store(parameter + start + at, kept, here)
     else:
-        tl.store(master + start + at, narrow(x, master.dtype.element_ty), here, eviction_policy=policy)
+        kept = narrow(x, master.dtype.element_ty)
+        tl.store(master + start + at, kept, here, eviction_policy=policy)
         if parameter is not None:
-            tl.store(parameter + start + at, narrow(x, parameter.dtype.element_ty), here)
+            kept = narrow(x, parameter.dtype.element_ty)
+            tl.store(parameter + start + at, kept, here)
+    if COUNT:
+        put_largest(place, before, kept, here)
