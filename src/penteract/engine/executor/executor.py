@@ -21,6 +21,7 @@ from penteract.engine.executor.totals import Totals
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.optim.gradient_norm import SumOfSquares, one_pass_squares
 from penteract.engine.optim.optimizer import AdamW, Factors
+from penteract.engine.optim.step_end import StepEnd, one_kernel_end
 from penteract.engine.optim.streamed import StreamedState
 from penteract.engine.state.state import TrainingState
 from penteract.ops.offload import OFFLOAD_OPS
@@ -66,6 +67,7 @@ class Executor:
     latch: torch.Tensor = field(init=False)  # 0; NaN after a step that was not finite or that ends the run
     check: StateCheck = field(init=False)
     done: torch.Tensor = field(init=False)  # [], fp64: the last step whose update is in the state
+    step_end: StepEnd | None = None  # what `factors` does, in one kernel
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
@@ -100,6 +102,10 @@ class Executor:
         if any(c.copies for c in self.p.chunks):
             plan = plan_arena(self.p, host=True)
             self.host = Arena(plan, self.p.precision, self.device.host, pinned=self.device.pinned)
+        if self.optimizer is not None and one_kernel_end(self.p, scaled=self.state.scaling is not None):
+            largest = None if self.state.largest_weights is None else self.state.largest_weights.table
+            vector = self.summed.vector
+            self.step_end = StepEnd(self.p, self.optimizer, vector, self.latch, self.done, self.counts, largest)
         for i, name in enumerate(self.p.losses):
             self.env.scale[name] = torch.ones((), dtype=stat, device=device)
             self.env.losses[name] = self.totals[1 + i]
@@ -257,6 +263,12 @@ class Executor:
             self.squares.add(flat.own_gradient, flat.clear_rows)
 
     def factors(self) -> None:
+        if self.step_end is not None:
+            self.step_end.run[self.summed.next_targets is not None]()
+            self.common = self.step_end.factors
+            if self.state.history is not None:
+                self.state.history.end(self.totals[0])
+            return
         self.totals[0].add_(self.totals[1:-1].mul(0).sum())  # a loss that is not finite skips the update too
         self.totals[0].add_(self.latch)
         if self.state.scaling is not None:

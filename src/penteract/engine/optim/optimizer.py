@@ -140,8 +140,8 @@ class AdamW:
     def end(self, p: Program, state: TrainingState, squared_norm: torch.Tensor) -> None:
         """Update routers' biases, then the loss scale. Experts chosen less than the mean get a larger bias, the others
         a smaller one, by a fixed step."""
-        good = squared_norm.isfinite()
-        if p.model.moe is not None:
+        if state.tokens_per_expert and p.model.moe is not None:
+            good = squared_norm.isfinite()
             for name, counted in state.tokens_per_expert.items():
                 chosen = counted.to(state.biases[name].dtype)
                 state.biases[name].add_((chosen.mean() - chosen).sign_().mul_(p.model.moe.bias_rate).mul_(good))
