@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -31,8 +31,14 @@ Json = dict[str, Any]
 
 def ask(kind: str, asked: Json | None = None, **more: Any) -> list[Json]:
     """The rows of an answer, through JSON as they are sent."""
+    return [*rows_of(kind, asked, **more)]
+
+
+def rows_of(kind: str, asked: Json | None = None, **more: Any) -> Iterator[Json]:
+    """One by one: a row that is not taken is not made."""
     request = {"version": VERSION, "kind": kind, "question": asked or dict(OPENING), **more}
-    return [json.loads(json.dumps(row, allow_nan=False)) for row in answer(json.loads(json.dumps(request)), OPENING)]
+    for row in answer(json.loads(json.dumps(request)), OPENING):
+        yield json.loads(json.dumps(row, allow_nan=False))
 
 
 def told_by_the_command_line(command: str, capsys: pytest.CaptureFixture[str]) -> Json:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
+import forks
 from penteract.measure.schemas.profile_reader import read_profile
 
 WORDS = ("--preset", "tiny", "model.layers=1", "batch.sequence_length=64", "batch.micro_batch_size=1",
@@ -15,8 +15,7 @@ WORDS = ("--preset", "tiny", "model.layers=1", "batch.sequence_length=64", "batc
 
 
 def test_a_run_is_profiled_and_its_files_agree(tmp_path: Path):
-    done = subprocess.run([sys.executable, "-m", "penteract", "profile", *WORDS], cwd=tmp_path, capture_output=True,
-                          text=True, check=False)  # fmt: skip
+    done = forks.penteract(["profile", *WORDS], os.environ, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     found = read_profile(tmp_path / "here")
     changes = [row["picoseconds"] for row in found["waterfall"] if not row["level"]]
