@@ -163,6 +163,7 @@ def _dense() -> list[Case]:
         ),
         Case("packed_swiglu", "rows", (x(4, 2, 10),)),
         Case("merged_glu", "rows", (x(4, 2, 6),), ((5, 6), (5, 6)), {"features": 10}),
+        Case("glu_linear", "rows", (x(4, 2, 6),), ((5, 6), (5, 6), (7, 5)), {"features": 10}),
         Case("swiglu", "rows", (x(4, 2, 5), x(4, 2, 5))),
         Case("gelu", "rows", (x(4, 2, 5),)),
         Case("add", "rows", (x(4, 2, 5), x(4, 2, 5))),

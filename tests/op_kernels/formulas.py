@@ -172,6 +172,12 @@ def merged_glu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([made.detach(), packed.detach()], (made * room.gradients[0]).sum())
 
 
+def glu_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    packed = torch.cat([torch.einsum("...d,fd->...f", ins[0], w) for w in weights[:2]], -1)
+    made = packed_swiglu(room, [packed], []).outs[0] @ weights[2].t()
+    return Truth([made.detach(), packed.detach()], (made * room.gradients[0]).sum())
+
+
 def fp8_glu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     """Gate and up, and what SwiGLU makes of them; their gradients are data before they are multiplied."""
     fp8, (x, data, columnwise, scale) = room.attrs["fp8"], ins
@@ -466,7 +472,7 @@ FORMULAS: dict[str, Formula] = {
     f.__name__: f
     for f in (
         embedding, linear, add_bias, rms_norm, fork_norm, add_norm, loss_and_gradient, merged_linear, packed_swiglu,
-        quantise, fp8_linear, fp8_glu, merged_glu,
+        quantise, fp8_linear, fp8_glu, merged_glu, glu_linear,
         packed_attention, normed_attention, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
         pack_heads, unpack_heads,
         attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,

@@ -168,7 +168,7 @@ CHOSEN = [
         (name, {}, Layout(elementwise="triton"), "triton")
         for name in ("fork_norm", "add_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
     ],
-    ("merged_glu", {}, Layout(elementwise="triton"), "quack"),
+    *[(name, {}, Layout(elementwise="triton"), "quack") for name in ("merged_glu", "glu_linear")],
     *[("attention", {}, Layout(attention=name), name) for name in ("fa4", "fa4_documents")],
     *[
         (op_name, {}, Layout(attention=name), name)

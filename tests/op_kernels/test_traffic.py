@@ -24,8 +24,8 @@ from penteract.ops.declarations.traffic import Kernel
 # Each register once, which is what pointwise ones of them do; what stands beside products, and what sizes on the host
 # cut, is not proved here.
 AS_A_WHOLE = {"linear", "logits", "attention", "merged_linear", "quantise", "fp8_linear", "fp8_glu", "merged_glu",
-"packed_attention", "normed_attention", "router", "expert_linear", "expert_pair", "split_sizes", "rows", "join_rows",
-              "gelu", "add"}  # fmt: skip
+"glu_linear", "packed_attention", "normed_attention", "router", "expert_linear", "expert_pair", "split_sizes", "rows",
+              "join_rows", "gelu", "add"}  # fmt: skip
 SILENT = {"view", "unsqueeze", "t", "alias", "split", "split_with_sizes", "empty", "empty_like", "expand", "permute",
           "select", "slice", "unbind", "movedim"}  # fmt: skip
 OVERWRITE = {"copy_", "zero_"}

@@ -65,6 +65,7 @@ def test_names_are_those_that_a_tape_has() -> None:
     assert named - {*ONCE} == {name for name in every if allowed(name)}
     assert (inside & OPS.keys()) - named - {*ONCE} == {*INSIDE}
     joint = {op.joint.op_name: op.name for op in ops if op.joint is not None}
+    joint |= {op.joint_back.op_name: op.name for op in ops if op.joint_back is not None}
     assert {op.site.op_name: op.name for op in ops if op.stands_for} | joint == dict(STANDS_FOR)
 
 

@@ -7,8 +7,9 @@ mlp     gate and up projections are one product, and SwiGLU reads its result as 
 qkv     query, key and value projections are one product, whose result attention reads as it lies; rotary positions
         are applied to it in place. With QK-norm, query and key heads are normalised and rotated in one pass
 loss    of whole rows of logits, the loss and its gradient in one op, which is said where the head is
-glu     what "mlp" makes, gate and up projections and SwiGLU, is one op: its product applies SwiGLU as it stores. With
-        quack's products, experts' gate and up are one op: the second product adds to the first's input gradient
+glu     what "mlp" makes, gate and up projections and SwiGLU, is one op: its product applies SwiGLU as it stores. Its
+        input gradient and that of the linear layer after it are one call (`joint_calls.py`). With quack's products,
+        experts' gate and up are one op: the second product adds to the first's input gradient
 fp8     linear layers in FP8 with one scale for each tensor of a micro-batch: what they read is cast once, both ways
         round, and kept in FP8 (`casts.py`); with it, what the others merge may be in FP8
 
@@ -27,7 +28,7 @@ from penteract.config.mesh import Mesh
 from penteract.ops.casts import CAST, cast_once
 from penteract.ops.declarations import OPS
 from penteract.ops.declarations.quantised.fp8_linear import is_cast_once
-from penteract.ops.joint_calls import JOINT, join_sums
+from penteract.ops.joint_calls import JOINT, join_glus, join_sums
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec
 from penteract.ops.tape import OpCall, Site, Tape
@@ -54,6 +55,7 @@ def fuse(tape: Tape, params: dict[str, Param], mesh: Mesh) -> None:
                 pass
     if "glu" in mesh.layout.fuse:
         _Edit(tape, params, mesh).glus()
+        join_glus(tape)
         if mesh.layout.experts == "quack":
             _Edit(tape, params, mesh).expert_pairs()
     if "fp8" in mesh.layout.fuse:  # of linear layers as they are merged

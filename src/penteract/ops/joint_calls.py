@@ -1,7 +1,8 @@
-"""Two ops of the tape whose forward is one call: the fusion "add".
+"""Two ops of the tape that one call computes, forward or back: the fusions "add" and "glu".
 
-The ops stay on the tape, so backward, recomputation and offload go by them, one by one. Only the call of the first
-forward is shared: what one of them made is in registers when the other reads it.
+The ops stay on the tape, so recomputation, offload and what is kept go by them, one by one. Only one call is shared: of
+the first forward, whose first result the other op reads from a register, or of the input gradients, between which there
+is no register.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from penteract.ops.declarations import OPS
 from penteract.ops.tape import OpCall, Site, Tape
 
 # What a call of two ops is known by: the op whose results come last.
-JOINT: Mapping[str, str] = {"add_norm": "rms_norm"}
+JOINT: Mapping[str, str] = {"add_norm": "rms_norm", "glu_linear": "linear"}
 
 
 def join_sums(tape: Tape) -> None:
@@ -39,3 +40,21 @@ def _add_norm(first: OpCall, norm: OpCall) -> Site:
     site = norm.site
     outs, extras = OPS["add_norm"].declaration.results(first.site.ins, site.weights, site.attrs)
     return replace(site, op_name="add_norm", ins=first.site.ins, outs=(*outs, *extras))
+
+
+def join_glus(tape: Tape) -> None:
+    """merged_glu(h) -> y; a plain linear layer of y: one call for the input gradients of both, without that of y."""
+    for glu, reader in pairwise(tape.ops):
+        if glu.site.op_name == "merged_glu" and _is_plain(reader) and reader.ins == glu.outs:
+            tape.ops[tape.ops.index(glu)] = replace(glu, joint_back=_glu_linear(glu, reader))
+
+
+def _is_plain(op: OpCall) -> bool:
+    """Whether it is a linear layer without a bias, and not in FP8."""
+    return op.site.op_name == "linear" and len(op.site.params) == 1 and not op.site.attrs
+
+
+def _glu_linear(glu: OpCall, reader: OpCall) -> Site:
+    params, weights = (*glu.site.params, *reader.site.params), (*glu.site.weights, *reader.site.weights)
+    outs, extras = OPS["glu_linear"].declaration.results(glu.site.ins, weights, glu.site.attrs)
+    return replace(glu.site, op_name="glu_linear", outs=(*outs, *extras), params=params, weights=weights)

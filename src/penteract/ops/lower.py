@@ -67,9 +67,11 @@ class _Lowering:
     deferred: list[_WeightGradient] = field(default_factory=list)  # for the schedule's Wgt
     layer_inputs: dict[int, int] = field(default_factory=dict[int, int])  # register -> the layer whose input it is
     sums: dict[Site, Site] = field(default_factory=dict[Site, Site])
+    passed_on: frozenset[int] = field(init=False)  # values without a gradient: their op takes that of their reader
 
     def __post_init__(self) -> None:
         self.specs = list(self.tape.specs)
+        self.passed_on = frozenset(op.outs[0] for op in self.tape.ops if op.joint_back is not None)
 
     # ---- helpers ---------------------------------------------------------------------------------------------
 
@@ -228,14 +230,15 @@ class _Lowering:
         if op.site.params and not self.split:
             self._prefetch_weights(op)
         sources = incoming
-        if declaration.passes_gradient:
+        if declaration.passes_gradient or op.ins[0] in self.passed_on:
             self.gradient |= {op.ins[i]: incoming[0] for i in declaration.differentiable}
         elif any(self.tape.flows[op.ins[i]] for i in declaration.differentiable):
             carry = tuple(self.new(s) for s in declaration.carry(op.site.ins, attrs))
             made = tuple(self.new(op.site.ins[i]) for i in declaration.differentiable)
             kept = tuple(self.require(_named(op, k)) for k in declaration.input_keeps)
             found = [self.largest[g] for g in incoming] if attrs.get("known_gradient") else []
-            self.emit(op.site, "input_gradient", (*kept, *incoming, *found), (*made, *carry))
+            site = op.joint_back or op.site
+            self.emit(site, "input_gradient", (*kept, *incoming, *found), (*made, *carry))
             if attrs.get("largest_gradient"):
                 self.largest[made[0]], carry = carry[-1], carry[:-1]
             self.gradient |= {op.ins[i]: g for i, g in zip(declaration.differentiable, made, strict=True)}

@@ -64,6 +64,8 @@ class OpCall:
     `stands_for`: the op of the network that a fused one is recomputed and offloaded as.
     `joint`: the site of one call for the forward of this op and of the one before it on the tape, whose result it
     reads. Backward, and what is recomputed, are those of the two ops.
+    `joint_back`: the site of one call for the input gradients of this op and of the one that reads its result, which
+    is what the gradient of that result is never made for. All else is that of the two ops.
     """
 
     site: Site
@@ -74,6 +76,7 @@ class OpCall:
     passed: int | None = None
     stands_for: str = ""
     joint: Site | None = None
+    joint_back: Site | None = None
 
     @property
     def name(self) -> str:

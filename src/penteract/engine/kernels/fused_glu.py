@@ -1,76 +1,135 @@
-"""Gate and up projections whose product applies SwiGLU as it stores, by the package quack.
+"""Gate and up projections whose product applies SwiGLU as it stores, and down's product back through it, by the package
+quack.
 
-Its tiles hold gate and up of a feature next to each other, so what backward reads has them in turn: gate, up, gate, up.
-The gradients lie side by side, as the weights do, so the other products are those of `merged_linear`.
+Its tiles hold gate and up of a feature next to each other, but what they store lies side by side, as the weights do. So
+the other products are those of `merged_linear`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from penteract.engine.kernels.glu import glu_linear
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.moe.grouped_experts import Tile, config
 from penteract.engine.kernels.triton.fusions import as_one, fusions
-from penteract.engine.kernels.triton.swiglu import put_slopes
+from penteract.engine.kernels.triton.swiglu import put_swiglu_input
 from penteract.errors import Bug
 from penteract.ops.tape import Site
 
-Gated = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]  # x, w, gate and up, out
+_TILE: Tile = (128, 192, True)  # the fastest at widths of 2,048 and 4,096 both ways, and faster there than cuBLAS's
 
-_TILE: Tile = (128, 192, True)  # the fastest of five at widths of 2,048 and 4,096, and faster there than cuBLAS's
+
+class GluProducts(Protocol):
+    """Products with SwiGLU where they store. Gate and up [T, F], and their gradients, are columns of wider rows."""
+
+    def forward(
+        self, x: torch.Tensor, w: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """x [T, D], w [2·F, D], gate before up -> gate, up, and `out` [T, F]."""
+        ...
+
+    def slopes(
+        self, g: torch.Tensor, w: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, of_gate: torch.Tensor,
+        of_up: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """g [T, E], the weight [E, F] that SwiGLU's result was multiplied by -> the gradients of gate and up."""
+        ...
 
 
 @cache
-def _product() -> Any:
-    """quack's product with SwiGLU in its epilogue, imported when a run needs it."""
-    library = import_module("quack.epilogue.library")
-    return library.linear_act_mod("swiglu", gated=True, has_c=False, has_rowvec=False, has_colvec=False)
+def gated() -> Any:
+    """quack's product with SwiGLU, of gate and up next to each other; imported when a run needs it."""
+    swiglu, values = import_module("quack.activation").swiglu, import_module("quack.epilogue.math")
+
+    def store_swiglu(acc: Any) -> dict[str, Any]:
+        gate, up = values.unpack(acc)
+        return {"gate": gate, "up": up, "out": swiglu(gate, up)}
+
+    epilogue = import_module("quack.epilogue.frontend").gemm_epilogue
+    return epilogue(outputs=("gate", "up", "out"), mode="acc_pair")(store_swiglu)
+
+
+@cache
+def gated_back() -> Any:
+    """quack's product with the gradients of gate and up from the one that it computes."""
+    slopes_of = import_module("quack.activation").dswiglu
+
+    def store_slopes(acc: Any, c: Any, up: Any) -> dict[str, Any]:
+        of_gate, of_up, _ = slopes_of(c, up, acc)
+        return {"D": of_gate, "of_up": of_up}
+
+    return import_module("quack.epilogue.frontend").gemm_epilogue(outputs=("of_up",))(store_slopes)
 
 
 def load() -> None:
     """Import the package, before a run's first step."""
-    _product()
+    gated()
+    gated_back()
     config(_TILE)
 
 
-def by_quack(x: torch.Tensor, w: torch.Tensor, packed: torch.Tensor, out: torch.Tensor) -> None:
-    """x [T, D], w [2·F, D], gate before up -> `packed` [T, 2·F], gate and up in turn, and `out` [T, F]."""
-    _product()(
-        x, w.t(), None, out={"D": packed, "mAuxOut": out}, store_d=True, config=config(_TILE), tuned=False,
-        dynamic_scheduler=False, concat_layout=("B",),
-    )  # fmt: skip
+class QuackGlu:
+    """The products of package quack."""
+
+    def forward(
+        self, x: torch.Tensor, w: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """It reads the rows of the weight in turn: gate, up, gate, up."""
+        gated()(
+            x, w.t(), None, out={"gate": gate, "up": up, "out": out}, store_d=False, config=config(_TILE), tuned=False,
+            dynamic_scheduler=False, concat_layout=("B",),
+        )  # fmt: skip
+
+    def slopes(
+        self, g: torch.Tensor, w: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, of_gate: torch.Tensor,
+        of_up: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """The gradient of SwiGLU's result stays in registers."""
+        gated_back()(
+            g, w, gate, up=up, out={"D": of_gate, "of_up": of_up}, config=config(_TILE), tuned=False,
+            dynamic_scheduler=False,
+        )  # fmt: skip
 
 
-def _forward(gated: Gated, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """silu(x·w1ᵀ)·(x·w2ᵀ), and both products in turn."""
+def _forward(by: GluProducts, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """silu(x·w1ᵀ)·(x·w2ᵀ), and both products side by side."""
     whole = as_one(weights)
     if whole is None:
         raise Bug("KERNEL", f"the weights of {site} do not lie behind each other")
-    out, packed = outs
-    gated(_rows(ins[0]), whole, _rows(packed), _rows(out))
+    out, packed = map(_rows, outs)
+    gate, up = packed.chunk(2, -1)
+    by.forward(_rows(ins[0]), whole, gate, up, out)
 
 
-def glus(aten: Any, gated: Gated) -> dict[str, TorchKernel]:
-    """The kernel, over the operators of `aten` and a gated product."""
+def glus(aten: Any, by: GluProducts) -> dict[str, TorchKernel]:
+    """The kernels, over the operators of `aten` and products with SwiGLU."""
     linear = fusions(aten)["merged_linear"]
     assert linear.input_gradient is not None
     of_linear = linear.input_gradient
 
     def input_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-        (dy, packed), (gradient, slopes) = ins, outs
-        put_slopes(dy, packed, slopes)
+        (packed, g), (gradient, slopes) = ins, outs
+        put_swiglu_input(*packed.chunk(2, -1), g, *slopes.chunk(2, -1))
         of_linear(env, site, [slopes], weights, [gradient])
 
-    return {"merged_glu": TorchKernel(partial(_forward, gated), input_gradient, linear.weight_gradient)}
+    def joint_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        (packed, g), (gradient, slopes) = map(_rows, ins), outs
+        by.slopes(g, weights[2], *packed.chunk(2, -1), *_rows(slopes).chunk(2, -1))
+        of_linear(env, site, [slopes], weights[:2], [gradient])
+
+    return {
+        "merged_glu": TorchKernel(partial(_forward, by), input_gradient, linear.weight_gradient),
+        "glu_linear": TorchKernel(glu_linear, joint_gradient),
+    }
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(-1, x.shape[-1])
+    return x.view(-1, x.shape[-1])
 
 
-QUACK = glus(torch.ops.aten, by_quack)
+QUACK = glus(torch.ops.aten, QuackGlu())

@@ -135,9 +135,14 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         name: (Implementation("triton", one_pass(name), {"cuda": f"{_RUNS}.kernels.triton.fusions:FUSIONS"}),)
         for name in ("fork_norm", "add_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
     },
-    "merged_glu": (
-        Implementation("quack", stored, {"cuda": f"{_RUNS}.kernels.fused_glu:QUACK"}, aligned_rows, library=("cuda",)),
-    ),
+    **{
+        name: (
+            Implementation(
+                "quack", stored(name), {"cuda": f"{_RUNS}.kernels.fused_glu:QUACK"}, aligned_rows, library=("cuda",)
+            ),
+        )
+        for name in GLU
+    },
     "packed_attention": _attention(packed),
     "normed_attention": _attention(normed),
     **{

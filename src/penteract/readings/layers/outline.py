@@ -31,7 +31,8 @@ def signature(tape: Tape) -> Signature:
 def _signature(op: OpCall) -> Signature:
     site, entry, program = op.site, OPS.get(op.site.op_name), op.program  # a program: of a redistribution
     of_op = (site.op_name, op.name, site.layer, bool(site.params), op.ins, op.outs, op.extras, op.passed)
-    of_op = (*of_op, op.joint is not None, *(name in site.attrs for name in ("known_gradient", "largest_gradient")))
+    joint = (op.joint is not None, op.joint_back is not None)
+    of_op = (*of_op, *joint, *(name in site.attrs for name in ("known_gradient", "largest_gradient")))
     if program is None:
         return (*of_op, entry.declaration.gradients(site.attrs) if entry else ())
     calls = [(c.site.layer, c.phase, c.ins, c.outs) for c in (*program.forward, *program.backward)]
@@ -41,7 +42,8 @@ def _signature(op: OpCall) -> Signature:
 def sites_of(tape: Tape, sums: Mapping[Site, Site] | None = None) -> list[Site]:
     """Every site that lowering can call, in the tape's order, then those of two ops in one call. `sums`: the sum of
     each fork, if already made."""
-    return [*_sites(tape, sums), *(op.joint for op in tape.ops if op.joint is not None)]
+    joint = (site for op in tape.ops for site in (op.joint, op.joint_back) if site is not None)
+    return [*_sites(tape, sums), *joint]
 
 
 def _sites(tape: Tape, sums: Mapping[Site, Site] | None) -> Iterator[Site]:

@@ -77,30 +77,6 @@ def put_swiglu_input(
     return bind(_input, grid, *every, row_count(gate), gate.shape[-1], *map(row_stride, every), **shape)
 
 
-@triton.jit
-def _slopes(packed, g, slopes, rows, width, packed_row, g_row, slopes_row, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row, column, here = _place(rows, width, ROWS, COLUMNS)
-    pair = (tl.program_id(1) * COLUMNS * 2 + tl.arange(0, 2 * COLUMNS))[None, :]
-    both = tl.load(packed + row * packed_row + pair, (row < rows) & (pair < 2 * width), other=0.0)
-    gate, up = tl.split(tl.reshape(both, (ROWS, COLUMNS, 2)))
-    a, b = gate.to(tl.float32), up.to(tl.float32)
-    d = tl.load(g + row * g_row + column, here, other=0.0).to(tl.float32)
-    share = tl.sigmoid(a)
-    silu = a * share
-    by_gate = d * b * (share + silu * (1.0 - share))
-    at = slopes + row * slopes_row + column
-    tl.store(at, by_gate.to(slopes.dtype.element_ty), here)
-    tl.store(at + width, (d * silu).to(slopes.dtype.element_ty), here)
-
-
-@Bindable
-def put_slopes(packed: torch.Tensor, g: torch.Tensor, slopes: torch.Tensor) -> Bound:
-    """Gate and up in turn [.., 2·F] and the gradient g [.., F] -> their gradients side by side [.., 2·F]."""
-    grid, shape = _tiles(g)
-    every = (packed, g, slopes)
-    return bind(_slopes, grid, *every, row_count(g), g.shape[-1], *map(row_stride, every), **shape)
-
-
 @Bindable
 def swiglu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """silu(gate)·up, [S, B, F]. Shazeer 2020 (2002.05202)."""
