@@ -1,6 +1,6 @@
 """One GPU: what the host needs for each call of a step, by its name in a timeline.
 
-    python benchmarks/host_calls.py --out FILE.json [--commit HASH] [--cases bf16,fp8,experts]
+    python benchmarks/host_calls.py --out FILE.json [--commit HASH] [--cases bf16,fp8,packages,experts]
 
 Sequences are so short that the device waits for the host, and its queue is empty before each step. `us`: the median of
 all calls of that name in all steps but the first ones, in microseconds; `calls`: how many a step has. `[launch.of]` of
@@ -41,6 +41,10 @@ DENSE = {"model.layers": 8, "model.hidden_size": 1024, "model.heads": 8, "model.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bf16": ("llama-3.2-1b", DENSE | {"precision.dtype": "bf16"}),
     "fp8": ("llama-3.2-1b", DENSE | {"precision.dtype": "fp8_tensorwise", "memory.recompute": "full"}),
+    "packages": (
+        "llama-3.2-1b",
+        DENSE | {"precision.dtype": "bf16", "kernels.attention": "fa4", "kernels.fuse": "norm,add,mlp,qkv,loss,glu"},
+    ),
     "experts": ("qwen3-30b-a3b", {"model.layers": 4, "precision.dtype": "bf16", "kernels.experts": "quack"}),
 }
 FAST = {"kernels.elementwise": "triton", "kernels.attention": "cudnn", "kernels.fuse": "all"}
@@ -65,7 +69,7 @@ def case(name: str, device: str) -> dict[str, Any]:
     words = words | {"precision.device": device, "batch.sequence_length": LENGTH, "batch.micro_batch_size": 1,
                      "batch.global_batch_size": 1, "data.pack_documents": False}  # fmt: skip
     if device == "cuda":
-        words |= FAST
+        words = FAST | words
     else:
         words.pop("kernels.experts", None)
     run = resolve(None, preset, [f"{key}={toml_value(value)}" for key, value in words.items()], 1).run
