@@ -4,7 +4,7 @@
         benchmarks/results/sustained_fa4_h200.json benchmarks/results/flash_attention.json \
         benchmarks/results/step_profile_2xh200.json benchmarks/results/walked_kernels_h200.json \
         benchmarks/results/planned_steps_4xh200.json benchmarks/results/bench_one_card_h200.json \
-        benchmarks/results/bench_two_cards_h200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
+        benchmarks/results/bench_two_cards_h200.json benchmarks/results/host_calls_h200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
 
 The files have:
 
@@ -15,7 +15,8 @@ The files have:
 5. the host time of each kind of call and bucket event (`benchmarks/step_profile.py`, `benchmarks/profile_overlap.py`);
 6. pointwise kernels whose tensors differ in memory layout (`benchmarks/walked_kernels.py`);
 7. layouts one after the other in one process: what a further communicator takes (`benchmarks/planned_steps.py`);
-8. and 9. runs in processes of their own, on one GPU and on two: memory beside tensors (`penteract bench`).
+8. and 9. runs in processes of their own, on one GPU and on two: memory beside tensors (`penteract bench`);
+10. the host time of each kind of call on one GPU, bound and with the kernels that runs have (`benchmarks/host_calls.py`).
 
 Compute rates are those of the second file. The bursts are also written, for comparison.
 """
@@ -150,21 +151,34 @@ NAMES = {"need": ["wait parameters"], "wait_all_gather": ["wait parameters"], "w
 IDLE = 5.0  # below so many microseconds, a part had nothing to do
 
 
-def host(rows: Mapping[str, float], small: Mapping[str, Any], profiles: list[Mapping[str, Any]]) -> Iterator[str]:
+CALLS = ("forward ", "input_gradient ", "weight_gradient ", "update", "gradient norm: squares")  # needs no other rank
+
+
+def host(
+    rows: Mapping[str, float],
+    small: Mapping[str, Any],
+    profiles: list[Mapping[str, Any]],
+    calls: list[Mapping[str, Any]],
+) -> Iterator[str]:
     """Host time of calls. `small`: steps in which the device waits for the host, by attention kernel; `profiles`: host
-    time of such steps by part."""
+    time of such steps by part; `calls`: of such steps on one GPU by call, instead of the same in `profiles`."""
     each = statistics.median(
         row["ms_per_call"] for row in small.values() if isinstance(row, dict) and "ms_per_call" in row
     )
     yield "\n# Microseconds of the host for one call of a kernel in an eager step; for one op alone: the mean of a pointwise"
     yield "# one and a product.\n[launch]"
     yield f'basis = "measured"\nmicroseconds = {1e3 * each:.1f}\nop = {sum(rows.values()) / len(rows):.2f}'
-    yield "\n# The same of those that were measured one by one: medians, of several layouts the lowest.\n[launch.of]"
+    yield "\n# The same of those that were measured one by one: medians, of several runs the lowest. What needs no other rank"
+    yield "# is bound and has the kernels that runs have by themselves.\n[launch.of]"
     found = dict[str, float]()
     for part, us in (pair for row in profiles for pair in row.get("host_us", {}).items()):
         for name in [part.removeprefix("call ")] if part.startswith("call ") else NAMES.get(part, []):
             found[name] = min(us, found.get(name, us)) if us > IDLE else found.get(name, us)
-    yield from (f'"{name}" = {us:.1f}' for name, us in sorted(found.items()))
+    bound = dict[str, float]()
+    for name, row in (pair for case in calls for pair in case["calls"].items()):
+        if name.startswith(CALLS):
+            bound[name] = min(row["us"], bound.get(name, row["us"]))
+    yield from (f'"{name}" = {us:.1f}' for name, us in sorted((found | bound).items()))
 
 
 def burst_products(rows: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, int, int], float]]:
@@ -237,6 +251,7 @@ def toml(  # noqa: PLR0913 (a record each)
     tried: Mapping[str, Any],
     one: Mapping[str, Any],
     two: Mapping[str, Any],
+    calls: Mapping[str, Any],
     date: str,
 ) -> str:
     """The whole file."""
@@ -247,7 +262,7 @@ def toml(  # noqa: PLR0913 (a record each)
     lines = [HEADER, "[node]", 'gpu = "H200"', f"gpus = {data['world']}", f"gpus_per_node = {data['world']}"]
     lines += ["", "[provenance]", *(f"{key} = {json.dumps(value)}" for key, value in about.items())]
     parts = (hot_products(hot["products"]), hot_attention(of_both(hot["attention"], fa4["cudnn_attention"]), fa4["fa4"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"]),
-             walked(kernels["walked: elements, µs, kernels"]), wires(data), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"]), process(tried, one, two), bursts(data))  # fmt: skip
+             walked(kernels["walked: elements, µs, kernels"]), wires(data), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"], calls["rows"]), process(tried, one, two), bursts(data))  # fmt: skip
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 
 
@@ -262,6 +277,7 @@ def main() -> None:
     parser.add_argument("tried", type=Path, help="JSON of benchmarks/planned_steps.py")
     parser.add_argument("one", type=Path, help="JSON of a sweep on one GPU")
     parser.add_argument("two", type=Path, help="JSON of a sweep on two")
+    parser.add_argument("calls", type=Path, help="JSON of benchmarks/host_calls.py")
     parser.add_argument("--date", required=True, help="date of the first file")
     args = parser.parse_args()
     paths = (
@@ -274,6 +290,7 @@ def main() -> None:
         args.tried,
         args.one,
         args.two,
+        args.calls,
     )
     read = (json.loads(path.read_text()) for path in paths)
     print(toml(*read, args.date), end="")

@@ -231,6 +231,22 @@ What the host needs for one launch, by Triton's JIT and where the call is bound 
     )
 
 
+def host_calls() -> str:
+    found = record("host_calls_h200")
+    cases = {row["case"]: row for row in found["rows"]}
+    names = dict.fromkeys(name for row in cases.values() for name in row["calls"])
+    rows = [(name, *(f"{case['calls'][name]['us']:.0f} ({case['calls'][name]['calls']})" if name in case["calls"] else ""
+                     for case in cases.values())) for name in names]  # fmt: skip
+    return section(
+        "Calls of a step by the host",
+        """\
+What the host needs for each call of a step, median in microseconds, and how many a step has. Sequences are of 256 tokens, so
+that the device waits for the host. Plans take the lowest of a row for what needs no other rank.""",
+        table(f"call | {' | '.join(cases)}", rows),
+        records=["host_calls_h200.json"],
+    )
+
+
 def captured_step() -> str:
     found = record("h200_1b_step")
     rows = [(name, ms(found[name]["step_ms"]), f"{found['predicted']['allocated_gib']:.2f}",

@@ -26,6 +26,7 @@ PROFILE = ROOT / "benchmarks/results/step_profile_2xh200.json"
 WALKED = ROOT / "benchmarks/results/walked_kernels_h200.json"
 TRIED = ROOT / "benchmarks/results/planned_steps_4xh200.json"
 ONE, TWO = (ROOT / f"benchmarks/results/bench_{name}_h200.json" for name in ("one_card", "two_cards"))
+CALLS = ROOT / "benchmarks/results/host_calls_h200.json"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,8 @@ def test_a_measured_file_of_ones_own(tmp_path: Path) -> None:
 
 def test_the_committed_curves_are_what_the_script_makes_of_the_measurements() -> None:
     read = (
-        json.loads(path.read_text()) for path in (CEILINGS, SUSTAINED, FA4, STEPS, PROFILE, WALKED, TRIED, ONE, TWO)
+        json.loads(path.read_text())
+        for path in (CEILINGS, SUSTAINED, FA4, STEPS, PROFILE, WALKED, TRIED, ONE, TWO, CALLS)
     )
     made = _script().toml(*read, "2026-11-20")
     assert made == (CATALOGUE / "8xh200.toml").read_text()
