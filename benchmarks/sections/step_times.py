@@ -114,10 +114,6 @@ def drawn_sweeps() -> str:
     again = [abs(row["median_ms"] / first[tuple(row["settings"])]["median_ms"] - 1) for row in record(SWEPT[1])["rows"]
              if row["spread_ms"][1] < 1.5 * row["spread_ms"][0]]  # fmt: skip
     before, fast = record(SWEPT[0])["before"][0], first[tuple(small["settings"])]
-    experts = record(SWEPT[3])
-    since = [
-        abs(row["planned_ms"] / row["median_ms"] - 1) for row in experts["rows"] if row["commit"] == experts["commit"]
-    ]
     for name in SWEPT:
         found = record(name)
         errors = [abs(row["planned_ms"] / row["median_ms"] - 1) for row in found["rows"]]
@@ -145,11 +141,8 @@ first by {percent(mean(again))} on average, the small model in FP8 apart. Where 
 that recomputes everything was held up by its host: {before["median_ms"]:,.0f} ms a step when each launch of a Triton kernel went through its
 JIT, {fast["median_ms"]:,.0f} ms now that launches are bound. On the other machine it was measured before that only.
 
-Two rows with `ep=2`, those of ZeRO 1 and of one sequence at ZeRO 2, were measured when what a rank received was sorted by a launch for each chunk,
-128 a call; those since are off by {percent(max(since))} at most. Tokens are not spread evenly over experts, as plans take them to be:
-that is why memory is off in rows with `ep=2`. [accuracy.md](accuracy.md) plans rows with a recorded imbalance once more with it.
-
-Falls short: of the sweep with experts {len(experts["not_measured"])} cases were not run.""",
+Tokens are not spread evenly over experts, as plans take them to be: that is why memory is off in rows with `ep=2`.
+[accuracy.md](accuracy.md) plans these rows once more with the imbalance that was counted.""",
         *tables, records=[f"{name}.json" for name in SWEPT],
     )  # fmt: skip
 
