@@ -21,6 +21,7 @@ from sections.kernels import (
     chunked_loss,
     embedding_forms,
     fp8,
+    gated_backward,
     host_calls,
     loss_forms,
     norm_forms,
@@ -41,7 +42,15 @@ from sections.runs import (
     training_runs,
     wide_draws,
 )
-from sections.step_times import drawn_sweeps, four_gpus, planned_times, profile_of_a_step, profiles, start_of_a_step
+from sections.step_times import (
+    drawn_sweeps,
+    four_gpus,
+    newcomers_path,
+    planned_times,
+    profile_of_a_step,
+    profiles,
+    start_of_a_step,
+)
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 INTRODUCTION = """\
@@ -66,8 +75,8 @@ NOT_MEASURED = """\
   GPUs there are only the short runs above of Muon and of gathered FP8 weights, and matrix products of experts in FP8.
 - **Latent attention and weights from Hugging Face on GPUs.** Tests on CPUs compare them with plain torch and transformers.
 - **macOS and Windows.** Nothing has been run there."""
-SECTIONS = (against_torchtitan, against_torchtitan_elsewhere, profile_of_a_step, drawn_sweeps, without_memory, at_the_limit, playbook_figures, triton_kernels, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
-            optimizer_update, update_forms, loss_forms, norm_forms, embedding_forms, bound_launches, host_calls, captured_step, parity, drawn_faults, wide_draws, hosts_and_long_runs, background_saves, gpu_checkpoints, training_runs, precision_recipes, other_trainers, planner_speed,
+SECTIONS = (against_torchtitan, against_torchtitan_elsewhere, profile_of_a_step, drawn_sweeps, newcomers_path, without_memory, at_the_limit, playbook_figures, triton_kernels, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
+            optimizer_update, update_forms, loss_forms, norm_forms, embedding_forms, bound_launches, host_calls, gated_backward, captured_step, parity, drawn_faults, wide_draws, hosts_and_long_runs, background_saves, gpu_checkpoints, training_runs, precision_recipes, other_trainers, planner_speed,
             rehearsals, explore_page, calibrated_links, rates)  # fmt: skip
 
 

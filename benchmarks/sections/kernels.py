@@ -247,6 +247,22 @@ that the device waits for the host. Plans take the lowest of a row for what need
     )
 
 
+def gated_backward() -> str:
+    found = record("gated_backward_h200")
+    rows = [(f"{shape['width']:,} and {shape['wide']:,}", {"slopes": "back through down and SwiGLU", "forward": "gate and up, with SwiGLU"}[stage],
+             *(f"{ways[way]['ms']:.2f}" if way in ways else "" for way in ("cublas", "beside")))
+            for shape in found["shapes"] for stage, ways in shape["stages"].items() if stage in ("slopes", "forward")]  # fmt: skip
+    return section(
+        "Back through SwiGLU in down's product",
+        f"""\
+{found["shapes"][0]["rows"]:,} tokens in bf16: cuBLAS's product and a pass of Triton's through SwiGLU, or one product of quack's that stores the
+gradients of gate and up, side by side. The forward's product, which stores gate, up and SwiGLU's result, is beside it.
+All results were checked against fp32.""",
+        table("width, and of SwiGLU | what | product and pass, ms | one product, ms", rows),
+        records=["gated_backward_h200.json"],
+    )
+
+
 def captured_step() -> str:
     found = record("h200_1b_step")
     rows = [(name, ms(found[name]["step_ms"]), f"{found['predicted']['allocated_gib']:.2f}",

@@ -180,3 +180,20 @@ the measured step. The text has 257 tokens of bytes, so the embedding's gradient
         table("op | calls | predicted, ms | measured, ms | share | of its ceiling", measured),
         records=["profile_a1_h100.json"],
     )  # fmt: skip
+
+
+def newcomers_path() -> str:
+    found = record("default_path_h200")
+    losses, start = found["losses"], found["start"]
+    rows = [(name, start[name]["first_step_s"], start[name]["second_step_s"]) for name in ("cold", "warm")]
+    return section(
+        "The path of a newcomer",
+        f"""\
+`penteract train` with a preset and no kernel named. Over {losses["steps"]} steps of `{found["model"]}` on text the losses of the kernels that it
+chooses are {losses["kernels_apart"]:.3f} nats a token from those of plain torch, on average; another seed's are {losses["seeds_apart"]:.3f} away. An 8B on two GPUs
+ends its first step so many seconds after the command, with no compiled kernel kept from before, and again:
+
+Falls short: how near its speed is to settings by hand was not measured.""",
+        table("caches | first step after, s | second step after, s", rows),
+        records=["default_path_h200.json"],
+    )
