@@ -54,14 +54,14 @@ def test_a_package_is_imported_before_a_run_calls_it(monkeypatch: pytest.MonkeyP
     """What an import within a call leaves would keep that call's tensors."""
     imported = list[str]()
     monkeypatch.setattr(fa4, "library", lambda: imported.append("fa4"))
-    registry.load_library.cache_clear()
+    registry.load_package.cache_clear()
     try:
         registry.kernels(compile_step(MODEL, _kernel("cudnn"), 16, precision="bf16"), CUDA)
         assert imported == []
         registry.kernels(compile_step(MODEL, _kernel("fa4"), 16, precision="bf16"), CUDA)
         assert imported == ["fa4"]
     finally:
-        registry.load_library.cache_clear()
+        registry.load_package.cache_clear()
 
 
 def test_the_reference_runs_anywhere():

@@ -82,8 +82,7 @@ def kernels(p: Program, device: torch.device) -> dict[str, TorchKernel]:
     for site in computed_sites(p):
         one, _ = implementation(site, p.layout)
         chosen.setdefault(site.op_name, {})[site] = kernel(site.op_name, one, device.type)
-        if device.type in one.library:
-            load_library(one.kernels[device.type])
+        load_package(one.kernels[device.type])
     made = dict[str, TorchKernel]()
     for op_name, found in chosen.items():
         one, *others = dict.fromkeys(found.values())
@@ -129,10 +128,13 @@ def kernel(op_name: str, one: Implementation, device: str) -> TorchKernel:
 
 
 @cache
-def load_library(name: str) -> None:
-    """Import the package that the kernels of this name compute with, if their module has a function `load` for that.
-    Within a call the import would leave cycles of frames, which keep the call's tensors until a collection."""
-    getattr(import_module(name.partition(":")[0]), "load", lambda: None)()
+def load_package(name: str) -> None:
+    """Import the package that the kernels of this name compute with, as `PACKAGES` of their module says. Within a call
+    the import would leave cycles of frames, which keep the call's tensors until a collection."""
+    module, _, table = name.partition(":")
+    load = getattr(import_module(module), "PACKAGES", {}).get(table)
+    if load is not None:
+        load()
 
 
 @cache

@@ -30,11 +30,6 @@ def library() -> Any:
     return import_module(ATTENTION["fa4"].module)
 
 
-def load() -> None:
-    """Import the package, before a run's first step."""
-    library()
-
-
 def _heads(x: torch.Tensor, size: int) -> torch.Tensor:
     """[.., H·C] -> [.., H, C], a view."""
     return x.unflatten(-1, (-1, size))
@@ -179,4 +174,5 @@ def _ways(kernel: TorchKernel) -> dict[str, TorchKernel]:
     }
 
 
+PACKAGES = dict.fromkeys(("FA4", "FA4_DOCUMENTS"), lambda: library())  # imported before a run's first step
 FA4, FA4_DOCUMENTS = _ways(whole(library)), _ways(documents(library))

@@ -131,8 +131,8 @@ def library() -> Any:
     return import_module("quack.gemm_interface")
 
 
-def load() -> None:
-    """Import the package, before a run's first step."""
+def _load() -> None:
+    """Import the package."""
     library()
     config(PLAIN_TILE)
 
@@ -174,6 +174,7 @@ class Quack:
         self.load().gemm_tuned.fn(a, b, into, config=how, cu_seqlens_k=offsets, add_to_output=add)
 
 
+PACKAGES = {"QUACK": _load}  # imported before a run's first step
 GROUPED = {"expert_linear": expert_products(MadeBeside(by_torch))}
 EMULATED = {"expert_linear": expert_products(MadeBeside(emulated))}
 QUACK = {"expert_linear": expert_products(Quack()), "expert_pair": expert_pair_products(Quack())}
