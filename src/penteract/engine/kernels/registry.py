@@ -82,7 +82,8 @@ def kernels(p: Program, device: torch.device) -> dict[str, TorchKernel]:
     for site in computed_sites(p):
         one, _ = implementation(site, p.layout)
         chosen.setdefault(site.op_name, {})[site] = kernel(site.op_name, one, device.type)
-        load_package(one.kernels[device.type])
+        if (table := one.kernels.get(device.type)) is not None:
+            load_package(table)
     made = dict[str, TorchKernel]()
     for op_name, found in chosen.items():
         one, *others = dict.fromkeys(found.values())
