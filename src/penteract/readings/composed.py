@@ -7,9 +7,8 @@ the walk's peak is no larger. `tests/readings/test_composed.py` checks both.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import TypeVar
 
 from penteract.config.layout import Layout
@@ -27,7 +26,16 @@ from penteract.readings.layers.layer_program import EMBEDDING, HEAD, LayerProgra
 from penteract.readings.layers.pools import Pools
 from penteract.readings.layers.reads import Memos, tracked
 from penteract.readings.layers.stage_assignment import RankLayers, StageAssignment
-from penteract.readings.layers.stages import Borders, RepeatedLayer, StageLayers, StageSum, add_up, borders, shortened
+from penteract.readings.layers.stages import (
+    Borders,
+    RepeatedLayer,
+    StageLayers,
+    StageSum,
+    add_up,
+    borders,
+    counted,
+    shortened,
+)
 from penteract.readings.price import (
     bucket_workspace,
     host_optimizer_bytes,
@@ -146,13 +154,10 @@ class Composer:
 
     def work(self, layout: Layout, pp_rank: int) -> tuple[Counter[str], Counter[Wire]]:
         """FLOPs of a step by phase, without the update, and bytes of collectives."""
-        each = [w for chain in self.layers_of_rank(layout, pp_rank) for w in self._work(chain, layout)]
-        return _total(layout, [flops for flops, _ in each]), _total(layout, [wires for _, wires in each])
-
-    def _work(self, chain: StageLayers, layout: Layout) -> Iterator[tuple[Counter[str], Counter[Wire]]]:
-        """FLOPs by phase and bytes of collectives, of each layer of a stage."""
-        for kind, n in chain:
-            yield from repeat(self.recorder.work(self.layer_program(layout, kind), layout), n)
+        layers = counted(self.layers_of_rank(layout, pp_rank))
+        each = [(n, *self.recorder.work(self.layer_program(layout, kind), layout)) for kind, n in layers.items()]
+        flops, wires = ([(n, x) for n, x, _ in each], [(n, x) for n, _, x in each])
+        return _total(layout, flops), _total(layout, wires)
 
     def stages(self, layout: Layout, pp_rank: int) -> tuple[StageSum, ...]:
         """The sum of the layers of each model chunk of a pipeline rank. Equal stages share one object."""
@@ -193,10 +198,10 @@ class Composer:
         return self.assignments.setdefault(key, StageAssignment.of(*key))
 
 
-def _total(layout: Layout, parts: Iterable[Mapping[_Key, int]]) -> Counter[_Key]:
-    """The sum over all micro-batches and chunks."""
+def _total(layout: Layout, parts: Iterable[tuple[int, Mapping[_Key, int]]]) -> Counter[_Key]:
+    """The sum over all micro-batches, of so many layers of each part."""
     out = Counter[_Key]()
-    for part in parts:
+    for layers, part in parts:
         for key, amount in part.items():
-            out[key] += amount * layout.gradient_accumulation_steps
+            out[key] += amount * layers * layout.gradient_accumulation_steps
     return +out

@@ -10,6 +10,7 @@ from penteract.ops.declarations import OPS
 from penteract.readings.composed import Composer
 from penteract.readings.layers.expert_load import Balanced
 from penteract.readings.layers.layer_program import shapes
+from penteract.readings.layers.stages import counted
 from penteract.units import Flops, Seconds
 
 PARTS = ("compute", "attention", "pointwise", "tensor", "context", "expert", "launch", "pipeline", "data", "update",
@@ -48,7 +49,7 @@ class Forward:
         """Count the FLOPs that the declarations give for one sequence on a single device."""
         single_device, forward, scores = Layout(attention="flash"), 0, 0
         load = Balanced.of(composer.model, single_device, composer.sequence_length)
-        for kind, n in composer.layers_by_stage(single_device)[0]:
+        for kind, n in counted(composer.layers_by_stage(single_device)).items():
             for op in composer.recorder.tape(single_device, kind).ops:
                 entry = OPS.get(op.site.op_name)
                 if op.program is None and entry is not None:

@@ -8,7 +8,7 @@ which these are, such as from `Fwd` to `Bwd` (`step/offsets.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -49,6 +49,15 @@ class Borders:
 
     buffers: Mapping[Span, Bytes]
     temporary: Mapping[str, Bytes]
+
+
+def counted(stages: Iterable[StageLayers]) -> Counter[LayerType]:
+    """How many layers of these stages each type has. Where types alternate, few types are many runs."""
+    found = Counter[LayerType]()
+    for chain in stages:
+        for kind, n in chain:
+            found[kind] += n
+    return found
 
 
 def shortened(chain: Sequence[RepeatedLayer]) -> tuple[RepeatedLayer, ...]:
