@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(ALL), help=f"beside these, on two GPUs: {','.join(TWO)}")
     parser.add_argument("--pairs", type=int, default=3, help="runs of each side")
     parser.add_argument("--modes", default=",".join(MODES), help="modes of torchtitan to try")
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds of this call")
+    parser.add_argument("--budget", type=float, default=1e6, help="seconds of this call")
     parser.add_argument("--layout", default="{}", help="fields of our layout to change, as JSON")
     parser.add_argument("--precision", default="{}", help="fields of our precision to change, as JSON")
     parser.add_argument("--commit", default="", type=hexadecimal)

@@ -9,10 +9,16 @@ import pytest
 import torch
 
 from penteract.config.layout import Layout
-from penteract.config.model import ModelSpec
+from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.precision.policy import RECIPES
 from penteract.config.resolve.presets import TINY_LATENT
-from penteract.config.rules.kernel_limits import FA4, fastest_attention, installed_packages, installed_version
+from penteract.config.rules.kernel_limits import (
+    FA4,
+    fastest_attention,
+    glu_breaches,
+    installed_packages,
+    installed_version,
+)
 from penteract.config.run import Precision, RunSpec
 from penteract.engine.kernels import checks, registry
 from penteract.engine.kernels.checks import check_documents, check_kernels
@@ -25,6 +31,7 @@ from samples import Sample
 
 CUDA = torch.device("cuda")
 MODEL = ModelSpec(layers=1, hidden_size=64, heads=4, kv_heads=2, head_size=16, ffn_size=32, vocab_size=32)
+EXPERTS = MoESpec(experts=4, top_k=2, ffn_size=32)
 
 
 def _refused(layout: Layout, model: ModelSpec = MODEL, precision: str = "bf16", **more: Any) -> str:
@@ -48,6 +55,20 @@ TRITON = Layout(elementwise="triton")
 def test_what_kernels_can_do_is_not_refused(kernel: str):
     assert _refused(_kernel(kernel)) == ""
     assert _refused(_kernel(kernel, cp=2, cp_method="ulysses")) == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "named"),
+    [
+        (replace(MODEL, hidden_size=68), 1, ["hidden_size, 68"]),
+        (MODEL, 8, ["the ffn_size on a rank, 4"]),
+        (replace(MODEL, moe=replace(EXPERTS, shared_ffn_size=40)), 2, ["the shared_ffn_size on a rank, 20"]),
+        (replace(MODEL, moe=EXPERTS), 2, []),
+    ],
+)  # fmt: skip
+def test_rows_that_the_products_of_a_glu_cannot_read_are_named(model: ModelSpec, tp: int, named: list[str]):
+    found = [why for _, why in glu_breaches(model, Layout(tp=tp, fuse=("mlp", "glu"), elementwise="triton"))]
+    assert [why.partition(", and ")[2].replace(" is ", ", ") for why in found] == named
 
 
 def test_a_package_is_imported_before_a_run_calls_it(monkeypatch: pytest.MonkeyPatch):

@@ -152,4 +152,9 @@ def fastest_fusions(
 
 
 def _sizes(model: ModelSpec, layout: Layout) -> tuple[tuple[str, int], ...]:
-    return ("hidden_size", model.hidden_size), ("the ffn_size on a rank", model.ffn_size // layout.tp)
+    shared = model.moe.shared_ffn_size if model.moe else 0  # 0: none, and a multiple of all
+    return (
+        ("hidden_size", model.hidden_size),
+        ("the ffn_size on a rank", model.ffn_size // layout.tp),
+        ("the shared_ffn_size on a rank", shared // layout.tp),
+    )

@@ -67,7 +67,7 @@ class Executor:
     latch: torch.Tensor = field(init=False)  # 0; NaN after a step that was not finite or that ends the run
     check: StateCheck = field(init=False)
     done: torch.Tensor = field(init=False)  # [], fp64: the last step whose update is in the state
-    step_end: StepEnd | None = None  # what `factors` does, in one kernel
+    step_end: StepEnd | None = field(default=None, init=False)  # what `factors` does, in one kernel
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
