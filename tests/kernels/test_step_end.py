@@ -14,6 +14,7 @@ from penteract.config.layout import FUSIONS, Layout
 from penteract.config.precision.policy import RECIPES
 from penteract.config.run import Optimizer
 from penteract.engine.kernels import registry
+from penteract.engine.optim.optimizer import AdamW
 from penteract.engine.session import trainer
 from penteract.step.all_reduces import digits
 from precisions import SMALL, Small
@@ -30,6 +31,24 @@ def runs() -> dict[float, Small]:
         return {
             clip: Small(RECIPES["fp8_tensorwise"], MODEL, 4, LAYOUT, Optimizer(clip_norm=clip)) for clip in (0.0, 0.7)
         }
+
+
+class Gentle(AdamW):
+    """With clipping of its own."""
+
+    def clipping(self, squared_norm: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(squared_norm, 0.25)
+
+
+def test_factors_of_another_optimizer_are_its_own() -> None:
+    with (
+        patch.object(trainer, "check_kernels"), patch.object(registry, "kernel", by_reference),
+        patch.object(trainer, "AdamW", Gentle),
+    ):  # fmt: skip
+        run = Small(RECIPES["fp8_tensorwise"], MODEL, 4, LAYOUT, Optimizer())
+    run.step(1)
+    assert run.trainer.run.step_end is None
+    assert run.trainer.run.common is not None and run.trainer.run.common.gradient == 0.25
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

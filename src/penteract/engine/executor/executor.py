@@ -102,7 +102,7 @@ class Executor:
         if any(c.copies for c in self.p.chunks):
             plan = plan_arena(self.p, host=True)
             self.host = Arena(plan, self.p.precision, self.device.host, pinned=self.device.pinned)
-        if self.optimizer is not None and one_kernel_end(self.p, scaled=self.state.scaling is not None):
+        if self.optimizer is not None and one_kernel_end(self.p, self.optimizer):
             largest = None if self.state.largest_weights is None else self.state.largest_weights.table
             vector = self.summed.vector
             self.step_end = StepEnd(self.p, self.optimizer, vector, self.latch, self.done, self.counts, largest)

@@ -62,6 +62,9 @@ def _run(betas: torch.Tensor, step: torch.Tensor, powers: torch.Tensor, launch: 
     launch()
 
 
-def one_kernel_end(p: Program, *, scaled: bool) -> bool:
-    """Whether a kernel ends a step: factors are in fp32, and the loss is not `scaled`."""
-    return not scaled and one_pass_norm(p.precision, p.layout.elementwise)
+def one_kernel_end(p: Program, optimizer: AdamW) -> bool:
+    """Whether a kernel ends a step: factors are in fp32, the loss is not scaled, and no rule for factors is another
+    than AdamW's, which are those of the kernel."""
+    kind = type(optimizer)
+    own = kind.factors is AdamW.factors and kind.clipping is AdamW.clipping
+    return own and optimizer.scaling is None and one_pass_norm(p.precision, p.layout.elementwise)
