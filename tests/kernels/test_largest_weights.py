@@ -17,6 +17,7 @@ from penteract.config.optimizers import OptimizerName
 from penteract.config.precision.policy import RECIPES
 from penteract.config.run import Optimizer
 from penteract.engine import checkpoint
+from penteract.engine.executor.cuda_graph import CapturedStep
 from penteract.engine.kernels import registry
 from penteract.engine.kernels.quantised.largest_rows import TILE
 from penteract.engine.session import trainer
@@ -24,6 +25,7 @@ from penteract.engine.session.saved import after_load, load_state, state_slices
 from penteract.engine.session.trainer import Outcome
 from penteract.engine.state import largest_weights
 from penteract.engine.state.largest_weights import LargestWeights
+from penteract.engine.state.state import fill
 from penteract.ops import casts
 from penteract.ops.declarations.quantised.fp8 import ONE_SCALE
 from penteract.readings.price import resident
@@ -145,6 +147,22 @@ def test_a_resumed_run_is_the_unbroken_one(tmp_path: Path) -> None:
         assert run.step(n) == again.step(n)
         assert torch.equal(values(run).table, values(again).table)
     assert not differ(kept(run.state), kept(again.state))
+
+
+def test_a_captured_step_casts_loaded_weights_by_their_own_values() -> None:
+    run = small()
+    run.step(1)
+
+    class Device:
+        def capture(self, walk: Callable[[], None]) -> Callable[[], None]:
+            return lambda: None  # what the graph holds is not asked here: what is there before it is
+
+    run.trainer.run.device = Device()  # type: ignore[assignment]
+    captured = CapturedStep(run.trainer.run)
+    captured.capture()
+    fill(run.state, [(q, torch.full(q.shape, 0.75)) for q in run.trainer.program.params])
+    captured.replay()
+    assert {x.item() for x in values(run).values.values()} == {0.75}
 
 
 def test_weights_are_validated_by_their_own_values() -> None:

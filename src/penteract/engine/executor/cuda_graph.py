@@ -35,7 +35,19 @@ class CapturedStep:
                       fix="save synchronously")  # fmt: skip
         self.run.settle_parameters()
         self.run.summed.next_targets = None
-        self.replay = self.run.device.capture(self._walk)
+        self._find_largest_weights()  # or the graph would find them in each replay
+        graph = self.run.device.capture(self._walk)
+
+        def replay() -> None:
+            self._find_largest_weights()
+            graph()
+
+        self.replay = replay
+
+    def _find_largest_weights(self) -> None:
+        """Those of weights that something but an update has set: only the host knows that."""
+        if self.run.state.largest_weights is not None:
+            self.run.state.largest_weights.begin()
 
     def _walk(self) -> None:
         walk(self.run.p, self.run)
