@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kernels.test_update import by_reference
+from penteract.config.hardware import cluster
 from penteract.config.layout import FUSIONS, Layout
 from penteract.config.optimizers import OptimizerName
 from penteract.config.precision.policy import RECIPES
@@ -19,7 +20,6 @@ from penteract.config.run import Optimizer
 from penteract.engine import checkpoint
 from penteract.engine.executor.cuda_graph import CapturedStep
 from penteract.engine.kernels import registry
-from penteract.engine.kernels.quantised.largest_rows import TILE
 from penteract.engine.session import trainer
 from penteract.engine.session.saved import after_load, load_state, state_slices
 from penteract.engine.session.trainer import Outcome
@@ -28,7 +28,11 @@ from penteract.engine.state.largest_weights import LargestWeights
 from penteract.engine.state.state import fill
 from penteract.ops import casts
 from penteract.ops.declarations.quantised.fp8 import ONE_SCALE
+from penteract.parallel.known_weights import TILE, found_by_pass
+from penteract.readings.composed import Composer
+from penteract.readings.costs.rates import Rates
 from penteract.readings.price import resident
+from penteract.readings.time.cost import BucketCosts
 from penteract.step import update as step_update
 from penteract.step.program import compile_step
 from precisions import SMALL, Small, differ, kept, patterns
@@ -110,6 +114,38 @@ def test_what_a_kernel_cannot_find_a_pass_does(about: dict[str, Any], seen: int)
     for n in (1, 2):
         other.step(n)
     assert not differ(kept(run.state), kept(other.state))
+
+
+@pytest.mark.parametrize(
+    "about",
+    [{}, {"model": ODD}, {"kind": "muon"}, {"what": APART}, {"what": APART, "bucket_bytes": 4096},
+     {"bucket_bytes": 4096, "kind": "muon"}, {"fuse": ()}, {"fuse": (), "kind": "muon"},
+     {"zero": 2, "model": ODD}],
+    ids=str,
+)  # fmt: skip
+def test_a_pass_is_in_the_price_where_one_runs(about: dict[str, Any]) -> None:
+    """By bucket, and in the buckets that are counted without packing each layer."""
+    run, read = small(**about), 0
+    run.step(1)
+
+    def note(x: torch.Tensor, largest: torch.Tensor) -> None:
+        nonlocal read
+        read += x.numel()
+
+    p = run.trainer.program
+    with patch.object(largest_weights, "put_largest", note):
+        run.step(2)
+    assert read == sum(found_by_pass(b.known_weights, b.optimizer_kind) for b in p.buckets)
+    assert (read > 0) == (bool(about) and "fuse" not in about)
+    composer = Composer(p.model, p.sequence_length, p.precision, run.trainer.spec.optimizer.optimizer_kinds)
+    planner = composer.bucket_planner
+    counted = planner.counted(p.layout, planner.runs(p.layout, 0), 0)
+    told = [(planner.bucket(p.layout, plan, 0), n) for plan, n in counted]
+    assert read == sum(n * found_by_pass(b.known_weights, b.optimizer_kind) for b, n in told)
+    costs = BucketCosts(Rates.of(cluster("8xH100"), "bf16"), p.precision, 8)
+    for b in p.buckets:
+        passed = costs.update(b) - costs.update(replace(b, known_weights=()))
+        assert (passed > 0) == (found_by_pass(b.known_weights, b.optimizer_kind) > 0)
 
 
 def test_what_lies_on_the_host_is_found_slice_by_slice() -> None:

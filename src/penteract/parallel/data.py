@@ -18,7 +18,7 @@ Papers     Li 2020 (2006.15704); Rajbhandari 2019 (1910.02054) §5; Zhao 2023 (2
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from penteract.config.mesh import Mesh
 from penteract.config.optimizers import ADAMW, PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.policy import Policy, Role, grain
 from penteract.ops.params import Cut, OwningPpRanks, Param, reduce_ranks
+from penteract.parallel.known_weights import KnownWeights, found_by_pass, known_weights
 from penteract.parallel.matrix import Matrix, matrices, peers
 
 SHARD_MULTIPLE = 8  # elements: shards begin at multiples of 16 bytes, in bf16 too
@@ -52,12 +53,14 @@ class FsdpUnit:
 
     `delayed_weight_gradients`: those whose gradients zero-bubble schedules may write in a later action. `shared`: those
     that other units use too, so they are not sharded by unit. `quantised_weights`: those that are gathered in FP8.
+    `known_weights`: by product, those whose largest values are kept from one update to the next.
     """
 
     params: tuple[Param, ...]
     delayed_weight_gradients: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
     quantised_weights: frozenset[str] = frozenset()
+    known_weights: frozenset[tuple[str, ...]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Bucket:
     matrices         the matrices that its optimizer needs whole; `peers`: the ranks with the slices of each
     gathered_as      the role in which its shards are gathered: "parameter", or "fp8" for FP8
     moments          the dtype of the moments that its optimizer keeps
+    known_weights    those whose largest values are kept from one update to the next
 
     The buffer may end in padding, zero from the start and zero after every update.
     """
@@ -93,6 +97,7 @@ class Bucket:
     offloaded: bool = False  # the optimizer states of this rank's shard are on the host
     gathered_as: Role = "parameter"
     moments: str = "fp32"
+    known_weights: tuple[KnownWeights, ...] = ()
 
     @property
     def summed(self) -> bool:
@@ -129,6 +134,7 @@ class BucketPlan:
     offsets: tuple[int, ...]
     elements: int
     unit: int = NONE
+    known_weights: tuple[KnownWeights, ...] = ()
 
     @property
     def shapes(self) -> tuple[object, ...]:
@@ -138,7 +144,8 @@ class BucketPlan:
     @property
     def kind(self) -> tuple[object, ...]:
         """All that decides what its bucket holds, and how it is reduced and updated."""
-        return self.key, self.elements, self.unit == NONE, self.shapes
+        passed = found_by_pass(self.known_weights, self.key.optimizer_kind)
+        return self.key, self.elements, self.unit == NONE, self.shapes, passed
 
     def at(self, pp_rank: int) -> BucketPlan:
         """The plan of the same parameters on another pipeline rank; unchanged if several share them."""
@@ -163,12 +170,12 @@ def bucket_plans(rules: BucketRules, units: Sequence[FsdpUnit]) -> Iterator[Buck
         if unit not in packed:  # equal units may be one object
             packed[unit] = list(rules.of_unit(unit, number)), list(rules.not_per_unit(unit))
         plans, rest = packed[unit]
-        yield from (BucketPlan(p.key, p.params, p.offsets, p.elements, number) for p in plans)
+        yield from (replace(p, unit=number) for p in plans)
         whole += rest
     open_: dict[BucketKey, Filling] = {}
     for p in sorted(whole, key=rules.sort_key):
         key, n = rules.kind(p)
-        filling = open_.get(key) or open_.setdefault(key, Filling(key, rules.limit))
+        filling = open_.get(key) or open_.setdefault(key, rules.filling(key, rules.limit))
         if plan := filling.add(p, n):
             del open_[key]
             yield plan
@@ -193,18 +200,19 @@ _NO_UNIT = FsdpUnit(())
 @dataclass(slots=True)
 class Filling:
     """Collects parameters of one kind into one plan after another. `limit`: elements that fill a plan; None: no
-    limit."""
+    limit. `products`: as of `known_weights`."""
 
     key: BucketKey
     limit: int | None
     unit: int = NONE
+    products: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     params: list[Param] = field(default_factory=list[Param])
     ends: list[int] = field(default_factory=lambda: [0])  # offsets of all, and the end of the last
 
     @property
     def held(self) -> tuple[object, ...]:
         """All that decides how further parameters are packed."""
-        return self.ends[-1], _shapes(self.key, self.params)
+        return self.ends[-1], _shapes(self.key, self.params), self._known()
 
     def add(self, p: Param, n: int) -> BucketPlan | None:
         """Add a parameter with `n` elements on a rank. -> the plan, if it is now full"""
@@ -215,19 +223,24 @@ class Filling:
 
     def close(self) -> BucketPlan:
         """-> the collected parameters as a plan; the next plan begins empty"""
-        plan = BucketPlan(self.key, tuple(self.params), tuple(self.ends[:-1]), self.ends[-1], self.unit)
+        offsets, known = tuple(self.ends[:-1]), self._known()
+        plan = BucketPlan(self.key, tuple(self.params), offsets, self.ends[-1], self.unit, known)
         self.params, self.ends = [], [0]
         return plan
+
+    def _known(self) -> tuple[KnownWeights, ...]:
+        return known_weights(self.params, self.ends, self.products) if self.products else ()
 
 
 @dataclass(slots=True)
 class BucketRules:
-    """Which parameters of a rank may share a plan, and how many fill it."""
+    """Which parameters of a rank may share a plan, and how many fill it. `products`: as of `known_weights`."""
 
     owning_pp_ranks: OwningPpRanks
     mesh: Mesh
     policy: Policy
     optimizer_kinds: OptimizerKinds
+    products: Mapping[str, tuple[str, ...]]
     cache: dict[tuple[int, bool, bool], tuple[BucketKey, int]] = field(
         default_factory=dict[tuple[int, bool, bool], tuple[BucketKey, int]]
     )  # by identity: equal layers may share their parameters
@@ -236,6 +249,10 @@ class BucketRules:
     def limit(self) -> int:
         """Elements that fill a plan."""
         return self.mesh.layout.bucket_bytes // self.policy.widths["gradient"]
+
+    def filling(self, key: BucketKey, limit: int | None, unit: int = NONE) -> Filling:
+        """An empty filling."""
+        return Filling(key, limit, unit, self.products)
 
     def not_per_unit(self, unit: FsdpUnit) -> Iterator[Param]:
         """The parameters that may share a bucket with other units, in the order in which backward finishes them."""
@@ -248,7 +265,7 @@ class BucketRules:
         for p in as_backward_finishes(unit.params):
             if self._cut(p, unit):
                 key, n = self.kind(p, unit)
-                filling = open_.get(key) or open_.setdefault(key, Filling(key, limit, number))
+                filling = open_.get(key) or open_.setdefault(key, self.filling(key, limit, number))
                 if plan := filling.add(p, n):
                     del open_[key]
                     yield plan
@@ -273,6 +290,11 @@ class BucketRules:
     def _cut(self, p: Param, unit: FsdpUnit) -> bool:
         """Whether it is sharded with its unit."""
         return self.mesh.layout.cuts_units and p.name not in unit.shared and len(self.owning_pp_ranks[p.name]) == 1
+
+
+def products(units: Iterable[FsdpUnit]) -> dict[str, tuple[str, ...]]:
+    """The products of weights that are known, by weight."""
+    return {name: product for unit in units for product in unit.known_weights for name in product}
 
 
 def shard_groups(members: tuple[int, ...], layout: Layout, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -313,7 +335,7 @@ def bucket_of(plan: BucketPlan, mesh: Mesh, rank: int) -> Bucket:
         optimizer_kind=optimizer_kind, matrices=tuple(matrices(plan.params, plan.offsets, mesh)) if whole else (),
         peers=peers(plan.params, mesh, rank) if whole else (),
         offloaded=lay.offload_optimizer and not optimizer_kind.by_matrix, gathered_as=plan.key.gathered_as,
-        moments=plan.key.moments,
+        moments=plan.key.moments, known_weights=plan.known_weights,
     )  # fmt: skip
 
 
@@ -329,5 +351,5 @@ def buckets(
     """The flat buckets of a rank, in the order in which they fill."""
     return tuple(
         bucket_of(plan, mesh, rank)
-        for plan in bucket_plans(BucketRules(owning_pp_ranks, mesh, policy, optimizer_kinds), units)
+        for plan in bucket_plans(BucketRules(owning_pp_ranks, mesh, policy, optimizer_kinds, products(units)), units)
     )

@@ -11,7 +11,6 @@ from math import prod
 from typing import NamedTuple
 
 from penteract.config.precision.policy import BYTES, Policy
-from penteract.ops.declarations.quantised.fp8_linear import is_cast_once
 from penteract.parallel.data import Bucket
 from penteract.parallel.matrix import Matrix, deal
 from penteract.step import update
@@ -82,8 +81,6 @@ def workspace(b: Bucket, p: Policy) -> Bytes:
 
 
 def bytes_moved(b: Bucket, p: Policy) -> Bytes:
-    """Bytes read and written: those of AdamW with one moment, and the gathered bucket, written and read again. Whole
-    weights that are cast to FP8 once are read for their largest values, which no kernel has found."""
+    """Bytes read and written: those of AdamW with one moment, and the gathered bucket, written and read again."""
     moved = update.bytes_moved(b.shard_size, p.keeping(b.moments), b.optimizer_kind)
-    found = p.widths["parameter"] if is_cast_once(p.fp8) and b.shards == 1 else 0
-    return moved + b.shard_size * (2 * BYTES[p.products] + found)
+    return moved + b.shard_size * 2 * BYTES[p.products]

@@ -9,7 +9,6 @@ Weights that are merged share one value, as they share one scale. All of it stay
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +19,7 @@ from penteract.engine.kernels.quantised.largest_rows import LargestRows
 from penteract.ops.declarations.quantised.fp8 import ALIGNED
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket
+from penteract.parallel.known_weights import found_by_kernel
 
 
 @dataclass(slots=True)
@@ -45,18 +45,14 @@ class LargestWeights:
     found: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        size = Counter(self.first.values())
-        self.table = torch.zeros(len(size), ALIGNED, device=self.device)
+        self.table = torch.zeros(len({*self.first.values()}), ALIGNED, device=self.device)
         for number, b in enumerate(self.buckets):
-            begin, spans = len(self.values), self._spans(b)
-            for name in [name for name in spans if name not in self.values]:
+            begin = len(self.values)
+            for name in [known.value for known in b.known_weights if known.value not in self.values]:
                 self.values[name] = self.table[len(self.values)][:1]
-            # Weights that share a value may be in several buckets, if their moments have several dtypes.
-            whole = all(len(parts) == size[name] for name, parts in spans.items())
-            if spans and whole and not b.optimizer_kind.by_matrix:
-                ends = [(parts[0][0], parts[-1][1]) for parts in spans.values()]
-                if (rows := LargestRows.of(self.table[begin : len(self.values)], ends)) is not None:
-                    self.rows[number] = rows
+            if found_by_kernel(b.known_weights, b.optimizer_kind):
+                spans = [(known.begin, known.end) for known in b.known_weights]
+                self.rows[number] = LargestRows.of(self.table[begin : len(self.values)], spans)
 
     @staticmethod
     def of(
@@ -85,16 +81,8 @@ class LargestWeights:
     def end_update(self, bucket: int, *, by_kernel: bool) -> None:
         """Find what the update of a bucket has not found. `by_kernel`: it was one that finds what it can."""
         if not (by_kernel and bucket in self.rows):
-            self._find(q.name for q in self.buckets[bucket].params if q.name in self.first)
+            self._find(name for known in self.buckets[bucket].known_weights for name in known.names)
 
     def _find(self, names: Iterable[str]) -> None:
         for name in names:
             put_largest(self.weights[name], self.values[self.first[name]])
-
-    def _spans(self, b: Bucket) -> dict[str, list[tuple[int, int]]]:
-        """By value, first element and the one after the last of the weights in a bucket that share it."""
-        spans = dict[str, list[tuple[int, int]]]()
-        for q, begin in zip(b.params, b.offsets, strict=True):
-            if q.name in self.first:
-                spans.setdefault(self.first[q.name], []).append((begin, begin + self.weights[q.name].numel()))
-        return spans

@@ -29,11 +29,11 @@ def count_bucket_plans(rules: BucketRules, runs: Sequence[tuple[FsdpUnit, Sequen
             else:
                 some.setdefault(key, []).append((i, p, size))
         for key, own in some.items():
-            fills.setdefault(key, _Fills(Filling(key, rules.limit), counts)).run(own, n, len(packed))
+            fills.setdefault(key, _Fills(rules.filling(key, rules.limit), counts)).run(own, n, len(packed))
         begin += n * len(unit.params)
     for turn, i, p in sorted(late, key=lambda one: one[:2]):
         key, size = rules.kind(p)
-        fills.setdefault(key, _Fills(Filling(key, rules.limit), counts)).run([(i, p, size)], 1, 0, turn)
+        fills.setdefault(key, _Fills(rules.filling(key, rules.limit), counts)).run([(i, p, size)], 1, 0, turn)
     for last in fills.values():
         last.end()
     return counts.counted()

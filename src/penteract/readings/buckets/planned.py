@@ -17,7 +17,7 @@ from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision.policy import Policy
 from penteract.model.decoder import owning_pp_ranks, shared
 from penteract.ops.params import Param
-from penteract.parallel.data import Bucket, BucketPlan, BucketRules, FsdpUnit, bucket_of, bucket_plans
+from penteract.parallel.data import Bucket, BucketPlan, BucketRules, FsdpUnit, bucket_of, bucket_plans, products
 from penteract.readings.buckets.counted import Counted, count_bucket_plans
 from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, LayerType, Recorder, Uses
 from penteract.readings.layers.reads import Memos, tracked
@@ -180,9 +180,9 @@ class BucketPlanner:
             params = tuple([p for p in used.params if p.name not in again])
             both = shared(self.model)
             self.interned[key] = (
-                FsdpUnit(params, used.delayed_weight_gradients, both, used.quantised_weights)
+                FsdpUnit(params, used.delayed_weight_gradients, both, used.quantised_weights, used.known_weights)
                 if cut
-                else FsdpUnit(params, shared=both)
+                else FsdpUnit(params, shared=both, known_weights=used.known_weights)
             )
         return self.interned[key]
 
@@ -259,7 +259,7 @@ class BucketPlanner:
 
     def _rules(self, layout: Layout, units: Sequence[FsdpUnit], pp_rank: int) -> BucketRules:
         where = owning_pp_ranks(self.model, layout, {p.name: pp_rank for unit in units for p in unit.params})
-        return BucketRules(where, Mesh(layout), self.policy, self.optimizer_kinds)
+        return BucketRules(where, Mesh(layout), self.policy, self.optimizer_kinds, products(units))
 
 
 def first_rank(mesh: Mesh, pp_rank: int) -> int:

@@ -276,6 +276,7 @@ def _as_layer(unit: FsdpUnit, layer: int) -> FsdpUnit:
         unit, params=tuple(replace(q, name=name(q.name)) for q in unit.params),
         delayed_weight_gradients=frozenset(map(name, unit.delayed_weight_gradients)),
         quantised_weights=frozenset(map(name, unit.quantised_weights)),
+        known_weights=frozenset(tuple(map(name, product)) for product in unit.known_weights),
     )  # fmt: skip
 
 

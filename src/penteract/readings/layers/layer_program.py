@@ -25,7 +25,7 @@ from penteract.model.precision_patterns import first_like
 from penteract.ops.collectives import payload
 from penteract.ops.declarations import OPS, declaration_of
 from penteract.ops.declarations.declaration import FLOAT
-from penteract.ops.declarations.quantised.fp8 import reads_quantised_weight
+from penteract.ops.declarations.quantised.fp8 import knows_weights, reads_quantised_weight
 from penteract.ops.do import Do
 from penteract.ops.offload import LAYER_INPUTS, OFFLOAD_OPS
 from penteract.ops.params import Param
@@ -100,11 +100,12 @@ class Growth:
 @dataclass(frozen=True, slots=True, eq=False)
 class Uses:
     """The parameters of a layer, in the order of their first use; those whose gradients may be delayed; those that are
-    gathered quantised. Equal ones are one object."""
+    gathered quantised; by product, those whose largest values are known. Equal ones are one object."""
 
     params: tuple[Param, ...]
     delayed_weight_gradients: frozenset[str]
     quantised_weights: frozenset[str]
+    known_weights: frozenset[tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,7 +195,8 @@ class Recorder:
         """The parameters of a layer. They do not depend on the number of tokens, so a short tape is recorded."""
         few = changed(layout, micro_batch_size=1, loss_chunk=self.sequence_length)
         found = self._tape_of(few, kind.name).uses
-        return self.used.setdefault((found.params, found.delayed_weight_gradients, found.quantised_weights), found)
+        key = (found.params, found.delayed_weight_gradients, found.quantised_weights, found.known_weights)
+        return self.used.setdefault(key, found)
 
     @tracked
     def growth(self, layout: Layout, kind: LayerType) -> Growth:
@@ -293,9 +295,10 @@ def _recorded(do: Do) -> _Recorded:
         n for site in sites if site.params and OPS[site.op_name].declaration.deferrable for n in site.params
     )
     quantised_weights = frozenset(site.params[0] for site in sites if reads_quantised_weight(site))
+    known_weights = frozenset(site.params for site in sites if knows_weights(site))
     return _Recorded(
         do.tape,
-        Uses(tuple(do.params.values()), delayed_weight_gradients, quantised_weights),
+        Uses(tuple(do.params.values()), delayed_weight_gradients, quantised_weights, known_weights),
         signature(do.tape),
         op_names,
         sites,

@@ -21,6 +21,7 @@ from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
+from penteract.parallel.known_weights import found_by_pass
 from penteract.parallel.matrix import Matrix, deal
 from penteract.readings.costs.rates import GroupSpan, Rates
 from penteract.readings.layers.expert_load import Load
@@ -167,11 +168,13 @@ class BucketCosts:
         return self.rates.moved(b.shard_size * self.policy.widths["parameter"])
 
     def update(self, b: Bucket, elements: int = 0) -> Seconds:
-        """Updating this rank's parameters of a bucket, or `elements` of them; without Muon's matrix products."""
+        """Updating this rank's parameters of a bucket, or `elements` of them; without Muon's matrix products. What
+        its kernel cannot find of weights that are cast to FP8 is read again for their largest values."""
         p, n = self.policy, elements or b.shard_size
         read = n * p.widths["gradient"]  # counted in `squares`
         every = muon.bytes_moved(b, p) if b.optimizer_kind.by_matrix else bytes_moved(n, p.keeping(b.moments))
-        return self.rates.update(every - read)
+        found = found_by_pass(b.known_weights, b.optimizer_kind) * n // b.shard_size * p.widths["parameter"]
+        return self.rates.update(every - read) + self.rates.moved(found)
 
     def matrices(self, b: Bucket, rank: int) -> tuple[Sequence[Wire], Seconds]:
         """Muon's update of a bucket's matrices: a rank's collectives, and the seconds of products on the slowest

@@ -213,7 +213,7 @@ class StepClock:
         distinct = dict[object, Bucket]()
         buckets = list[Bucket]()
         for plan in bucket_plans:
-            key = (plan.key, plan.elements, plan.unit < 0, plan.shapes)
+            key = plan.kind
             if key not in distinct:
                 distinct[key] = bucket_of(plan, mesh, rank)
             buckets.append(distinct[key])

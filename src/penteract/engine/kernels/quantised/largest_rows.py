@@ -6,9 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from penteract.config.precision.policy import MOMENT_BLOCK
-
-TILE = 4 * MOMENT_BLOCK  # elements: a kernel finds the values of weights that begin and end at multiples of it
+from penteract.parallel.known_weights import TILE
 
 
 class LargestRows(NamedTuple):
@@ -21,11 +19,8 @@ class LargestRows(NamedTuple):
     first: int = 0
 
     @staticmethod
-    def of(rows: torch.Tensor, spans: list[tuple[int, int]]) -> LargestRows | None:
-        """Rows for weights by their elements in a bucket; None where they are not in order, or a tile is of two."""
-        ends = [x for span in spans for x in span]
-        if ends != sorted(ends) or any(x % TILE for x in ends):
-            return None
+    def of(rows: torch.Tensor, spans: list[tuple[int, int]]) -> LargestRows:
+        """Rows for weights by their elements in a bucket, in order; each begins and ends with a tile."""
         rows.view(torch.int32)[:, 1:3].copy_(torch.tensor(spans) // TILE)
         return LargestRows(rows)
 

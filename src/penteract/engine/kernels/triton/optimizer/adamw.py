@@ -24,12 +24,13 @@ import triton
 import triton.language as tl
 
 from penteract.engine.device.launches import BoundLaunch, bind
-from penteract.engine.kernels.quantised.largest_rows import TILE, LargestRows
+from penteract.engine.kernels.quantised.largest_rows import LargestRows
 from penteract.engine.kernels.triton.bits import flag_nonfinite, halves, joined, narrow, wide
 from penteract.engine.kernels.triton.optimizer.put_largest import TILE as _OF_ROWS
 from penteract.engine.kernels.triton.optimizer.put_largest import place_of, put_largest
 from penteract.engine.kernels.triton.optimizer.used_rows import is_used, table
 from penteract.engine.kernels.triton.strides import tiles
+from penteract.parallel.known_weights import TILE
 from penteract.step.clear_rows import ClearRows
 
 _AT_ONCE = tl.constexpr(4)  # elements: 16 bytes of fp32
