@@ -174,7 +174,7 @@ class BucketCosts:
         read = n * p.widths["gradient"]  # counted in `squares`
         every = muon.bytes_moved(b, p) if b.optimizer_kind.by_matrix else bytes_moved(n, p.keeping(b.moments))
         found = found_by_pass(b.known_weights, b.optimizer_kind) * n // b.shard_size * p.widths["parameter"]
-        return self.rates.update(every - read) + self.rates.moved(found)
+        return self.rates.update(every - read) + (self.rates.moved(found) if found else 0)
 
     def matrices(self, b: Bucket, rank: int) -> tuple[Sequence[Wire], Seconds]:
         """Muon's update of a bucket's matrices: a rank's collectives, and the seconds of products on the slowest
