@@ -226,9 +226,9 @@ def units_of(recorded: Sequence[Do], m: ModelSpec) -> tuple[FsdpUnit, ...]:
             names = [n for n in dict.fromkeys(n for op in ops for n in op.site.params) if n not in seen]
             seen.update(names)
             quantised_weights = frozenset(op.site.params[0] for op in ops if reads_quantised_weight(op.site))
-            known = frozenset(op.site.params for op in ops if knows_weights(op.site))
+            known_weights = frozenset(op.site.params for op in ops if knows_weights(op.site))
             params = tuple(do.params[n] for n in names)
-            out.append(FsdpUnit(params, frozenset(late), both, quantised_weights, known))
+            out.append(FsdpUnit(params, frozenset(late), both, quantised_weights, known_weights))
     return tuple(out)
 
 

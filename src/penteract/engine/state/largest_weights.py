@@ -48,10 +48,10 @@ class LargestWeights:
         self.table = torch.zeros(len({*self.first.values()}), ALIGNED, device=self.device)
         for number, b in enumerate(self.buckets):
             begin = len(self.values)
-            for name in [known.value for known in b.known_weights if known.value not in self.values]:
+            for name in [w.value for w in b.known_weights if w.value not in self.values]:
                 self.values[name] = self.table[len(self.values)][:1]
             if found_by_kernel(b.known_weights, b.optimizer_kind):
-                spans = [(known.begin, known.end) for known in b.known_weights]
+                spans = [(w.begin, w.end) for w in b.known_weights]
                 self.rows[number] = LargestRows.of(self.table[begin : len(self.values)], spans)
 
     @staticmethod
@@ -81,7 +81,7 @@ class LargestWeights:
     def end_update(self, bucket: int, *, by_kernel: bool) -> None:
         """Find what the update of a bucket has not found. `by_kernel`: it was one that finds what it can."""
         if not (by_kernel and bucket in self.rows):
-            self._find(name for known in self.buckets[bucket].known_weights for name in known.names)
+            self._find(name for w in self.buckets[bucket].known_weights for name in w.names)
 
     def _find(self, names: Iterable[str]) -> None:
         for name in names:
