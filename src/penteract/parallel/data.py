@@ -223,8 +223,8 @@ class Filling:
 
     def close(self) -> BucketPlan:
         """-> the collected parameters as a plan; the next plan begins empty"""
-        offsets, known = tuple(self.ends[:-1]), self._known()
-        plan = BucketPlan(self.key, tuple(self.params), offsets, self.ends[-1], self.unit, known)
+        offsets = tuple(self.ends[:-1])
+        plan = BucketPlan(self.key, tuple(self.params), offsets, self.ends[-1], self.unit, self._known())
         self.params, self.ends = [], [0]
         return plan
 
