@@ -174,6 +174,16 @@ def test_trace_has_every_event_and_the_memory_of_the_price(question: tuple[Estim
     check_trace(*question)
 
 
+def test_a_cast_of_gradients_has_the_workspace_of_its_bucket() -> None:
+    """A small bucket is cast beside registers of routed size, the largest one when most of them are free."""
+    experts = MoESpec(experts=4, top_k=1, ffn_size=24, normalize_weights=False)
+    model = ModelSpec(name="routed", layers=1, hidden_size=32, heads=8, kv_heads=1, head_size=4, ffn_size=64,
+                      vocab_size=64, moe=experts)  # fmt: skip
+    gathered = ("tp_all_gather",)
+    lay = Layout(cp=4, ep=2, cp_method="all_gather", zero=2, recompute=gathered, recompute_else=gathered)
+    check_trace(Estimator(model, NODE, 16, replace(RECIPES["bf16"], reduce="bf16")), lay)
+
+
 def test_groups_of_equal_size_have_tracks_of_their_own() -> None:
     """Of what two stages share, and of what one stage shards: two streams, two tracks."""
     experts = MoESpec(experts=4, top_k=1, ffn_size=24)

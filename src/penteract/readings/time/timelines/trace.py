@@ -35,6 +35,7 @@ class MemoryTrace(Pricing):
     arena, outside  bytes of registers while a call runs: in the arena, and those of routed size; `…_after`: after it
     workspace       what the kernel of a call allocates
     high            the most of `outside` since the last call: it is recorded with the next one
+    narrowed        arena, outside and workspace while each bucket's gradients are cast before their reduction
     """
 
     arena: array[int] = field(default_factory=lambda: array("q"))
@@ -42,6 +43,7 @@ class MemoryTrace(Pricing):
     workspace: array[int] = field(default_factory=lambda: array("q"))
     arena_after: array[int] = field(default_factory=lambda: array("q"))
     outside_after: array[int] = field(default_factory=lambda: array("q"))
+    narrowed: list[tuple[Bytes, Bytes, Bytes]] = field(default_factory=list[tuple[Bytes, Bytes, Bytes]])
     noted: Bytes = 0
     high: Bytes = 0
 
@@ -64,6 +66,11 @@ class MemoryTrace(Pricing):
         Pricing._note(self, workspace, site)
         self.noted = workspace
 
+    def reduce(self, bucket: int) -> None:
+        Pricing.reduce(self, bucket)
+        if self.p.buckets[bucket].summed:
+            self.narrowed.append((self.now - self.routed, self.routed, self.noted))
+
     def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
         Pricing.free(self, buffer, registers)
         if self.arena:
@@ -75,7 +82,8 @@ class MemoryCounter:
     """The bytes of one rank, call after call.
 
     resident    bytes that are always allocated, by owner; `block`: the arena's, of which registers use a part
-    workspaces  the most that bucket events of a name allocate
+    workspaces  the most that bucket events of a name allocate; not of casts of gradients, beside which registers of
+                routed size may be alive: with the most of all buckets they would be more than is ever allocated
     """
 
     resident: Mapping[str, Bytes]
@@ -83,6 +91,7 @@ class MemoryCounter:
     trace: MemoryTrace
     workspaces: Mapping[str, Bytes]
     place: int = 0
+    narrowed: int = 0
 
     @staticmethod
     def of(p: Program, load: Load) -> MemoryCounter:
@@ -91,7 +100,6 @@ class MemoryCounter:
         walk(p, trace)
         buckets, elementwise = p.buckets, p.layout.elementwise
         workspaces = {
-            names.NARROW: [update.wire_workspace(b.size, p.precision) for b in buckets if b.summed],
             names.MEASURE: [update.norm_workspace(p.precision, elementwise)],
             names.UPDATE: [update_workspace(b, p.precision, elementwise) for b in buckets],
             names.QUANTISE: [gather_workspace(b, elementwise) for b in buckets],
@@ -106,8 +114,11 @@ class MemoryCounter:
             self.place += 1
             return (self._now(trace.arena[i], trace.outside[i], trace.workspace[i]),
                     self._now(trace.arena_after[i], trace.outside_after[i], 0))  # fmt: skip
+        before = (trace.arena_after[i - 1], trace.outside_after[i - 1]) if i else (0, 0)
+        if e.name == names.NARROW:
+            self.narrowed += 1
+            return self._now(*trace.narrowed[self.narrowed - 1]), self._now(*before, 0)
         if own := self.workspaces.get(e.name):
-            before = (trace.arena_after[i - 1], trace.outside_after[i - 1]) if i else (0, 0)
             return self._now(*before, own), self._now(*before, 0)
         return None
 
