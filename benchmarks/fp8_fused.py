@@ -38,6 +38,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.fp8 import Format, usual
 from penteract.config.precision.policy import RECIPES
+from penteract.engine.device.zeros import Zeros
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.quantised.casters import Casters, Fp8Data, typed
@@ -84,7 +85,7 @@ class Linear:
         self.bucket = unset(total, width, dtype=torch.float32)
         self.into = list(self.bucket.split(features))
         self.positions = [torch.arange(tokens, device=DEVICE)[:, None]] if rotated else []
-        self.env = Env(Mesh(Layout()), 0, torch.float32)
+        self.env = Env(Mesh(Layout()), 0, torch.float32, zeros=Zeros(1, DEVICE))
         names, shapes = tuple(f"w{i}" for i in range(len(features))), tuple((n, width) for n in features)
         x, attrs = Spec((tokens, 1, width)), {"fp8": FP8, "features": total, **(ROPE if rotated else {})}
         cast = (Spec((tokens, 1, width), "fp8"), Spec((width, tokens), "fp8"), Spec((1,), "stat"))

@@ -16,6 +16,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.device.storages import Storages
+from penteract.engine.device.zeros import Zeros
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.moe.experts import Splits
@@ -71,7 +72,7 @@ class Trial:
             Mesh(Layout(tp=case.tp)), case.rank, stat,
             scale={"term": torch.tensor(0.7, dtype=stat)}, losses={"term": torch.tensor(0.5, dtype=stat)},
             biases={"steer": torch.linspace(-1, 1, experts, dtype=stat)},
-            tokens_per_expert={"steer": torch.full((experts,), 7)},
+            tokens_per_expert={"steer": torch.full((experts,), 7)}, zeros=Zeros(1, torch.device("cpu")),
         )  # fmt: skip
         self.values = [self.draw(i) for i in case.ins]
         self.weights = [self.draw(In("compute", w)) for w in case.weights]

@@ -105,8 +105,8 @@ class Program:
 
     @property
     def fp8_sites(self) -> tuple[Site, ...]:
-        """Linear layers of this rank with FP8 state besides parameters: delayed scales, scales of gathered weights, or
-        largest values of weights."""
+        """Linear layers of this rank, and casts of what they read, with FP8 state besides parameters: delayed scales,
+        scales of gathered weights, largest values of weights, or places for those of casts."""
         return self._fp8_sites
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Numbers that are zero when a step first asks for them, cleared all at once."""
+"""Numbers that are zero when a call asks for one, cleared many at once: a launch to clear each would cost more."""
 
 from __future__ import annotations
 
@@ -6,33 +6,44 @@ from dataclasses import dataclass, field
 
 import torch
 
-_APART = 4  # numbers of fp32 from one to the next: addresses are multiples of 16 bytes
+from penteract.errors import Bug
+from penteract.ops.declarations.declaration import FLOAT
+from penteract.ops.declarations.quantised.fp8 import ONE_SCALE
 
 
 @dataclass(slots=True)
 class Zeros:
-    """One number after the other, each [1] in fp32. A step that begins after others clears as many as any has asked
-    for; each beyond is made by itself. As steps are alike, each asks for the same memory in the same order.
+    """`count` numbers [1] in fp32, used in turn. A call is done with its number before the next is asked for: when all
+    have been used, all are cleared and the first is next. So more micro-batches need no more numbers, and as steps are
+    alike, each gets the same memory in the same order.
+
+    table    [count, ONE_SCALE / FLOAT]; a number is the first of its row, so its address is a multiple of 16 bytes
+    numbers  these, as views
+    used     of them, since all were cleared
     """
 
-    table: torch.Tensor | None = field(default=None, init=False)  # [numbers, _APART]
-    numbers: list[torch.Tensor] = field(default_factory=list[torch.Tensor], init=False)
-    device: torch.device | None = field(default=None, init=False)  # of those that were made
+    count: int
+    device: torch.device
+    table: torch.Tensor = field(init=False)
+    numbers: list[torch.Tensor] = field(init=False)
     used: int = field(default=0, init=False)
 
+    def __post_init__(self) -> None:
+        """Make the table."""
+        self.table = torch.zeros(self.count, ONE_SCALE // FLOAT, dtype=torch.float32, device=self.device)
+        self.numbers = [row[:1] for row in self.table]
+
     def begin(self) -> None:
-        """All are zero again."""
-        if self.used > len(self.numbers):
-            self.table = torch.zeros(self.used, _APART, dtype=torch.float32, device=self.device)
-            self.numbers = [row[:1] for row in self.table]
-        elif self.table is not None:
+        """All are zero again, and none is used."""
+        if self.count:
             self.table.zero_()
         self.used = 0
 
-    def next(self, device: torch.device) -> torch.Tensor:
-        """A zero [1] that nothing else of this step has."""
+    def next(self) -> torch.Tensor:
+        """A zero [1], until the next is asked for. Raises Bug if there are none."""
+        if self.used == self.count:
+            if not self.count:
+                raise Bug("ZEROS", "a call asks for a number, and its rank has none")
+            self.begin()
         self.used += 1
-        if self.used <= len(self.numbers):
-            return self.numbers[self.used - 1]
-        self.device = device
-        return torch.zeros(1, dtype=torch.float32, device=device)
+        return self.numbers[self.used - 1]

@@ -76,7 +76,7 @@ class Executor:
             self.squares = one_pass_squares(self.p)
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases,
         tokens_per_expert=self.state.tokens_per_expert, clear_rows=frozenset(self.state.clear_rows),
-                       all_reduce_max=partial(_largest, self.comm, self.p))  # fmt: skip
+                       all_reduce_max=partial(_largest, self.comm, self.p), zeros=self.state.zeros)  # fmt: skip
         if self.state.scaling is not None:
             self.env.loss_scale = self.state.scaling.used
         if (history := self.state.history) is not None:

@@ -44,7 +44,7 @@ class Env:
     largest_weights: dict[str, torch.Tensor] = field(
         default_factory=dict[str, torch.Tensor]
     )  # of weights that are cast once, [1]: where the update finds it; by the first weight of a product
-    zeros: Zeros = field(default_factory=Zeros)  # of this step
+    zeros: Zeros = field(default_factory=partial(Zeros, 0, torch.device("cpu")))  # for casts to FP8
     clear_rows: frozenset[str] = frozenset()  # tables whose gradients keep rows clear that no token uses
 
     def index(self, axis: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ from penteract.config.optimizers import ADAMW, Moment, OptimizerKind
 from penteract.config.precision.policy import MOMENT_BLOCK, Policy
 from penteract.engine.device.device import device_of
 from penteract.engine.device.storages import same_memory
+from penteract.engine.device.zeros import Zeros
 from penteract.engine.dtypes import FORMATS, dtype_of
 from penteract.engine.kernels.quantised.largest_rows import LargestRows
 from penteract.engine.kernels.quantised.quantise import quantiser
@@ -21,6 +23,7 @@ from penteract.engine.state.largest_weights import LargestWeights
 from penteract.engine.state.loss_scaling import LossScale
 from penteract.engine.state.quantised_weights import QuantisedWeights, ShardValues
 from penteract.engine.state.stochastic_rounding import ParameterSlice
+from penteract.ops.declarations.quantised.fp8 import casts
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
 from penteract.step.clear_rows import ClearRows, clear_rows
@@ -165,6 +168,7 @@ class TrainingState:
     history: AmaxHistory | None = None
     quantised_weights: QuantisedWeights | None = None
     largest_weights: LargestWeights | None = None
+    zeros: Zeros = field(default_factory=partial(Zeros, 0, torch.device("cpu")))  # of casts
     staging: list[Buffers] = field(default_factory=list[Buffers])  # device buffers for slices of offloaded state
 
     def resident(self) -> list[torch.Tensor]:
@@ -257,6 +261,7 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
         state.largest_weights = LargestWeights.of(sites, state.parameters, p.buckets, device)
         for i, flat in enumerate(state.flats):
             flat.largest = state.largest_weights.rows.get(i)
+    state.zeros = Zeros(sum(map(casts, p.fp8_sites)), device)
     experts = p.model.moe.experts if p.model.moe else 0
     state.routed = torch.zeros(len(p.balanced), experts, dtype=torch.int64, device=device)
     state.tokens_per_expert = dict(zip(p.balanced, state.routed.unbind(), strict=True))

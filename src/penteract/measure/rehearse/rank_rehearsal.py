@@ -239,6 +239,7 @@ def label(ledger: Ledger, trainer: Trainer) -> None:
         ledger.label([state.quantised_weights.table], "data")
     if state.largest_weights is not None:
         ledger.label([state.largest_weights.table], "data")
+    ledger.label([state.zeros.table], "data")
     ledger.label(trainer.validation_run.memory.resident(), VALIDATION)
     ledger.label(run.memory.resident(), ACTIVATIONS)
     ledger.label(host_tensors(run), HOST)

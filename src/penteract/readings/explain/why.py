@@ -16,7 +16,13 @@ from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision.policy import Policy, grain, policy
-from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes, has_delayed_scales, reads_quantised_weight
+from penteract.ops.declarations.quantised.fp8 import (
+    ONE_SCALE,
+    casts,
+    fp8_state_bytes,
+    has_delayed_scales,
+    reads_quantised_weight,
+)
 from penteract.ops.expression import Expression
 from penteract.ops.fuse import STANDS_FOR
 from penteract.ops.lower import Chunk
@@ -204,8 +210,11 @@ class _Rows(Silent):
 
         for c, chunk in enumerate(self.p.chunks):
             for site in (op.site for op in chunk.tape.ops):
-                if amount := self.small.times(c, site.layer) * fp8_state_bytes(site):
-                    self.add(_Derived("data", *_fp8_state(site), site.line), amount)
+                times, cast = self.small.times(c, site.layer), ONE_SCALE * casts(site)
+                if cast:
+                    self.add(_Derived("data", "largest values", "of casts", site.line), times * cast)
+                if kept := fp8_state_bytes(site) - cast:
+                    self.add(_Derived("data", *_fp8_state(site), site.line), times * kept)
 
     def padding(self) -> None:
         """What buckets hold and send in addition to their parameters. No formula: it depends on how they are packed."""

@@ -224,7 +224,7 @@ class Fp8Kernels:
         def run(into: Sequence[Fp8Data]) -> None:
             largest = direct
             if largest is None:
-                largest = env.zeros.next(scale.device)
+                largest = env.zeros.next()
                 for find in finds:
                     find(largest)
             if shared:

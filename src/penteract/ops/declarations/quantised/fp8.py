@@ -34,6 +34,8 @@ ALIGNED = 4  # scales: kernels need those of an operand to begin at a multiple o
 ONE_SCALE = ALIGNED * FLOAT  # bytes of the scale of a whole tensor, with padding
 CHUNK = 2**22  # elements that are scaled at a time, in fp32: few enough to stay in a GPU's cache
 
+_CASTS = {"quantise": 1, "fp8_linear": 2, "fp8_glu": 2}  # of x; of the weights and of the gradient
+
 Sizes = tuple[int, int, int]
 
 
@@ -174,10 +176,18 @@ def check_sizes(sites: Iterable[Site], chunks_per_sequence: int) -> None:
 
 def fp8_state_bytes(site: Site) -> Bytes:
     """Bytes kept between steps for a linear layer: for each of x, w and g the largest values of every past step, of all
-    of them, and of this step; or the scale of a weight that is gathered in FP8; or the largest value of its weights."""
+    of them, and of this step; or the scale of a weight that is gathered in FP8; or the largest value of its weights.
+    Ops that cast once also have a place for the largest value of each cast."""
     if has_delayed_scales(site):
         return 3 * (site.attrs["fp8"].history + 2) * FLOAT
-    return ONE_SCALE if reads_quantised_weight(site) or knows_weights(site) else 0
+    kept = ONE_SCALE if reads_quantised_weight(site) or knows_weights(site) else 0
+    return kept + ONE_SCALE * casts(site)
+
+
+def casts(site: Site) -> int:
+    """How many scales an op that casts once makes in forward and backward of a micro-batch. A rank has a place for the
+    largest value of each, which micro-batches share, and recomputation too: a value is used within a call."""
+    return _CASTS.get(site.op_name, 0)
 
 
 def has_delayed_scales(site: Site) -> bool:

@@ -83,9 +83,9 @@ class Quantise(OpDeclaration):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Bytes:
-        """The largest value, and what is scaled at a time."""
+        """What is scaled at a time."""
         width = ins[0][-1]
-        return FLOAT + scaling(attrs["fp8"], self.elementwise, (prod(ins[0]) // width, width))
+        return scaling(attrs["fp8"], self.elementwise, (prod(ins[0]) // width, width))
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         """x is read for its largest value, unless it is known, and for its data."""
@@ -97,11 +97,6 @@ class OnePassQuantise(Quantise):
     """By two kernels: one finds the largest value, one writes both. Where it is known, the second reads it as it is."""
 
     elementwise: Elementwise = "triton"
-
-    def workspace(
-        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
-    ) -> Bytes:
-        return 0 if len(ins) > 1 else super().workspace(phase, ins, weights, attrs, widths)
 
 
 class Fp8Linear(Linear):
@@ -146,10 +141,9 @@ class Fp8Linear(Linear):
         data = features * width * FP8_BYTES
         scaled = max(scaling(fp8, self.elementwise, (w[0], width)) for w in weights)
         if phase == "forward":
-            largest = 0 if self.elementwise == "triton" and attrs.get("known_weights") else FLOAT
-            return max(largest + data + scaled, self._turning(ins, attrs, widths))
+            return max(data + scaled, self._turning(ins, attrs, widths))
         gradient = tokens * features * FP8_BYTES
-        first = FLOAT + scaling(fp8, self.elementwise, (tokens, features))
+        first = scaling(fp8, self.elementwise, (tokens, features))
         return gradient + max(first, data + scaled)
 
     def _turning(self, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> Bytes:
@@ -210,7 +204,7 @@ class Fp8Glu(Fp8Linear):
             return found
         fp8, tokens, features = attrs["fp8"], prod(ins[0][:-1]), attrs["features"]
         made = tokens * features * widths["compute"]
-        return max(found, tokens * features * FP8_BYTES + FLOAT + made + scaling(fp8, "reference", (tokens, features)))
+        return max(found, tokens * features * FP8_BYTES + made + scaling(fp8, "reference", (tokens, features)))
 
     def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths) -> Bytes:
         """SwiGLU reads gate and up and writes; backward reads both and the gradient, for the largest of what they make
