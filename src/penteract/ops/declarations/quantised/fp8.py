@@ -7,9 +7,10 @@ as it is, and transposed for the input gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from math import fsum, prod
+from types import MappingProxyType
 
 from penteract.config.layout import Elementwise, Layout
 from penteract.config.precision.fp8 import PRODUCT_MULTIPLE, Fp8
@@ -34,7 +35,8 @@ ALIGNED = 4  # scales: kernels need those of an operand to begin at a multiple o
 ONE_SCALE = ALIGNED * FLOAT  # bytes of the scale of a whole tensor, with padding
 CHUNK = 2**22  # elements that are scaled at a time, in fp32: few enough to stay in a GPU's cache
 
-_CASTS = {"quantise": 1, "fp8_linear": 2, "fp8_glu": 2}  # of x; of the weights and of the gradient
+# Of an op that casts once: of x; of the weights and of the gradient.
+_CASTS: Mapping[str, int] = MappingProxyType({"quantise": 1, "fp8_linear": 2, "fp8_glu": 2})
 
 Sizes = tuple[int, int, int]
 
