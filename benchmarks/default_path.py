@@ -107,7 +107,8 @@ def start(folder: Path, note: Callable[[dict[str, Any]], None]) -> dict[str, Any
     """The first steps of an 8B on two GPUs."""
     words = ["--preset=llama-3.1-8b", "--parallel.dp=2", "--parallel.zero=1", "--batch.sequence_length=8192",
              "--batch.micro_batch_size=1", "--batch.global_batch_size=2", "--training.steps=4"]  # fmt: skip
-    home = {"TRITON_CACHE_DIR": str(folder / "triton"), "XDG_CACHE_HOME": str(folder / "cache"), "HOME": str(folder)}
+    home = {"TRITON_CACHE_DIR": str(folder / "triton"), "XDG_CACHE_HOME": str(folder / "cache"), "HOME": str(folder),
+            "TMPDIR": str(folder)}  # fmt: skip
     found = dict[str, Any]()
     for name in ("cold", "warm"):
         run = Run(folder / "run", words, 2, home)

@@ -78,17 +78,25 @@ class TargetHere:
 def kernels(p: Program, device: torch.device) -> dict[str, TorchKernel]:
     """The kernel of each op of a program. It is selected here for each site, so that no step selects, and the packages
     of kernels are imported."""
+    import_packages(p, device)
     chosen = dict[str, dict[Site, TorchKernel]]()
     for site in computed_sites(p):
         one, _ = implementation(site, p.layout)
         chosen.setdefault(site.op_name, {})[site] = kernel(site.op_name, one, device.type)
-        if (table := one.kernels.get(device.type)) is not None:
-            load_package(table)
     made = dict[str, TorchKernel]()
     for op_name, found in chosen.items():
         one, *others = dict.fromkeys(found.values())
         made[op_name] = _selecting(found.__getitem__, one) if others else one
     return made
+
+
+def import_packages(p: Program, device: torch.device) -> None:
+    """Import the packages that the kernels of a program compute with. That takes seconds, and needs nothing of a run,
+    so it may go on in a thread while the run is made."""
+    for site in computed_sites(p):
+        one, _ = implementation(site, p.layout)
+        if (table := one.kernels.get(device.type)) is not None:
+            load_package(table)
 
 
 def kernels_by_call(layout: Layout, device: torch.device) -> dict[str, TorchKernel]:

@@ -22,10 +22,11 @@ from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.hf.weights import open_weights, start_from
 from penteract.engine.kernels.checks import check_kernels
 from penteract.engine.kernels.kernel import TorchKernel
-from penteract.engine.kernels.registry import Target, TargetHere, kernels
+from penteract.engine.kernels.registry import Target, TargetHere, import_packages, kernels
 from penteract.engine.optim.muon import Muon
 from penteract.engine.optim.optimizer import AdamW, UpdateShard
 from penteract.engine.rank.rank import Rank
+from penteract.engine.session.concurrently import concurrently
 from penteract.engine.state.state import TrainingState, allocate
 from penteract.errors import BadNumerics
 from penteract.step.arena import plan_arena
@@ -53,18 +54,30 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a trainer runs on. `kernels`: those of a program there; `initialise`: fills parameters from a seed."""
+    """What a trainer runs on.
+
+    kernels          those of a program there
+    initialise       fills parameters from a seed
+    import_packages  imports what the kernels of a program need, which takes seconds
+    """
 
     device: Device
     target: Target
     kernels: Callable[[Program], dict[str, TorchKernel]]
     initialise: Callable[[Program, TrainingState, int], None] = initialise
+    import_packages: Callable[[Program], None] = lambda _: None
 
     @staticmethod
     def here(rank: Rank) -> Place:
         """The device of a rank."""
         at = rank.device
-        return Place(device_of(at), TargetHere(at), lambda p: kernels(p, at))
+
+        def packages(p: Program) -> None:
+            if at.type == "cuda":
+                torch.cuda.set_device(at)  # it is a setting of a thread, and a package may ask for its device
+            import_packages(p, at)
+
+        return Place(device_of(at), TargetHere(at), lambda p: kernels(p, at), import_packages=packages)
 
 
 @dataclass(slots=True)
@@ -98,10 +111,11 @@ class Trainer:
         comm = device.comm(rank.number, rank.progress.journal, spec.limits.collective)
         comm.open(program)
         state = allocate(program, rank.device)
-        if init is not None:
-            start_from(open_weights(init, program), program, state)
-        else:
-            place.initialise(program, state, spec.train.seed)
+        with concurrently(lambda: place.import_packages(program)):
+            if init is not None:
+                start_from(open_weights(init, program), program, state)
+            else:
+                place.initialise(program, state, spec.train.seed)
         memory = Arena(plan_arena(program), precision, rank.device)
         optimizer = _optimizer(spec, rank, state, comm)
         run = Executor(program, state, comm, place.kernels(program), memory, optimizer, fake=device)

@@ -350,7 +350,7 @@ def fill(state: TrainingState, whole: Iterable[tuple[Param, torch.Tensor]]) -> N
             parameter = state.parameters[q.name].view(-1)
             for at in _parts(len(values)):
                 if q.name in splits:
-                    split_master.rounded(values[at].float(), parameter[at])
+                    split_master.rounded(values[at].to(parameter.device, torch.float32), parameter[at])
                 else:
                     parameter[at].copy_(values[at])
         if (part := own.get(q.name)) is not None:

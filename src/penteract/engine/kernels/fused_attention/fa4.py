@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from penteract.config.rules.kernel_limits import ATTENTION
+from penteract.config.rules.kernel_limits import ATTENTION, HOPPER
 from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, ChunkOrder, QueryChunk, read_by
+from penteract.engine.kernels.fused_attention.compiled import keep_compiled
 from penteract.engine.kernels.fused_attention.flash import ends
 from penteract.engine.kernels.fused_attention.normed_attention import ON_GPU, normed
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
@@ -27,6 +28,7 @@ Library = Callable[[], Any]  # -> the module with `_flash_attn_fwd` and `_flash_
 @cache
 def library() -> Any:
     """The package, imported when a run needs it: that takes seconds."""
+    keep_compiled(HOPPER)
     return import_module(ATTENTION["fa4"].module)
 
 
