@@ -15,16 +15,21 @@ from layouts import CPU
 from penteract.config.layout import Layout
 from penteract.config.resolve.presets import TINY, TINY_MOE
 from penteract.engine.executor import initial_weights
-from penteract.engine.executor.initial_weights import drawn, initialise, kept_elements, tasks, tiles
+from penteract.engine.executor.initial_weights import Staging, drawn, initialise, kept_elements, tasks, tiles
 from penteract.engine.state import state as training_state
 from penteract.engine.state.state import TrainingState, allocate, fill
-from penteract.step.program import compile_step
+from penteract.step.program import Program, compile_step
 
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the parameters of a small model have many."""
     monkeypatch.setattr(initial_weights, "TILE", (24, 40))
+
+
+def room(p: Program) -> Staging:
+    """Memory for all rectangles of a rank at once."""
+    return Staging(torch.empty(sum(q.numel(p.mesh) for q in p.params)))
 
 
 @pytest.mark.parametrize("zero", [1, 3])
@@ -54,7 +59,7 @@ def test_numbers_are_converted_in_parts(recipe: str, layout: Layout, monkeypatch
     for most in (2**22, 100):
         monkeypatch.setattr(training_state, "AT_ONCE", most)
         states.append(state := allocate(p, CPU))
-        pairs = [*drawn(p, 7, kept_elements(p, state), threads=1)]
+        pairs = [*drawn(p, 7, kept_elements(p, state), threads=1, staging=room(p))]
         with MadeTensors() as made:
             fill(state, pairs)
     assert made.largest <= 100
@@ -84,14 +89,14 @@ class MadeTensors(TorchDispatchMode):
 def test_threads_draw_the_same() -> None:
     p = compile_step(TINY, Layout(tp=2), 32, rank=1)
     kept = kept_elements(p, allocate(p, CPU))
-    one, many = ([(q.name, x) for q, x in drawn(p, 7, kept, threads=n)] for n in (1, 3))
+    one, many = ([(q.name, x) for q, x in drawn(p, 7, kept, threads=n, staging=room(p))] for n in (1, 3))
     assert [name for name, _ in one] == [name for name, _ in many] == [q.name for q in p.params]
     assert all(torch.equal(x, y) for (_, x), (_, y) in zip(one, many, strict=True))
 
 
 def test_the_deviation_is_the_parameters() -> None:
     p = compile_step(TINY, Layout(), 32)
-    for q, x in drawn(p, 7, kept_elements(p, allocate(p, CPU)), threads=2):
+    for q, x in drawn(p, 7, kept_elements(p, allocate(p, CPU)), threads=2, staging=room(p)):
         if q.scale is None:
             assert (x == q.fill).all()
         elif x.numel() > 10_000:
@@ -159,3 +164,38 @@ def test_of_an_eighth_a_rank_draws_a_quarter_at_most(
     monkeypatch.setattr(initial_weights, "TILE", (1024, 512))
     count = sum(torch.Size(tile.size).numel() for tile in tiles((4096, 14336), offset, local, kept))
     assert 7340032 <= count <= 4096 * 14336 // 4
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("elements", [1, 5_000, 20_000])
+def test_rectangles_have_the_same_memory_in_turn(threads: int, elements: int) -> None:
+    """Each holds its numbers until the next is asked for, in a block that is smaller than all of them."""
+    p = compile_step(TINY_MOE, Layout(), 32)
+    kept, block = kept_elements(p, allocate(p, CPU)), torch.empty(elements)
+    expected = {q.name: x for q, x in drawn(p, 7, kept, threads=1, staging=room(p))}
+    assert sum(x.numel() for x in expected.values()) > elements
+    shared = 0
+    for q, x in drawn(p, 7, kept, threads=threads, staging=Staging(block)):
+        assert torch.equal(x, expected.pop(q.name)), q.name
+        shared += x.untyped_storage().data_ptr() == block.untyped_storage().data_ptr()
+        x.fill_(float("nan"))
+    assert not expected and (shared > 5 or elements == 1)
+
+
+@given(st.lists(st.integers(0, 12), max_size=40), st.data())
+def test_no_two_rectangles_overlap(sizes: list[int], data: st.DataObject) -> None:
+    staging, alive = Staging(torch.arange(10.0)), list[set[float]]()
+    for size in sizes:
+        while (taken := staging.take(size)) is None:
+            assert alive, "memory is refused, and all of it is free"
+            staging.give_back()
+            alive.pop(0)
+        if size <= 10:
+            mine: set[float] = set(taken.tolist())
+            assert len(mine) == size and not any(mine & other for other in alive)
+            alive.append(mine)
+        else:
+            alive.append(set())
+        if data.draw(st.booleans()):
+            staging.give_back()
+            alive.pop(0)

@@ -5,14 +5,15 @@ A `torch.device` names where tensors are; a `Device` has the operations that dif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
+from penteract.engine.comm import compat
 from penteract.engine.comm.comm import Comm, Waitable, Work
 from penteract.engine.comm.distributed import Gloo, Nccl
 from penteract.engine.comm.groups import ProcessGroups
@@ -77,6 +78,11 @@ class Device(Protocol):
         process."""
         ...
 
+    def staging_memory(self, elements: int, *, pinned: bool) -> AbstractContextManager[torch.Tensor]:
+        """Host memory for fp32 numbers [elements] that are copied to the device; page-locked meanwhile if that is asked
+        for, the device is apart from the host, and the host allows it."""
+        ...
+
     def pin(self, x: torch.Tensor) -> torch.Tensor:
         """The host tensor x in page-locked memory, so that a copy to the device does not block the host."""
         ...
@@ -138,6 +144,9 @@ class Cpu:
         return Copied()
 
     def register(self, x: torch.Tensor) -> None: ...
+
+    def staging_memory(self, elements: int, *, pinned: bool) -> AbstractContextManager[torch.Tensor]:
+        return nullcontext(torch.empty(elements, device=self.host))
 
     def pin(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -215,6 +224,16 @@ class Cuda:
             raise OutOfMemory("MEMORY", "host memory cannot be page-locked", found=f"CUDA error {int(error)}",
                               allowed=show_bytes(x.nbytes),
                               fix="a larger ulimit -l, or --checkpoint.asynchronous false")  # fmt: skip
+
+    @contextmanager
+    def staging_memory(self, elements: int, *, pinned: bool) -> Iterator[torch.Tensor]:
+        try:
+            block = torch.empty(elements, pin_memory=pinned)
+        except RuntimeError:  # there is a limit on page-locked memory
+            block = torch.empty(elements)
+        yield block
+        del block
+        compat.release_pinned_memory()
 
     def _after_compute(self, name: str) -> torch.cuda.Stream:
         if name not in self.streams:

@@ -8,6 +8,7 @@ something: its rectangle, and with ZeRO 3 its shard of that. Tiles are drawn sid
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +26,7 @@ from penteract.step.program import Program
 TILE = (1024, 512)  # rows and columns; parameters of fewer elements are one tile
 FEW = 2**24  # elements of this rank: so many are drawn before threads have started
 MOST = 8  # threads
-AHEAD = 2**28  # elements that are drawn before they are copied to where they belong, in fp32
+AHEAD = 2**28  # elements that are drawn before they are copied to where they belong, in fp32: a power of two is pinned
 
 CPU = torch.device("cpu")
 
@@ -36,8 +37,10 @@ def initialise(p: Program, state: TrainingState, seed: int) -> None:
     """Fill parameters, and their master weights."""
     kept = kept_elements(p, state)
     few = sum(n - at for at, n in kept.values()) < FEW
-    host = device_of(state.routed.device).host
-    fill(state, drawn(p, seed, kept, threads=1 if few else threads_here(), host=host))
+    device = device_of(state.routed.device)
+    room = min(AHEAD, sum(q.numel(p.mesh) for q in p.params))
+    with device.staging_memory(room, pinned=not few) as block:
+        fill(state, drawn(p, seed, kept, threads=1 if few else threads_here(), staging=Staging(block)))
 
 
 def threads_here() -> int:
@@ -55,23 +58,55 @@ def kept_elements(p: Program, state: TrainingState) -> dict[str, Span]:
     return {q.name: shards.get(q.name, (0, 0)) if q.name in cut else (0, q.numel(p.mesh)) for q in p.params}
 
 
+@dataclass(slots=True)
+class Staging:
+    """Host memory [n], fp32, that rectangles have in turn. Memory that is new to a process takes longer to touch than
+    numbers to draw, and a GPU copies from page-locked memory many times faster.
+
+    in_use  begin and end of the rectangles that are not copied yet, the oldest first
+    at      behind the youngest
+    """
+
+    block: torch.Tensor
+    in_use: deque[Span] = field(default_factory=deque[Span])
+    at: int = 0
+
+    def take(self, elements: int) -> torch.Tensor | None:
+        """Memory for a rectangle, of its own if it is larger than all; None as long as older ones are in the way."""
+        if elements > len(self.block):
+            if self.in_use:
+                return None
+            self.in_use.append((0, 0))
+            return torch.empty(elements, device=self.block.device)
+        begin = self.at if self.at + elements <= len(self.block) else 0
+        if any(low < begin + elements and begin < high for low, high in self.in_use):
+            return None
+        self.at = begin + elements
+        self.in_use.append((begin, self.at))
+        return self.block[begin : self.at]
+
+    def give_back(self) -> None:
+        """The oldest rectangle is copied."""
+        self.in_use.popleft()
+
+
 def drawn(
-    p: Program, seed: int, kept: dict[str, Span], *, threads: int, host: torch.device = CPU
+    p: Program, seed: int, kept: dict[str, Span], *, threads: int, staging: Staging
 ) -> Iterator[tuple[Param, torch.Tensor]]:
-    """The parameters of a rank in their order, each with its rectangle on `host`, which holds numbers where they are
-    kept."""
+    """The parameters of a rank in their order, each with its rectangle, which holds numbers where they are kept, until
+    the next is asked for."""
     waiting = deque[tuple[Param, torch.Tensor, list[Future[None]]]]()
-    ahead = 0
     with ThreadPoolExecutor(threads) as pool:
         for q in p.params:
-            rectangle = torch.empty(q.local_shape(p.mesh), device=host)
-            waiting.append((q, rectangle, [pool.submit(work) for work in tasks(p, q, seed, kept[q.name], rectangle)]))
-            ahead += rectangle.numel()
-            while waiting and (threads == 1 or ahead > AHEAD):
-                ahead -= waiting[0][1].numel()
+            shape = q.local_shape(p.mesh)
+            while (memory := staging.take(prod(shape))) is None:
                 yield _first(waiting)
+                staging.give_back()
+            rectangle = memory.view(shape)
+            waiting.append((q, rectangle, [pool.submit(work) for work in tasks(p, q, seed, kept[q.name], rectangle)]))
         while waiting:
             yield _first(waiting)
+            staging.give_back()
 
 
 def _first(waiting: deque[tuple[Param, torch.Tensor, list[Future[None]]]]) -> tuple[Param, torch.Tensor]:
@@ -116,9 +151,21 @@ class Tile:
         """Draw it, and put what is kept into the rectangle [rows, columns]."""
         digest = hashlib.sha256(f"{seed}/{q.name}{self.name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-        numbers = torch.randn(self.size, generator=generator)
+        numbers = torch.randn(self.size, generator=generator, out=_scratch(self.size))
         for inside, into in self.places:
             torch.mul(numbers[inside], q.scale or 0.0, out=rectangle[into])
+
+
+_threads = threading.local()
+
+
+def _scratch(size: tuple[int, int]) -> torch.Tensor:
+    """Memory [rows, columns] of this thread, for one tile after the other."""
+    elements = size[0] * size[1]
+    block = getattr(_threads, "block", None)
+    if block is None or len(block) < elements:
+        block = _threads.block = torch.empty(elements)
+    return block[:elements].view(size)
 
 
 def tiles(shape: Sequence[int], offset: Sequence[int], local: Sequence[int], kept: Span) -> Iterable[Tile]:
