@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 # How long a thread keeps the interpreter while another wants it. Filling weights are thousands of short calls, each of
 # which gives the interpreter away: by default each would wait 5 ms to have it back from a thread that runs Python code.
-SWITCH_S = 1e-4
+SWITCH_S = 1e-5
 
 
 @contextmanager
