@@ -196,6 +196,9 @@ def test_among_equals_the_simpler_is_first() -> None:
             return {"compute": 1.0 + 1e-9 * lay.dp, "tensor": 0.0, "pipeline": 0.0}
 
     estimator = Flat(TINY)
-    first, second, *_ = searched(estimator, frontier(estimator, 0)).best(5)
+    search = searched(estimator, frontier(estimator, 0))
+    first, second, *_ = found = search.best(5)
+    assert [t.layout for t in found] == sorted([q.layout for q in search.estimates], key=effort)[:5]
+    assert search.simulated < len(search.estimates) / 4  # as fast and less simple: not simulated
     assert first.layout == Layout(dp=8, micro_batch_size=1, gradient_accumulation_steps=2, loss="chunked")
     assert effort(first.layout) < effort(second.layout)

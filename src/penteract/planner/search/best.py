@@ -239,7 +239,7 @@ class Ranking:
     kind: Callable[[LayoutEstimate], Hashable] = _itself
     slower_too: bool = False
     _found: dict[Hashable, tuple[_Place, Timed]] = field(default_factory=dict[Hashable, tuple[_Place, Timed]])
-    _last: Seconds = inf  # of the k-th, to four digits
+    _last: Order = (inf, (), inf)  # of the k-th
     _waiting: list[_Waiting] = field(default_factory=list[_Waiting])
     _taken: tuple[int, int, int] = (0, 0, 0)  # how many of `fits`, `slower` and `higher` are in the heap already
     _serial: Iterator[int] = field(default_factory=count)
@@ -253,7 +253,7 @@ class Ranking:
             lowest = self._waiting[0][0] if self._waiting else inf
             least, source = min([(source.lowest, i) for i, source in enumerate(sources)])
             bound = min(lowest, least)
-            if bound == inf or four_digits(bound) > self._last:
+            if bound == inf or four_digits(bound) > self._last[0]:
                 return self.so_far
             if lowest < least:
                 self._consider(*heappop(self._waiting))
@@ -282,7 +282,9 @@ class Ranking:
     def _consider(self, current: Seconds, serial: int, bound: Seconds, item: LayoutEstimate | Slower | Higher) -> None:
         search = self.search
         estimate = search.estimate(item)
-        if estimate is None or not self.among(estimate) or four_digits(estimate.at_least) > self._last:
+        if estimate is None or not self.among(estimate):
+            return
+        if self._behind(max(current, estimate.at_least), estimate.layout):
             return
         if isinstance(item, Higher) and not self.slower_too:  # noqa: SIM102 -- one line would be too long
             if search.beaten(item, max(current, estimate.at_least)):
@@ -291,7 +293,7 @@ class Ranking:
             heappush(self._waiting, (closer, serial, bound, item))
             return
         now, key = search.timed(estimate), self.kind(estimate)
-        if four_digits(now.time.seconds) > self._last:
+        if self._behind(now.time.seconds, estimate.layout):
             return
         if isinstance(item, Higher) and not search.adopt(item, now) and not self.slower_too:
             return
@@ -302,7 +304,13 @@ class Ranking:
         if len(self._found) > self.k:
             del self._found[max(self._found, key=lambda one: self._found[one][0])]
         if len(self._found) == self.k:
-            self._last = max(self._found.values(), key=lambda one: one[0])[0][0][0]
+            self._last = max(self._found.values(), key=lambda one: one[0])[0][0]
+
+    def _behind(self, bound: Seconds, layout: Layout) -> bool:
+        """Whether a layout that takes at least `bound` comes after the k-th: it is slower, or as fast to four digits
+        and not as simple."""
+        seconds = four_digits(bound)
+        return seconds > self._last[0] or (seconds == self._last[0] and (seconds, effort(layout), bound) > self._last)
 
 
 def four_digits(seconds: Seconds) -> Seconds:
