@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from penteract.parallel.data import NONE
 from penteract.readings.time.clock import PART, WAIT, Key, Op
-from penteract.readings.time.clock_program import NEVER, At, ClockProgram, Inserted, PassKey
+from penteract.readings.time.clock_program import NEVER, At, ClockProgram, PassKey
 from penteract.readings.time.ops import DATA
 from penteract.readings.time.rank_clock import MESSAGE, Loop, Loops, PlacedSegment
 from penteract.schedule.actions import Compute
@@ -28,7 +28,6 @@ _GATHERS = ("gather", "wait_all_gather")
 _KEYED = ("widen", "gather")  # these wait for an op in flight, or start one
 _OF_BUCKETS = (*_KEYED, "measure", "update")
 _NO_KEY: Key = ("", 0, 0)
-_REDUCTIONS = ("reduce", "replicate", "wait_reduce_scatter")
 
 
 class Spot(NamedTuple):
@@ -223,43 +222,44 @@ class _Derivation:
             lambda b: last and places.written[b][1] == walk,
         )  # fmt: skip
         inserted = defaultdict[int, list[tuple[int, int, int]]](list)
-        needs, sums = defaultdict[int, tuple[int, ...]](tuple), list[Event]()
-        for (k, pos), when, events in sorted([(at, when, some) for when, table in enumerate((before, after))
-                                              for at, some in table.items()]):  # fmt: skip
-            unit, own = through.units[int(k)], inserted[int(k)]
-            for event in events:
+        needs, sums, units = dict[int, tuple[int, ...]](), list[Event](), through.units
+        buckets, alike, summed, made = program.buckets, program.alike, program.summed, self.shared.made
+        events = [(at, when, some) for when, table in enumerate((before, after)) for at, some in table.items()]
+        events.sort()
+        for (k, pos), when, some in events:
+            unit, own = units[int(k)], inserted[int(k)]
+            for event in some:
                 question, b = event
                 if question == "acquire_gradient_buffer":
                     continue
-                if question == "wait_all_gather" and not program.buckets[b].cut_parameters:
-                    own.append((pos, when, self._number(("p", 0, 0, len(needs[k])))))
-                    needs[k] += (b,)
-                    continue
-                own.append((pos, when, self._event(question, b, unit)))
-                if program.summed[b] and question in _REDUCTIONS:
-                    sums.append(event)
+                if question in _GATHERS:
+                    if question == "wait_all_gather" and not buckets[b].cut_parameters:
+                        waits = needs.get(k, ())
+                        own.append((pos, when, self._number(("p", 0, 0, len(waits)))))
+                        needs[k] = (*waits, b)
+                        continue
+                    home, place = program.gathered[b]
+                else:
+                    home, place = places.home[b]
+                    if summed[b]:
+                        sums.append(event)
+                # The same for equal buckets at the same distance in units.
+                key = (question, alike[b], home - unit, place)
+                own.append((pos, when, made[key] if key in made else self._number(key, b)))
         if through.arrives != NEVER:  # wait for the message after bucket events, right before it is read
             inserted[0].append((through.arrives, 0, self._number(("m", 0, 0, 0))))
-        action = program.clock.action(repeats(self._row(walk, inserted, needs)))
-        return action, self.shared.lefts.number(left), tuple(sums)
-
-    def _row(
-        self, walk: PassKey, inserted: Mapping[int, Inserted], needs: Mapping[int, tuple[int, ...]]
-    ) -> list[PlacedSegment]:
-        row = list[PlacedSegment](self.program.row(walk))
+        row = list[PlacedSegment](program.row(walk))
         for k, own in inserted.items():
-            row[k] = self.program.placed(walk, k, own, needs.get(k, ()))
-        return row
+            row[k] = program.placed(walk, k, own, needs.get(k, ()))
+        return program.clock.action(repeats(row)), self.shared.lefts.number(left), tuple(sums)
 
-    def _event(self, question: str, b: int, unit: int) -> int:
-        """The number of the ops of a bucket event in a segment of `unit`."""
-        own, number = (self.program.gathered if question in _GATHERS else self.places.home)[b]
-        key = (question, self.program.alike[b], own - unit, number)
-        found = self.shared.made.get(key)
-        return self._number(key, b) if found is None else found
+    def _event(self, question: str, b: int) -> int:
+        """The number of the ops of a reduction outside of the actions."""
+        home, place = self.places.home[b]
+        return self._number((question, self.program.alike[b], home, place), b)
 
     def _number(self, key: tuple[str, int, int, int], b: int = NONE) -> int:
-        """The number of these ops; they are the same for equal buckets at the same distance in units."""
+        """The number of these ops."""
         made = self.shared.made
         if key not in made:
             made[key] = len(self.program.bucket_ops)
@@ -319,7 +319,7 @@ class _Derivation:
     def _outside_of(self, events: Sequence[Event]) -> tuple[int, int, Sequence[PlacedSegment]]:
         program, clock = self.program, self.program.clock
         before = [op for event in opening(program.outside) for op in self._outside_ops(event)]
-        after = [op for question, b in events for op in program.bucket_ops[self._event(question, b, 0)]]
+        after = [op for question, b in events for op in program.bucket_ops[self._event(question, b)]]
         update, summed = list[Op](), False
         for event in closing(program.outside, self.summing):
             question = event[0]
