@@ -12,24 +12,19 @@ from penteract.config.files.machine_file import HERE
 from penteract.config.hardware import HEADROOM, Cluster, cluster
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import Policy
-from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput, PenteractError
-from penteract.measure.schemas.profile import ProfileFile
-from penteract.measure.schemas.rehearsal import Rehearsal
 from penteract.planner.ask import as_word, parse_settings
-from penteract.planner.plan import Plan, estimator, plan_layouts, plan_one
-from penteract.planner.question import question
-from penteract.planner.report.trace import trace
-from penteract.planner.search.collector import uncollected
-from penteract.planner.search.progress import Watch
-from penteract.planner.settle_budget import settle_budget
 
 if TYPE_CHECKING:
     from penteract.measure.bench.cases.sweep_question import SweepQuestion
+    from penteract.measure.schemas.profile import ProfileFile
+    from penteract.measure.schemas.rehearsal import Rehearsal
     from penteract.measure.schemas.sweep import Sweep
+    from penteract.planner.plan import Plan
+    from penteract.planner.search.progress import Watch
 
-__all__ = ["bench", "plan", "profile", "rehearse", "trace", "train"]
+__all__ = ["bench", "calibrate", "plan", "profile", "rehearse", "train"]
 
 
 def plan(  # noqa: PLR0913 (a question has many parameters)
@@ -65,6 +60,10 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
     Raises BadInput, naming what is allowed and the fix. Ctrl-C raises Stopped, a subclass of KeyboardInterrupt: its
     `plan` has what was found so far, with `complete` False.
     """
+    from penteract.planner.plan import estimator, plan_layouts, plan_one  # here: what starts a command needs none of it
+    from penteract.planner.question import question
+    from penteract.planner.search.collector import uncollected
+
     pins = parse_settings(fix, flag="--fix", several=True) if fix else {}
     ask = question(
         model, gpus, sequence_length=sequence_length, batch=batch, precision=precision, parts=parts,
@@ -94,7 +93,9 @@ def rehearse(
     memory kept free of tensors. `settings`: as of `train`. The answer's `mismatches` are faults of the program, none in
     a sound one. Raises BadInput.
     """
+    from penteract.config.resolve.resolved_run import resolve
     from penteract.measure.rehearse.rehearsing import rehearse_run  # here: it needs torch
+    from penteract.planner.settle_budget import settle_budget
 
     on = cluster(gpus) if isinstance(gpus, str) else gpus
     if not isinstance(run, RunSpec):

@@ -131,7 +131,7 @@ runpy.run_module("penteract", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize("module", ["penteract.planner.plan", "cyclopts", "penteract.cli.plan"])
+@pytest.mark.parametrize("module", ["penteract.cli.app", "penteract.planner.plan", "cyclopts", "penteract.cli.plan"])
 @pytest.mark.parametrize("program", ["-m", "/usr/bin/penteract"])
 def test_ctrl_c_while_it_is_loaded_is_quiet(module: str, program: str) -> None:
     code = STOPPED_AT.replace("runpy.run", f"sys.argv = [{program!r}, 'plan', {module!r}]; runpy.run")
