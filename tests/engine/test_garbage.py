@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
 
-from penteract.engine.session.garbage import EVERY, collect_after, collected_between_steps
+from penteract.engine.session.garbage import EVERY, collect_after, collected_between_steps, imports_are_done
 
 
 class Node:
@@ -52,3 +54,24 @@ def test_an_error_leaves_all_as_before_and_an_inner_use_changes_nothing():
             pass
         assert not gc.isenabled() and gc.get_freeze_count()
         raise ValueError("inner")
+
+
+def test_a_rank_imports_without_collections_and_collects_from_its_first_line():
+    code = (
+        "import gc, penteract\n"
+        "ended = []\n"
+        "gc.callbacks.append(lambda phase, info: ended.append(phase))\n"
+        "import penteract.engine.runtime.worker\n"
+        "assert not ended and not gc.isenabled()\n"
+        "penteract.engine.runtime.worker.imports_are_done()\n"
+        "assert gc.isenabled() and gc.get_freeze_count() > 100_000, gc.get_freeze_count()\n"
+    )
+    # The last word is among those that the process was started with, as where it is a module to run.
+    words = [sys.executable, "-c", code, "penteract.engine.runtime.worker"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_where_collecting_was_never_off_nothing_changes():
+    imports_are_done()
+    assert gc.isenabled() and not gc.get_freeze_count()

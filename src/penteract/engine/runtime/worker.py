@@ -24,6 +24,7 @@ from penteract.engine.run_folder.lease import Lease
 from penteract.engine.runtime.generation import Generation
 from penteract.engine.runtime.printing import never_fails
 from penteract.engine.runtime.watch import watched
+from penteract.engine.session.garbage import imports_are_done
 from penteract.engine.session.session import Session, SessionOptions, closing_line, rundir, set_up
 from penteract.errors import PeerLost, PenteractError, Preempted
 
@@ -114,6 +115,7 @@ def main(argv: list[str]) -> int:
     Rank 0 shares the terminal with the launcher, which prints the error that ended the run. So it prints its own only
     where it could not write it to errors.jsonl; other ranks print into their logs.
     """
+    imports_are_done()
     options, listener, debug = _options(argv)
     number, earlier = int(os.environ.get("RANK", "0")), rundir.errors_size(options.folder)
     with Stopping.of_process() as stopping, never_fails():

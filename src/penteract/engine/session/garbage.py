@@ -17,6 +17,14 @@ EVERY = 50  # steps
 _FIRST = 2  # steps of this process
 
 
+def imports_are_done() -> None:
+    """Collect from now on, where importing began without (`penteract`): what is imported is never walked. Elsewhere
+    nothing changes."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+
+
 @contextmanager
 def collected_between_steps() -> Iterator[None]:
     """No automatic collections within; afterwards all is as before. Within another such context nothing changes."""
