@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -187,3 +188,19 @@ def test_the_guard_notices_a_store_that_does_not_answer(tmp_path: Path) -> None:
 )
 def test_what_the_wire_says_is_not_our_own_error(error: Exception, peer: bool) -> None:
     assert is_of_a_peer(error) is peer
+
+
+def test_no_thread_is_inside_of_the_store_once_a_rank_has_finished(tmp_path: Path) -> None:
+    """If one were when the interpreter ends, its way back from C++ would abort the process."""
+    with watching(tmp_path, 0, 1) as watcher:
+        get, asked = watcher.store.get, threading.Event()
+
+        def slow(key: str) -> Any:
+            asked.set()
+            time.sleep(0.3)
+            return get(key)
+
+        watcher.store.get = slow  # type: ignore[method-assign]
+        assert asked.wait(5)
+        watcher.finish()
+        assert watcher._beats is not None and not watcher._beats.is_alive()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import socket
 import sys
 import threading
@@ -20,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.distributed as dist
 
@@ -32,6 +31,7 @@ from penteract.engine.rank.run_key import RunKey
 from penteract.engine.rank.signed_store import SignedStore
 from penteract.engine.rank.stopping import Stopping
 from penteract.engine.run_folder import rundir
+from penteract.engine.runtime.exits import exit_later, exit_now
 from penteract.engine.runtime.hangs.alone import AloneWatch, error_alone
 from penteract.engine.runtime.hangs.blame import Verdict, unlike
 from penteract.engine.runtime.hangs.finder import Finder, read
@@ -43,7 +43,6 @@ GRACE_S = 1.0  # for a rank's own error to be reported before another rank's end
 BLAME_S = 3.0  # to find out which rank broke a connection
 TEARDOWN_S = 3.0  # for the teardown of process groups
 PARTING_S = 8.0  # rank 0 waits so long for the others when all stop together
-LAST_RESORT_S = 12.0  # a rank that is ending exits after this time, whatever blocks it
 
 HUNG_TEARDOWN_S = 1.0  # the same, of a run that hangs
 _ABORT, _BLAMES = "abort", "blames"
@@ -88,11 +87,13 @@ class Watcher:
         self._earlier = rundir.errors_size(run_dir)
         self._over = threading.Event()
         self._leaving = threading.Lock()  # held by the one thread that ends this rank's work
+        self._beats: threading.Thread | None = None  # the first of the two threads
 
     def start(self) -> None:
         """Start the two daemon threads: heartbeat and watch, and a guard over the first."""
-        for name, work in (("watch-beat", self._watch), ("watch-guard", self._guard)):
-            threading.Thread(target=work, name=name, daemon=True).start()
+        self._beats = threading.Thread(target=self._watch, name="watch-beat", daemon=True)
+        self._beats.start()
+        threading.Thread(target=self._guard, name="watch-guard", daemon=True).start()
 
     # ---- ending, called by the main thread -------------------------------------------------------------------
 
@@ -110,6 +111,8 @@ class Watcher:
                 else:
                     time.sleep(self.interval / 10)
         self._over.set()
+        if self._beats is not None:  # an interpreter that ends while a thread is inside of the store aborts
+            self._beats.join(GRACE_S)
 
     def report(self, exception: BaseException) -> PenteractError:
         """Report this rank's failure to the others; returns the error with which this rank ends.
@@ -131,7 +134,7 @@ class Watcher:
             threading.Event().wait()  # another thread is ending this process
         if isinstance(exception, KeyboardInterrupt):
             exception = Preempted("STOPPED", "interrupted before a step was saved", where=str(self.run_dir))
-        _exit_later(from_exception(exception).exit_code)
+        exit_later(from_exception(exception).exit_code)
         self._stopped = self.stopping.signalled_before
         if isinstance(exception, Preempted):  # all ranks stop together, so there is nothing to report
             if self.rank == 0:
@@ -214,7 +217,7 @@ class Watcher:
         hung = row["code"] in _OF_ALL
         if self._over.wait(0 if hung else GRACE_S) or not self._leaving.acquire(blocking=False):
             return
-        _exit_later(PeerLost.exit_code)
+        exit_later(PeerLost.exit_code)
         self._stopped = self.stopping.signalled_before
         error = self._peer(row)
         self._part(error, HUNG_TEARDOWN_S if hung else TEARDOWN_S)
@@ -222,7 +225,7 @@ class Watcher:
             with suppress(OSError, ValueError):
                 print(error, file=sys.stderr)
         self.parting()
-        _exit_now(error.exit_code)
+        exit_now(error.exit_code)
 
     # ---- which rank failed -----------------------------------------------------------------------------------
 
@@ -374,7 +377,7 @@ def watched(
         code = error.exit_code
         final(code)
         if watcher is not None:  # the interpreter's normal exit would wait for lost peers in the groups' destructors
-            atexit.register(_exit_now, code)
+            atexit.register(exit_now, code)
         raise error from e
     finally:
         if alone is not None:
@@ -383,17 +386,3 @@ def watched(
             code = watcher.run_code or code if watcher is not None else code
             with suppress(OSError):
                 rundir.write_status(run_dir, rundir.ended(code), exit_code=code)
-
-
-def _exit_later(code: int) -> None:
-    """Exit the process with `code` after LAST_RESORT_S, even if the remaining work blocks for ever."""
-    timer = threading.Timer(LAST_RESORT_S, os._exit, [code])
-    timer.daemon = True
-    timer.start()
-
-
-def _exit_now(code: int) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
