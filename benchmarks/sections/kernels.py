@@ -263,6 +263,25 @@ All results were checked against fp32.""",
     )
 
 
+def step_ends() -> str:
+    found = record("step_ends_h200")
+    rows = [(f"{part['elements'] / 1e6:,.0f} M", "split" if part["split"] else "fp32",
+             *(f"{fmean(part['ms'][name]):.3f}" for name in ("plain", "pass", "found"))) for part in found["update"]]  # fmt: skip
+    ends = {
+        name: {on: fmean(run[on] for run in runs) for on in ("gpu", "host")}
+        for name, runs in found["end"]["us"].items()
+    }
+    return section(
+        "The update finds largest values, and a step ends in one kernel",
+        f"""\
+AdamW of weights that are cast to FP8: without their largest value, the pass that would find it, and both at once. The
+one kernel that ends a step takes {ends["kernel"]["gpu"]:.0f} microseconds of the GPU where plain torch's calls take {ends["torch"]["gpu"]:.0f}, for which they
+wait for the host. States and losses have the same bits in all forms.""",
+        table("weights | master weights | update, ms | pass, ms | update that finds it, ms", rows),
+        records=["step_ends_h200.json"],
+    )
+
+
 def captured_step() -> str:
     found = record("h200_1b_step")
     rows = [(name, ms(found[name]["step_ms"]), f"{found['predicted']['allocated_gib']:.2f}",
