@@ -93,6 +93,8 @@ def kernels(p: Program, device: torch.device) -> dict[str, TorchKernel]:
 def import_packages(p: Program, device: torch.device) -> None:
     """Import the packages that the kernels of a program compute with. That takes seconds, and needs nothing of a run,
     so it may go on in a thread while the run is made."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # a thread has a device of its own, and a package may ask for it
     for site in computed_sites(p):
         one, _ = implementation(site, p.layout)
         if (table := one.kernels.get(device.type)) is not None:

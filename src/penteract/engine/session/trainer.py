@@ -71,13 +71,12 @@ class Place:
     def here(rank: Rank) -> Place:
         """The device of a rank."""
         at = rank.device
-
-        def packages(p: Program) -> None:
-            if at.type == "cuda":
-                torch.cuda.set_device(at)  # it is a setting of a thread, and a package may ask for its device
-            import_packages(p, at)
-
-        return Place(device_of(at), TargetHere(at), lambda p: kernels(p, at), import_packages=packages)
+        return Place(
+            device_of(at),
+            TargetHere(at),
+            lambda p: kernels(p, at),
+            import_packages=lambda p: import_packages(p, at),
+        )
 
 
 @dataclass(slots=True)
