@@ -192,13 +192,13 @@ def newcomers_path() -> str:
         f"""\
 `penteract train` with a preset and no kernel named. Over {losses["steps"]} steps of `{found["model"]}` on text the losses of the kernels that it
 chooses are {losses["kernels_apart"]:.3f} nats a token from those of plain torch, on average; another seed's are {losses["seeds_apart"]:.3f} away. An 8B on two GPUs
-ends its first step so many seconds after the command, with no compiled kernel kept from before, and again:
+ends its first step so many seconds after the command as the table says: with no compiled kernel kept from before, and again.
 
 Hosts differ: on another, an earlier commit took {found["start_of_d8196e56"]["cold"]["first_step_s"]} and {found["start_of_d8196e56"]["warm"]["first_step_s"]} s. Old and new in turn on one host, warm, seconds to the first step and
 commits; fc8533a8 imports packages and draws weights one after the other: {turns[0]}; on a second
 host {turns[1]}.
 
-Falls short: 20 s cold and 10 s warm are the goal. Packages take 11 s to import, the rest of the start waits for them.
+Falls short: 20 s cold and 10 s warm are the goal.
 How near its speed is to settings by hand was not measured.""",
         table("caches | first step after, s | second step after, s", rows),
         records=["default_path_h200.json"],

@@ -26,7 +26,8 @@ from penteract.step.program import Program
 TILE = (1024, 512)  # rows and columns; parameters of fewer elements are one tile
 FEW = 2**24  # elements of this rank: so many are drawn before threads have started
 MOST = 8  # threads
-AHEAD = 2**28  # elements that are drawn before they are copied to where they belong, in fp32: a power of two is pinned
+# Elements that are drawn before they are copied to where they belong, in fp32. torch page-locks a power of two.
+AHEAD = 2**28
 
 CPU = torch.device("cpu")
 
