@@ -73,6 +73,7 @@ _TWO: dict[str, Any] = {
     "model": "llama-3.1-8b", "changes": {}, "peer": "llama3", "flavor": "8B", "peer_changes": {}, "sequence_length": 8192,
     "vocabulary": 128_256, "gpus": 2,
 }  # fmt: skip
+_FOUR: dict[str, Any] = _TWO | {"gpus": 4}
 _PIPELINE = ("--parallelism.pipeline_parallel_degree", "2", "--parallelism.pipeline_parallel_schedule", "1F1B",
              "--parallelism.pipeline_parallel_microbatch_size", "1")  # fmt: skip
 CASES = {case.name: case for case in (
@@ -87,6 +88,21 @@ CASES = {case.name: case for case in (
          peer_arguments=("--parallelism.tensor_parallel_degree", "2")),
     Case("pp2", **_TWO, micro_batch_size=1, sequences=16, steps=13, peer_arguments=_PIPELINE, layout={
         "pp": 2, "schedule": "interleaved", "vpp": 8, "last_stage_less_layers": 1, "gradient_accumulation_steps": 16}),
+    Case("A4", **_FOUR, micro_batch_size=2, layout={"dp": 4, "zero": 2}),
+    Case("A4_fp8", **_FOUR, micro_batch_size=2, layout={"dp": 4, "zero": 2}, precision="fp8_tensorwise",
+         peer_arguments=(*_FP8, "--quantize.linear.float8.enable_fsdp_float8_all_gather",
+                         "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp")),
+    Case("C4", **_FOUR, micro_batch_size=2, layout={"dp": 2, "tp": 2, "zero": 1},
+         peer_arguments=("--parallelism.tensor_parallel_degree", "2")),
+    Case("D4", **_FOUR, micro_batch_size=1, sequences=16, steps=13,
+         peer_arguments=(*_PIPELINE, "--parallelism.fsdp_reshard_after_forward", "never"), layout={
+             "dp": 2, "pp": 2, "zero": 1, "schedule": "interleaved", "vpp": 8, "last_stage_less_layers": 1,
+             "gradient_accumulation_steps": 16}),
+    Case("E4", **_FOUR | {"sequence_length": 131_072}, micro_batch_size=1, steps=12, layout={
+        "tp": 4, "recompute": ("tp_all_gather", "rms_norm", "swiglu"), "fuse": ("norm", "mlp", "qkv", "loss")}),
+    Case("F4", "qwen3-30b-a3b", {"layers": 16}, "qwen3", "30B-A3B", {"n_layers": 16, "max_seq_len": 4096}, 4096, 4,
+         151_936, parts={"moe": {"balance": "none"}}, gpus=4, layout={"dp": 4, "zero": 2},
+         peer_arguments=("--parallelism.expert_parallel_degree", "4")),
 )}  # fmt: skip
 
 

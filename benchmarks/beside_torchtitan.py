@@ -1,4 +1,4 @@
-"""This program against torchtitan 0.2.2 with torch.compile, on one GPU or two, in alternating runs with the same batches
+"""This program against torchtitan 0.2.2 with torch.compile, on one GPU, two or four, in alternating runs with the same batches
 and clock.
 
     python benchmarks/beside_torchtitan.py --out FILE.json [--budget 540] [--pairs 3] [--cases A1,B1]
@@ -36,7 +36,12 @@ from provenance import hexadecimal, provenance
 
 HERE = Path(__file__).parent
 ALL = ("A1", "A1_fp8", "B1", "E1", "F1")
-TWO = ("A2", "tp2", "pp2")  # on two GPUs
+# On several GPUs, and the mode of torchtitan: without FSDP it would compute tensor and pipeline parallelism in fp32.
+SEVERAL = {
+    "A2": (2, "stock"), "tp2": (2, "fsdp"), "pp2": (2, "fsdp"),
+    "A4": (4, "stock"), "A4_fp8": (4, "stock"), "C4": (4, "stock"), "D4": (4, "stock"), "F4": (4, "stock"),
+    "E4": (4, ""),  # ours alone: a step of torchtitan's would take half a minute
+}  # fmt: skip
 MODES = ("stock", "fsdp")
 FIRST = 150.0  # seconds that the first run of a kind may need
 QUERY = "clocks.sm,power.draw,temperature.gpu"
@@ -76,8 +81,9 @@ def run(command: list[str], monitor: GpuMonitor, limit: float) -> dict[str, Any]
         with socket.create_server(("127.0.0.1", 0)) as free:  # another call may run on another GPU of this host
             port = str(free.getsockname()[1])
         environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_NUM_THREADS": "4"}
-        if command[1] in TWO:
-            launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
+        if command[1] in SEVERAL:
+            gpus = SEVERAL[command[1]][0]
+            launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={gpus}", f"--master-port={port}"]
         else:
             launcher = []
             environment |= {
@@ -137,8 +143,8 @@ def remaining_runs(row: dict[str, Any], args: argparse.Namespace) -> Iterator[li
     ours = ["beside_ours.py", row["case"], "OUT", args.layout, args.precision]
     tried = {mode: [r for r in row["peer_runs"] if r.get("tried") == mode] for mode in MODES}
     modes = args.modes.split(",")
-    if row["case"] in TWO:  # without FSDP, torchtitan would compute tensor and pipeline parallelism in fp32
-        modes = ["stock" if row["case"] == "A2" else "fsdp"]
+    if row["case"] in SEVERAL:
+        modes = [SEVERAL[row["case"]][1]]
     if "stock" in modes and not tried["stock"]:
         yield ["beside_peer.py", row["case"], "stock", "OUT"]
     if not row["our_runs"]:
@@ -148,7 +154,7 @@ def remaining_runs(row: dict[str, Any], args: argparse.Namespace) -> Iterator[li
     for pair in range(2, args.pairs + 1):
         summarise(row)
         mode = row["peer_mode"]
-        paired = [["beside_peer.py", row["case"], mode, "OUT"], ours]
+        paired = [["beside_peer.py", row["case"], mode, "OUT"], ours] if row["peer_runs"] else [ours]
         for command in paired[:: 1 if pair % 2 else -1]:
             key, kind = ("our_runs", None) if command is ours else ("peer_runs", mode)
             if len([r for r in row[key] if kind is None or r.get("tried") == kind]) < pair:
@@ -169,7 +175,7 @@ def initial_record(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--cases", default=",".join(ALL), help=f"beside these, on two GPUs: {','.join(TWO)}")
+    parser.add_argument("--cases", default=",".join(ALL), help=f"beside these, on several GPUs: {','.join(SEVERAL)}")
     parser.add_argument("--pairs", type=int, default=3, help="runs of each side")
     parser.add_argument("--modes", default=",".join(MODES), help="modes of torchtitan to try")
     parser.add_argument("--budget", type=float, default=1e6, help="seconds of this call")
