@@ -14,6 +14,7 @@ import torch
 from penteract.config.layout import Layout
 from penteract.config.rules.kernel_limits import installed_version
 from penteract.engine.kernels.kernel import Bindable, TorchKernel, bound
+from penteract.engine.kernels.lazy_compiler import lazy_compiler
 from penteract.errors import BadInput
 from penteract.ops.declarations import OPS, Implementation, implementation
 from penteract.ops.tape import Site
@@ -141,11 +142,13 @@ def kernel(op_name: str, one: Implementation, device: str) -> TorchKernel:
 @cache
 def load_package(name: str) -> None:
     """Import the package that the kernels of this name compute with, as `PACKAGES` of their module says. Within a call
-    the import would leave cycles of frames, which keep the call's tensors until a collection."""
+    the import would leave cycles of frames, which keep the call's tensors until a collection. torch's compiler, which
+    packages have for others, is not imported with them."""
     module, _, table = name.partition(":")
     load = getattr(import_module(module), "PACKAGES", {}).get(table)
     if load is not None:
-        load()
+        with lazy_compiler():
+            load()
 
 
 @cache
