@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from penteract.cli import main
+from penteract.engine.runtime.prepared import PreparedRanks
 
 SECONDS = 1.0  # of the processor, once everything is imported
 HANGS = 60  # seconds after which a command waits for what never comes: this process ends and says where
@@ -68,7 +69,8 @@ def no_ranks() -> Iterator[None]:
                  "engine.hf.convert", "engine.hf.writing", "engine.data"):  # fmt: skip
         import_module(f"penteract.{name}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(start, "launch", lambda *_: 0)
+        patch.setattr(start, "launch", lambda *_, **__: 0)
+        patch.setattr(PreparedRanks, "of", lambda world, environment: None)
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             patch.delenv(name, raising=False)
         attempt(["train", "--no-such-option"])  # builds what is cached

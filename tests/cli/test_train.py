@@ -33,7 +33,7 @@ def test_alone_it_trains_tiny(tell: Tell, started: Calls) -> None:
     assert call["predicted"]().allocated_bytes > 2**20
     assert {k: v for k, v in call.items() if k not in ("resolved", "predicted", "explain")} == {
         "launched": False, "compare": None, "resume": None, "init": None, "into": None, "grace": 30.0, "json": False,
-        "debug": False,
+        "debug": False, "prepared": None,
     }  # fmt: skip
 
 

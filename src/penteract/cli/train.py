@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -97,35 +99,43 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     if slurm and resolved.run.slurm.nodes != "auto":
         world = resolved.run.slurm.nodes * resolved.run.slurm.ranks_per_node
         resolved = again([])
-    check_op_names(resolved.run.layout)
-    card = None if slurm else card_here(resolved.run.precision.device, launched=launch is not None)
-    if not slurm:
-        resolved, line = settle_defaults(resolved, card, again, resumed=resumed is not None)
-        if line and not json and (launch is None or launch.rank == 0):
-            print(line)
-    resolved, chosen = (resolved, None) if slurm else settle_budget(resolved)
-    if chosen and not json and (launch is None or launch.rank == 0):
-        print(f"Recomputation {chosen.text()}")
-    compared = _compared(compare, resolved.run.out)
-    _check_paths(resolved)
-    if not slurm and (launch is None or launch.rank == 0):  # which alone shows metrics
-        _check_trackers(resolved)
-    if weights:
-        check_weights(weights, resolved)
-    if draw:
-        lay, width = resolved.run.layout, shutil.get_terminal_size().columns
-        print(draw_generated(lay.schedule, lay.vpp, lay.placement, lay.gradient_accumulation_steps, width=width))
-        return 0
-    start = weights.path if weights else None
-    if slurm:
-        more = _words(preset=preset, compare=compared, init=start, json=json, debug=debug)
-        job = SlurmRun(resolved=resolved, file=run, words=[*more, *given], folder=resumed or into)
-        return job.go(dry_run=dry_run, as_json=json)
-    return torch_module("engine.runtime.start", "training needs").train(
-        resolved, launched=launch is not None, predicted=lambda: predict_run(resolved.run, card),
-        compare=compared, resume=resumed, init=start, into=None if resumed else into, grace=grace,
-        json=json, debug=debug, explain=partial(out_of_memory_line, run=resolved.run),
-    )  # fmt: skip
+    with nullcontext() if launch or slurm or draw else _prepared(resolved) as prepared:
+        check_op_names(resolved.run.layout)
+        card = None if slurm else card_here(resolved.run.precision.device, launched=launch is not None)
+        if not slurm:
+            resolved, line = settle_defaults(resolved, card, again, resumed=resumed is not None)
+            if line and not json and (launch is None or launch.rank == 0):
+                print(line)
+        resolved, chosen = (resolved, None) if slurm else settle_budget(resolved)
+        if chosen and not json and (launch is None or launch.rank == 0):
+            print(f"Recomputation {chosen.text()}")
+        compared = _compared(compare, resolved.run.out)
+        _check_paths(resolved)
+        if not slurm and (launch is None or launch.rank == 0):  # which alone shows metrics
+            _check_trackers(resolved)
+        if weights:
+            check_weights(weights, resolved)
+        if draw:
+            lay, width = resolved.run.layout, shutil.get_terminal_size().columns
+            print(draw_generated(lay.schedule, lay.vpp, lay.placement, lay.gradient_accumulation_steps, width=width))
+            return 0
+        start = weights.path if weights else None
+        if slurm:
+            more = _words(preset=preset, compare=compared, init=start, json=json, debug=debug)
+            job = SlurmRun(resolved=resolved, file=run, words=[*more, *given], folder=resumed or into)
+            return job.go(dry_run=dry_run, as_json=json)
+        return torch_module("engine.runtime.start", "training needs").train(
+            resolved, launched=launch is not None, predicted=lambda: predict_run(resolved.run, card),
+            compare=compared, resume=resumed, init=start, into=None if resumed else into, grace=grace,
+            json=json, debug=debug, explain=partial(out_of_memory_line, run=resolved.run), prepared=prepared,
+        )  # fmt: skip
+
+
+def _prepared(resolved: Resolved) -> Any:
+    """A context with the run's ranks, which import torch while the rest of this command is done; with None where they
+    need not."""
+    module = import_module("penteract.engine.runtime.prepared")
+    return module.PreparedRanks.of(resolved.run.layout.world, os.environ) or nullcontext()
 
 
 def _check_options(

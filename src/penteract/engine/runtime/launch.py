@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,11 +13,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from penteract.engine.device import cgroup
-from penteract.engine.device.cpu_affinity import threads_of
 from penteract.engine.rank.run_key import VARIABLE, new_key
 from penteract.engine.rank.stopping import Phase, Stopping
 from penteract.engine.run_folder import rundir
+from penteract.engine.runtime.child import bound_to_parent, rank_environment, store_socket
 from penteract.engine.runtime.deaths import death
+from penteract.engine.runtime.prepared import PreparedRanks
 from penteract.errors import Bug, OutOfMemory, PeerLost, Preempted
 
 GRACE_S = 15.0  # after one rank has failed, for the others to end: their watchers need at most ten
@@ -35,6 +33,7 @@ _IF_SAVED = f"{_RESUME}, if there is one"
 def launch(
     world: int, words: Sequence[str], folder: Path, environment: Mapping[str, str],
     explain: Callable[[str], str] = lambda line: line, again: str | None = None,
+    prepared: PreparedRanks | None = None,
 ) -> int:  # fmt: skip
     """Run `python WORDS` as `world` ranks; returns the exit code of the first rank that failed, or 0.
 
@@ -42,19 +41,16 @@ def launch(
     stop at the first, and end at once at the second; the third kills them. After a rank fails, the others have GRACE_S
     to end by themselves. The error of the rank that failed first is printed on stderr, here alone: ranks write theirs
     to errors.jsonl. No rank outlives this process. `explain`: what is printed where a rank had no memory left.
-    `again`: how to go on, where no checkpoint is what does.
+    `again`: how to go on, where no checkpoint is what does. `prepared`: ranks that wait for orders; they end here if
+    they are not those of this run.
     """
     earlier = rundir.errors_size(folder)
     ranks = _Ranks(folder, killed_before=cgroup.memory_kills())
     with Stopping.of_process() as stopping:
         stopping.enter(Phase.LAUNCHING)
         try:
-            with _store_socket() as store:
-                place = rank_environment(environment, 0, world, store.getsockname()[1])
-                place |= {VARIABLE: new_key()}
-                ranks.start(0, [sys.executable, *words, f"--store-fd={store.fileno()}"], place, store.fileno())
-            for r in range(1, world):
-                ranks.start(r, [sys.executable, *words], place | {"RANK": str(r), "LOCAL_RANK": str(r)})
+            if not ranks.adopt(prepared, world, words, environment):
+                ranks.start_all(world, words, environment)
             ranks.wait(stopping)
         finally:
             ranks.end()
@@ -72,40 +68,6 @@ def launch(
     return code
 
 
-def rank_environment(given: Mapping[str, str], rank: int, world: int, port: int) -> dict[str, str]:
-    """The environment of a rank. Variables that the user has set keep their values."""
-    # OpenMP threads spin for some microseconds, then sleep. Without spinning, waking them costs as much as a second
-    # thread gains; with more, the ranks of a crowded host take each other's cores.
-    defaults = {"OMP_NUM_THREADS": str(threads_of(world)), "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "30000"}
-    defaults |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-    if sys.platform == "linux":  # ranks of one host need no other interface, and nobody else reaches this one
-        defaults |= {"GLOO_SOCKET_IFNAME": "lo"}
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
-             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
-    return defaults | dict(given) | {name: str(value) for name, value in place.items()}
-
-
-def _store_socket() -> socket.socket:
-    """The socket of the ranks' store. Only this host reaches it: whoever reaches a store can write to it. Rank 0
-    inherits it, so that nobody can take its port meanwhile."""
-    return socket.create_server(("127.0.0.1", 0), backlog=1024)
-
-
-def bound_to_parent() -> Callable[[], None]:
-    """A function that a child calls first: on Linux the kernel then kills the child when its parent ends for any
-    reason."""
-    parent = os.getpid()
-    prctl: Any = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before the fork
-
-    def bind() -> None:
-        if prctl is not None:
-            prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-            if os.getppid() != parent:  # it had ended before
-                os._exit(PeerLost.exit_code)
-
-    return bind
-
-
 @dataclass(slots=True)
 class _Ranks:
     """The child processes, the order in which they ended, and the signals passed on to them."""
@@ -119,7 +81,30 @@ class _Ranks:
     signal: int = 0  # the first signal received
     signals_sent: int = 0  # requests to stop that were passed on
 
-    def start(self, rank: int, command: list[str], environment: dict[str, str], *inherited: int) -> None:
+    def adopt(
+        self, prepared: PreparedRanks | None, world: int, words: Sequence[str], environment: Mapping[str, str]
+    ) -> bool:
+        """Give orders to ranks that wait for them; False if there are none for this run."""
+        if prepared is None:
+            return False
+        with prepared:
+            if not prepared.fits(world, words, environment):
+                return False
+            if world > 1:
+                self.log(1).parent.mkdir(parents=True, exist_ok=True)
+            for r in range(world):
+                self.processes.append(prepared.order(r, words[2:], self.log(r) if r else None))
+        return True
+
+    def start_all(self, world: int, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start `python WORDS` as each rank."""
+        with store_socket() as store:
+            place = rank_environment(environment, 0, world, store.getsockname()[1]) | {VARIABLE: new_key()}
+            self._start(0, [sys.executable, *words, f"--store-fd={store.fileno()}"], place, store.fileno())
+        for r in range(1, world):
+            self._start(r, [sys.executable, *words], place | {"RANK": str(r), "LOCAL_RANK": str(r)})
+
+    def _start(self, rank: int, command: list[str], environment: dict[str, str], *inherited: int) -> None:
         """Start a rank. `inherited`: open files that it gets."""
         out: Any = None
         if rank:

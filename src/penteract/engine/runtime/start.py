@@ -21,6 +21,7 @@ from penteract.engine.hf.folder import remember
 from penteract.engine.run_folder import checkpoint_folder, lease, rundir
 from penteract.engine.runtime.generation import Generation
 from penteract.engine.runtime.launch import launch
+from penteract.engine.runtime.prepared import WORKER, PreparedRanks
 from penteract.errors import BadInput
 from penteract.units import GIB, show_bytes
 
@@ -40,11 +41,14 @@ def train(  # noqa: PLR0913 (options of the command line)
     json: bool = False,
     debug: bool = False,
     explain: Callable[[str], str] = lambda line: line,
+    prepared: PreparedRanks | None = None,
 ) -> int:
     """Train; returns the exit code. `predicted()`: memory, time and FLOPs; called once ranks can start.
     `grace`: seconds that a scheduler gives the run to stop. `into`: the folder of a new run.
 
     `explain`: what is printed where a rank had no memory left.
+
+    `prepared`: ranks of this host that wait for what they are to do.
 
     `launched`: this process is a rank that a launcher started. Otherwise it starts all ranks of the layout as child
     processes, even if there is one, because OpenMP settings must be in the environment before torch is loaded.
@@ -63,9 +67,9 @@ def train(  # noqa: PLR0913 (options of the command line)
         return worker.joined(lambda: _lease_run(resolved, resume, init, into), resolved.run, words, generation)
     resolved = _with_room(resolved, prediction, quiet=json)
     folder, run_lease, _ = _lease_run(resolved, resume, init, into)
-    command = ["-m", "penteract.engine.runtime.worker", str(folder), f"--epoch={run_lease.epoch}", *words]
+    command = ["-m", WORKER, str(folder), f"--epoch={run_lease.epoch}", *words]
     try:
-        return launch(resolved.run.layout.world, command, folder, os.environ, explain)
+        return launch(resolved.run.layout.world, command, folder, os.environ, explain, prepared=prepared)
     finally:
         rundir.cancel_resume(folder)
         checkpoint_folder.release(folder)

@@ -22,6 +22,7 @@ from penteract.engine.rank.stopping import Phase, Stopping
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.engine.run_folder.lease import Lease
 from penteract.engine.runtime.generation import Generation
+from penteract.engine.runtime.prepared import ORDERS, orders
 from penteract.engine.runtime.printing import never_fails
 from penteract.engine.runtime.watch import watched
 from penteract.engine.session.garbage import imports_are_done
@@ -110,12 +111,14 @@ def join_run(spec: RunSpec, listener: int | None = None) -> Rank:
 
 
 def main(argv: list[str]) -> int:
-    """Train in the run folder that the arguments name; returns the exit code.
+    """Train in the run folder that the arguments name, now or once they come; returns the exit code.
 
     Rank 0 shares the terminal with the launcher, which prints the error that ended the run. So it prints its own only
     where it could not write it to errors.jsonl; other ranks print into their logs.
     """
     imports_are_done()
+    if argv[:1] and argv[0].startswith(ORDERS):
+        argv = orders(argv[0])
     options, listener, debug = _options(argv)
     number, earlier = int(os.environ.get("RANK", "0")), rundir.errors_size(options.folder)
     with Stopping.of_process() as stopping, never_fails():

@@ -108,9 +108,9 @@ class Trainer:
         )  # fmt: skip
         check_kernels(program, place.target, packed=spec.data.pack_documents)
         comm = device.comm(rank.number, rank.progress.journal, spec.limits.collective)
-        comm.open(program)
-        state = allocate(program, rank.device)
         with concurrently(lambda: place.import_packages(program)):
+            comm.open(program)
+            state = allocate(program, rank.device)
             if init is not None:
                 start_from(open_weights(init, program), program, state)
             else:

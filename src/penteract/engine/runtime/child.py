@@ -1,0 +1,49 @@
+"""What a rank has from the process that starts it: its environment, the store's socket, and its end. Imports no
+torch."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penteract.engine.device.cpu_affinity import threads_of
+from penteract.errors import PeerLost
+
+
+def rank_environment(given: Mapping[str, str], rank: int, world: int, port: int) -> dict[str, str]:
+    """The environment of a rank. Variables that the user has set keep their values."""
+    # OpenMP threads spin for some microseconds, then sleep. Without spinning, waking them costs as much as a second
+    # thread gains; with more, the ranks of a crowded host take each other's cores.
+    defaults = {"OMP_NUM_THREADS": str(threads_of(world)), "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "30000"}
+    defaults |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if sys.platform == "linux":  # ranks of one host need no other interface, and nobody else reaches this one
+        defaults |= {"GLOO_SOCKET_IFNAME": "lo"}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
+             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+    return defaults | dict(given) | {name: str(value) for name, value in place.items()}
+
+
+def store_socket() -> socket.socket:
+    """The socket of the ranks' store. Only this host reaches it: whoever reaches a store can write to it. Rank 0
+    inherits it, so that nobody can take its port meanwhile."""
+    return socket.create_server(("127.0.0.1", 0), backlog=1024)
+
+
+def bound_to_parent() -> Callable[[], None]:
+    """A function that a child calls first: on Linux the kernel then kills the child when its parent ends for any
+    reason."""
+    parent = os.getpid()
+    prctl: Any = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before the fork
+
+    def bind() -> None:
+        if prctl is not None:
+            prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+            if os.getppid() != parent:  # it had ended before
+                os._exit(PeerLost.exit_code)
+
+    return bind
