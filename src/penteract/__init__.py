@@ -16,6 +16,10 @@ if (_COMMAND and "train" in sys.argv) or "penteract.engine.runtime.worker" in sy
     from penteract.engine.rank.stopping import Stopping  # before all else, which takes a while
 
     Stopping.of_process().__enter__()  # to the end of the process
+
+    from penteract.engine.runtime.exits import end_before_finalising
+
+    end_before_finalising()
 if "penteract.engine.runtime.worker" in sys.orig_argv:
     gc.disable()  # collecting takes a fifth of the time in which torch is imported; `imports_are_done` switches it on
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -16,6 +17,22 @@ def exit_later(code: int) -> None:
     timer = threading.Timer(LAST_RESORT_S, os._exit, [code])
     timer.daemon = True
     timer.start()
+
+
+_codes: list[int] = []  # what this process ends with, once `ends_with` has said so
+
+
+def end_before_finalising() -> None:
+    """Let this process end where Python would begin to take its modules down, after all threads and exit handlers:
+    threads of libraries still run then, and now and then one aborts a run that had gone well. Called before others are
+    registered, because the first runs last."""
+    atexit.register(lambda: exit_now(_codes[-1]) if _codes else None)
+
+
+def ends_with(code: int) -> int:
+    """`code`, which this process will end with."""
+    _codes.append(code)
+    return code
 
 
 def exit_now(code: int) -> NoReturn:

@@ -21,6 +21,7 @@ from penteract.engine.rank.run_key import take_key
 from penteract.engine.rank.stopping import Phase, Stopping
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.engine.run_folder.lease import Lease
+from penteract.engine.runtime.exits import ends_with
 from penteract.engine.runtime.generation import Generation
 from penteract.engine.runtime.prepared import ORDERS, orders
 from penteract.engine.runtime.printing import never_fails
@@ -97,7 +98,7 @@ def joined(
     if lease is not None:
         stopping.before_leaving += [lambda: rundir.cancel_resume(options.folder), lease.end]
     try:
-        return work(spec, rank, options, stopping, final, parting)
+        return ends_with(work(spec, rank, options, stopping, final, parting))
     finally:
         parting()
 
@@ -157,4 +158,4 @@ def _options(argv: list[str]) -> tuple[SessionOptions, int | None, bool]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(ends_with(main(sys.argv[1:])))
