@@ -7,7 +7,7 @@ import os
 import pytest
 
 from penteract.engine.device import cpu_affinity as cores
-from penteract.engine.runtime.child import rank_environment
+from penteract.engine.runtime.rank_environment import rank_environment
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def other(x):
 CHECK = """
 import sys
 import torch
-from penteract.engine.kernels.lazy_compiler import lazy_compiler
+from penteract.engine.device.lazy_compiler import lazy_compiler
 
 compile, disable = torch.compile, torch.compiler.disable
 with lazy_compiler():

@@ -13,8 +13,8 @@ import torch
 
 from penteract.config.layout import Layout
 from penteract.config.rules.kernel_limits import installed_version
+from penteract.engine.device.lazy_compiler import lazy_compiler
 from penteract.engine.kernels.kernel import Bindable, TorchKernel, bound
-from penteract.engine.kernels.lazy_compiler import lazy_compiler
 from penteract.errors import BadInput
 from penteract.ops.declarations import OPS, Implementation, implementation
 from penteract.ops.tape import Site

@@ -16,9 +16,9 @@ from penteract.engine.device import cgroup
 from penteract.engine.rank.run_key import VARIABLE, new_key
 from penteract.engine.rank.stopping import Phase, Stopping
 from penteract.engine.run_folder import rundir
-from penteract.engine.runtime.child import bound_to_parent, rank_environment, store_socket
 from penteract.engine.runtime.deaths import death
 from penteract.engine.runtime.prepared import PreparedRanks
+from penteract.engine.runtime.rank_environment import bound_to_parent, rank_environment, store_socket
 from penteract.errors import Bug, OutOfMemory, PeerLost, Preempted
 
 GRACE_S = 15.0  # after one rank has failed, for the others to end: their watchers need at most ten

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penteract.engine.device.cpu_affinity import usable_here
 from penteract.engine.rank.run_key import VARIABLE, new_key
-from penteract.engine.runtime.child import bound_to_parent, rank_environment, store_socket
+from penteract.engine.runtime.rank_environment import bound_to_parent, rank_environment, store_socket
 from penteract.errors import PeerLost
 
 WORKER = "penteract.engine.runtime.worker"

@@ -13,7 +13,7 @@ from penteract.engine.doctor.probe.network import ports
 from penteract.engine.doctor.probe.packages import packages
 from penteract.engine.doctor.probe.torch import torch
 from penteract.engine.doctor.surroundings import TORCHRUN
-from penteract.engine.runtime.child import rank_environment
+from penteract.engine.runtime.rank_environment import rank_environment
 
 # Variables that change how ranks start, connect, compute or allocate. Without those with which an image describes
 # itself, such as NCCL_VERSION, and without possible secrets.
