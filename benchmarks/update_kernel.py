@@ -39,9 +39,9 @@ from penteract.config.run import Optimizer
 from penteract.engine.device.storages import Storages
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.optim.optimizer import AdamW
+from penteract.engine.state.counter_random import ParameterSlice
 from penteract.engine.state.loss_scaling import LossScale
 from penteract.engine.state.state import Flat
-from penteract.engine.state.stochastic_rounding import ParameterSlice
 from penteract.ops.params import Param, Shard
 from penteract.parallel.data import Bucket
 from penteract.step.update import bytes_moved, is_sliced

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.engine.comm import wire_dtype as wire
-from penteract.engine.state.stochastic_rounding import ParameterSlice, random_bits, round_into
+from penteract.engine.state.counter_random import ParameterSlice
+from penteract.engine.state.stochastic_rounding import random_bits, round_into
 from penteract.ops.params import Param, Shard
 from penteract.step import update
 
@@ -45,6 +46,21 @@ def test_chances_are_even_and_of_their_own() -> None:
     for other in (of(q, mesh, 0, 0, n, STEP + 1), of(Param("v", (n,)), mesh, 0, 0, n), one.roll(1)):
         together = torch.corrcoef(torch.stack([one, other]).double())[0, 1]
         assert abs(together.item()) < 5 / n**0.5
+
+
+@pytest.mark.parametrize(
+    ("rank", "step", "bits"),
+    [(0, 1, [61080, 36754, 45396, 55456, 55025, 35028, 30565, 24873, 40873, 803, 65071]),
+     (3, 7, [58009, 34206, 8445, 45525, 45402, 33256, 6917, 41702, 56148, 51458, 44342]),
+     (3, 2**22 + 1, [42831, 55553, 52578, 58460, 43271, 43500, 37011, 50818, 56669, 59516, 34399])],
+)  # fmt: skip
+def test_bits_are_those_of_earlier_versions(rank: int, step: int, bits: list[int]) -> None:
+    """A run that goes on from a checkpoint of an earlier version ends as it would have."""
+    mesh, q = (
+        Mesh(Layout(dp=2, tp=2, ep=2)),
+        Param("layers.3.experts.down", (4, 6, 8), (Shard(0, "ep"), Shard(2, "tp"))),
+    )
+    assert of(q, mesh, rank, 20, 12, torch.tensor(float(step), dtype=torch.float64)).tolist()[:11] == bits
 
 
 @given(

@@ -14,8 +14,8 @@ from penteract.config.mesh import Mesh
 from penteract.config.run import Optimizer
 from penteract.engine.optim.optimizer import AdamW
 from penteract.engine.optim.shard_update import TILE, Update
+from penteract.engine.state.counter_random import ParameterSlice
 from penteract.engine.state.state import Buffers, Flat
-from penteract.engine.state.stochastic_rounding import ParameterSlice
 from penteract.ops.params import Param, Shard
 from penteract.parallel.data import Bucket
 

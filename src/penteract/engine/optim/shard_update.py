@@ -29,9 +29,9 @@ from penteract.engine.kernels.triton.optimizer import adamw
 from penteract.engine.kernels.triton.optimizer.put_largest import TILE as _OF_ROWS
 from penteract.engine.kernels.triton.optimizer.put_largest import place_of, put_largest
 from penteract.engine.optim.optimizer import Factors
-from penteract.engine.state import moments, stochastic_rounding
+from penteract.engine.state import counter_random, moments, stochastic_rounding
+from penteract.engine.state.counter_random import ParameterSlice
 from penteract.engine.state.state import Flat
-from penteract.engine.state.stochastic_rounding import ParameterSlice
 
 TILE = 4 * MOMENT_BLOCK  # elements of one program: eight for each thread of four warps
 _FIXED = 5  # rows of a table of parameter slices before those of the gaps
@@ -40,11 +40,11 @@ _ROWS = tl.constexpr(TILE // MOMENT_BLOCK)
 _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 _FAR = tl.constexpr(2**30)  # elements: more than a tile's, and a sum of two is an int32
 _GAP_ROWS = tl.constexpr(_FIXED)  # the first of the rows with gaps
-_STRIDE = tl.constexpr(stochastic_rounding.STRIDE)
+_STRIDE = tl.constexpr(counter_random.STRIDE)
 _EPOCH = tl.constexpr(stochastic_rounding.EPOCH)
 _LOW = tl.constexpr(2**stochastic_rounding.LOW - 1)
 (_SHIFT0, _MIX0), (_SHIFT1, _MIX1), (_SHIFT2, _) = (
-    (tl.constexpr(shift), tl.constexpr(factor % 2**64)) for shift, factor in stochastic_rounding.MIXES
+    (tl.constexpr(shift), tl.constexpr(factor % 2**64)) for shift, factor in counter_random.MIXES
 )
 
 
@@ -102,7 +102,7 @@ class Update:
 def table(slices: tuple[ParameterSlice, ...], n: int, seed: int) -> torch.Tensor:
     """The parameter slices with elements in a shard of n, in order, one a column: int64 [5 + 2·gaps, slices].
 
-    Rows: at, count, begin, origin, digest; then (elements of a local row, gap after it) for every dim that is sharded.
+    Rows: at, count, begin, origin, start; then (elements of a local row, gap after it) for every dim that is sharded.
     The number of columns is a power of two; unused columns begin after all others.
     """
     inside = sorted((q for q in slices if q.at < n and q.at + q.count > 0), key=lambda q: q.at)
@@ -110,7 +110,7 @@ def table(slices: tuple[ParameterSlice, ...], n: int, seed: int) -> torch.Tensor
     unused = torch.tensor([2**62, 0, 0, 0, 0, *([1, 0] * gaps)])
     out = unused[:, None].repeat(1, triton.next_power_of_2(max(1, len(inside))))
     for i, q in enumerate(inside):
-        numbers = [q.at, q.count, q.begin, q.origin, q.digest(seed), *(x for gap in q.gaps for x in gap)]
+        numbers = [q.at, q.count, q.begin, q.origin, q.start(seed, "rounding"), *(x for gap in q.gaps for x in gap)]
         out[: len(numbers), i] = torch.tensor(numbers)
     return out
 

@@ -18,11 +18,11 @@ from penteract.engine.dtypes import FORMATS, dtype_of
 from penteract.engine.kernels.quantised.largest_rows import LargestRows
 from penteract.engine.kernels.quantised.quantise import quantiser
 from penteract.engine.state import moments, split_master
+from penteract.engine.state.counter_random import ParameterSlice
 from penteract.engine.state.delayed_scales import AmaxHistory
 from penteract.engine.state.largest_weights import LargestWeights
 from penteract.engine.state.loss_scaling import LossScale
 from penteract.engine.state.quantised_weights import QuantisedWeights, ShardValues
-from penteract.engine.state.stochastic_rounding import ParameterSlice
 from penteract.ops.declarations.quantised.fp8 import casts
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
