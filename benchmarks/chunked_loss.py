@@ -21,7 +21,6 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / d) for d in ("src", "tests", "benchmarks")]
 
 import torch
-from memory_options import drawn_on_device
 from provenance import hexadecimal, provenance
 
 from penteract.config.layout import Layout
@@ -47,7 +46,7 @@ STEPS, WARM_UP = 10, 3
 def prepare(p: Program, device: torch.device) -> Executor:
     """A run with one sequence, and weights from the seed."""
     state = allocate(p, device)
-    (drawn_on_device if device.type == "cuda" else initialise)(p, state, 0)
+    initialise(p, state, 0)
     run = Executor(p, state, Nccl(0), kernels(p, device), Arena(plan_arena(p), p.precision, device))
     drawn = [sample(0, p.sequence_length, p.model.vocab_size)]
     run.micro_batches = [constants(p, device) | micro_batch(p, drawn, device)]

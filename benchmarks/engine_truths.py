@@ -34,7 +34,6 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 
 import torch
 import torch.distributed as dist
-from memory_options import drawn_on_device
 from provenance import hexadecimal, provenance
 
 from penteract.config.catalog import model as find_model
@@ -228,7 +227,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_grad_enabled(False)
-    engine.initialise = drawn_on_device
     rank = join(os.environ, "cuda")
     about = "what a step waits for on two GPUs", "benchmarks/engine_truths.py"
     record: dict[str, Any] = {**record_head(args, rank, *about), "warm": WARM, "steps": args.steps}

@@ -45,7 +45,8 @@ from penteract.engine.kernels.checks import check_documents, check_kernels
 from penteract.engine.kernels.fused_attention import flash as flash_kernels
 from penteract.engine.kernels.registry import kernels, kernels_by_call
 from penteract.engine.optim.optimizer import AdamW
-from penteract.engine.state.state import allocate, fill
+from penteract.engine.state.set_parameters import fill
+from penteract.engine.state.state import allocate
 from penteract.ops.declarations import declaration_of
 from penteract.readings.price import price
 from penteract.step.arena import plan_arena

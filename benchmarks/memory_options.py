@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 benchmarks/memory_options.py --model llama-3.1-8b --gpus 2xH200 --out FOLDER
     torchrun --nproc-per-node 4 benchmarks/memory_options.py --model llama-3.1-70b --gpus 4xH200 --cases large --out FOLDER
 
-Weights are initialised on the devices; the data is the built-in text. The time of a step is that between two CUDA events.
+The data is the built-in text. The time of a step is that between two CUDA events.
 The first `WARM` steps are not timed. Allocated memory is the peak of torch's allocator over all steps, on each rank. `falls`
 is false if the loss is not finite or does not fall; the times of such a case are not valid.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
 import json
 import os
 import subprocess
@@ -39,9 +38,7 @@ from penteract.config.run import Data, LearningRateSchedule, Optimizer, Precisio
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.rank.rank import Rank, join
 from penteract.engine.session import trainer as engine
-from penteract.engine.state.state import TrainingState, fill
 from penteract.readings.estimator import Estimator
-from penteract.step.program import Program
 from penteract.units import gib
 
 WARM = 3
@@ -90,23 +87,6 @@ CASES: Mapping[str, list[Case]] = {
         Case("the same with tp = 2", {"zero": 3, **FULL, "tp": 2}, {"dtype": "bf16_pure", "moments": "int8"}),
     ],
 }  # fmt: skip
-
-
-def drawn_on_device(p: Program, state: TrainingState, seed: int) -> None:
-    """Initialise weights on the device that keeps them, by their name and shard. They are drawn in fp32: if master weights
-    began at values of bf16, small first updates would not change the bf16 parameters."""
-
-    def drawn(name: str, shape: tuple[int, ...], scale: float) -> torch.Tensor:
-        at = p.mesh.coordinates(p.rank)
-        digest = hashlib.sha256(f"{seed}/{name}/{at['tp']}/{at['ep']}".encode()).digest()
-        generator = torch.Generator(device="cuda").manual_seed(int.from_bytes(digest[:7], "little"))
-        return torch.empty(shape, device="cuda").normal_(0, scale, generator=generator)
-
-    fill(state, (
-        (q, torch.full(q.local_shape(p.mesh), q.fill, device="cuda") if q.scale is None
-         else drawn(q.name, q.local_shape(p.mesh), q.scale))
-        for q in p.params
-    ))  # fmt: skip
 
 
 def as_run(args: argparse.Namespace, case: Case, world: int) -> RunSpec:
@@ -181,7 +161,6 @@ def main() -> None:
     args = parser.parse_args()
     begun = time.monotonic()
     torch.set_grad_enabled(False)
-    engine.initialise = drawn_on_device
     rank = join(os.environ, "cuda")
     git = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False

@@ -33,7 +33,6 @@ SMOOTH = 10  # steps
 def train(args: argparse.Namespace, recipe: str) -> dict[str, Any]:
     """Train with a recipe. -> its row"""
     import torch
-    from memory_options import drawn_on_device
 
     from penteract.config.catalog import model as find_model
     from penteract.config.layout import Layout
@@ -42,7 +41,6 @@ def train(args: argparse.Namespace, recipe: str) -> dict[str, Any]:
     from penteract.engine.rank.rank import join
     from penteract.engine.session import trainer as engine
 
-    engine.initialise = drawn_on_device
     lay = Layout(attention="cudnn", loss="chunked", elementwise="triton", gradient_accumulation_steps=args.sequences)
     run = RunSpec(
         model=find_model(args.model), layout=lay, sequence_length=args.seq, data=Data(pack_documents=False),

@@ -31,7 +31,6 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 import torch
 import torch.distributed as dist
 from engine_truths import WARM, attempt, build, gather_all, record_head
-from memory_options import drawn_on_device
 from provenance import hexadecimal
 from torch.profiler import ProfilerActivity, profile
 
@@ -176,7 +175,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_grad_enabled(False)
-    engine.initialise = drawn_on_device
     rank = join(os.environ, "cuda")
     about = "where a step's kernels run", "benchmarks/step_profile.py"
     record: dict[str, Any] = {**record_head(args, rank, *about), "layouts": CASES, "cases": {}}

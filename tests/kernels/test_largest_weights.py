@@ -25,7 +25,7 @@ from penteract.engine.session.saved import after_load, load_state, state_slices
 from penteract.engine.session.trainer import Outcome
 from penteract.engine.state import largest_weights
 from penteract.engine.state.largest_weights import LargestWeights
-from penteract.engine.state.state import fill
+from penteract.engine.state.set_parameters import fill
 from penteract.ops import casts
 from penteract.ops.declarations.quantised.fp8 import ONE_SCALE
 from penteract.parallel.known_weights import TILE, found_by_pass

@@ -18,11 +18,3 @@ def reduce_scatter(out: torch.Tensor, x: torch.Tensor, group: Any) -> Any:
     """Asynchronous reduce-scatter (sum) along dim 0; this rank's part goes into `out`."""
     name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
     return getattr(dist, name)(out, x, group=group, async_op=True)
-
-
-def release_pinned_memory() -> None:
-    """Give page-locked host memory that no tensor has any more back to the system."""
-    found: Any = torch._C
-    release = getattr(found, "_host_emptyCache", None) or getattr(found, "_accelerator_emptyHostCache", None)
-    if release is not None:
-        release()

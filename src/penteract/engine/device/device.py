@@ -5,15 +5,14 @@ A `torch.device` names where tensors are; a `Device` has the operations that dif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
-from penteract.engine.comm import compat
 from penteract.engine.comm.comm import Comm, Waitable, Work
 from penteract.engine.comm.distributed import Gloo, Nccl
 from penteract.engine.comm.groups import ProcessGroups
@@ -30,10 +29,13 @@ _SAVING_THREADS = 8  # at most: more do not make a disk faster
 
 class Device(Protocol):
     """`pinned`: whether host memory for copies is page-locked. `backend`: of torch.distributed. `behind`: whether it
-    computes while the host goes on. `name`: what kind of device it is. `host`: where tensors of its host are."""
+    computes while the host goes on. `name`: what kind of device it is. `host`: where tensors of its host are.
+    `at_once`: elements that short operations take at a time, one after the other: their temporaries stay in its caches,
+    and what an operation costs the host is small beside its work."""
 
     pinned: ClassVar[bool]
     behind: ClassVar[bool]
+    at_once: ClassVar[int]
     backend: ClassVar[str]
     host: ClassVar[torch.device]
 
@@ -78,9 +80,8 @@ class Device(Protocol):
         process."""
         ...
 
-    def staging_memory(self, elements: int, *, pinned: bool) -> AbstractContextManager[torch.Tensor]:
-        """Host memory for fp32 numbers [elements] that are copied to the device; page-locked meanwhile if that is asked
-        for, the device is apart from the host, and the host allows it."""
+    def release(self) -> None:
+        """Give the device's memory back that no tensor has any more."""
         ...
 
     def pin(self, x: torch.Tensor) -> torch.Tensor:
@@ -111,6 +112,7 @@ class Cpu:
 
     pinned: ClassVar[bool] = False
     behind: ClassVar[bool] = False
+    at_once: ClassVar[int] = 2**14  # torch does not divide so few among threads
     backend: ClassVar[str] = "gloo"
     host: ClassVar[torch.device] = torch.device("cpu")
 
@@ -145,8 +147,7 @@ class Cpu:
 
     def register(self, x: torch.Tensor) -> None: ...
 
-    def staging_memory(self, elements: int, *, pinned: bool) -> AbstractContextManager[torch.Tensor]:
-        return nullcontext(torch.empty(elements, device=self.host))
+    def release(self) -> None: ...
 
     def pin(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -175,6 +176,7 @@ class Cuda:
     streams: dict[str, torch.cuda.Stream] = field(default_factory=dict[str, torch.cuda.Stream])
     pinned: ClassVar[bool] = True
     behind: ClassVar[bool] = True
+    at_once: ClassVar[int] = 2**20
     backend: ClassVar[str] = "cpu:gloo,cuda:nccl"
     host: ClassVar[torch.device] = torch.device("cpu")
 
@@ -225,15 +227,8 @@ class Cuda:
                               allowed=show_bytes(x.nbytes),
                               fix="a larger ulimit -l, or --checkpoint.asynchronous false")  # fmt: skip
 
-    @contextmanager
-    def staging_memory(self, elements: int, *, pinned: bool) -> Iterator[torch.Tensor]:
-        try:
-            block = torch.empty(elements, pin_memory=pinned)
-        except RuntimeError:  # there is a limit on page-locked memory
-            block = torch.empty(elements)
-        yield block
-        del block
-        compat.release_pinned_memory()
+    def release(self) -> None:
+        torch.cuda.empty_cache()
 
     def _after_compute(self, name: str) -> torch.cuda.Stream:
         if name not in self.streams:

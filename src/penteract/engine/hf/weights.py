@@ -15,7 +15,8 @@ from penteract.engine.dtypes import dtype_of
 from penteract.engine.hf.folder import CONFIG, open_folder
 from penteract.engine.hf.reading import HfWeights
 from penteract.engine.run_folder import checkpoint_folder
-from penteract.engine.state.state import TrainingState, fill
+from penteract.engine.state.set_parameters import fill
+from penteract.engine.state.state import TrainingState
 from penteract.errors import BadInput
 from penteract.step.program import Program
 

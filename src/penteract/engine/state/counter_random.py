@@ -59,12 +59,11 @@ class ParameterSlice:
     def put_global_indices(self, out: torch.Tensor, first: int) -> None:
         """Write the global indices of n elements of this slice, from `first` of the shard on, into out: int64 [n]."""
         span = (self.begin + first - self.at, self.begin + first - self.at + len(out))
-        torch.arange(*span, out=out)
+        torch.arange(span[0] + self.origin, span[1] + self.origin, out=out)
         for row, gap in self.gaps:
             rows = torch.arange(*span, device=out.device)
             out.add_(rows.div_(row, rounding_mode="floor"), alpha=gap)
             del rows
-        out.add_(self.origin)
 
 
 def mix(z: torch.Tensor) -> torch.Tensor:
@@ -72,6 +71,8 @@ def mix(z: torch.Tensor) -> torch.Tensor:
     for shift, factor in MIXES:
         above = z >> shift
         above.bitwise_and_(2 ** (64 - shift) - 1)
-        z.bitwise_xor_(above).mul_(factor)
+        z.bitwise_xor_(above)
         del above
+        if factor != 1:
+            z.mul_(factor)
     return z

@@ -33,7 +33,6 @@ from penteract.step.update import is_sliced, staging_buffers
 
 StateKind = Literal["master"] | Moment  # the kinds of optimizer state
 Buffers = dict[str, torch.Tensor]  # optimizer state by kind, and scales as "mean/scales"
-AT_ONCE = 2**22  # numbers that are converted at once where parameters are set
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,42 +332,3 @@ class _RingBuffer:
 
     def _zeros(self, n: int) -> torch.Tensor:
         return torch.zeros(n, dtype=self.dtype, device=self.device)
-
-
-def fill(state: TrainingState, whole: Iterable[tuple[Param, torch.Tensor]]) -> None:
-    """Set parameters and master weights from pairs (parameter, its whole local rectangle), one at a time. Numbers go to
-    the device in parts: converting a table at once would need more of its memory than a step of a small model."""
-    kinds = ("master", "parameter")
-    master_weights, own = ({part.param.name: part for part in state.parameter_parts(kind)} for kind in kinds)
-    if state.largest_weights is not None:
-        state.largest_weights.forget()
-    cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}
-    splits = {q.name for flat in state.flats if flat.splits_master for q in flat.bucket.params}
-    for q, value in whole:
-        values = value.reshape(-1)
-        if q.name not in cut:
-            parameter = state.parameters[q.name].view(-1)
-            for at in _parts(len(values)):
-                if q.name in splits:
-                    split_master.rounded(values[at].to(parameter.device, torch.float32), parameter[at])
-                else:
-                    parameter[at].copy_(values[at])
-        if (part := own.get(q.name)) is not None:
-            mine = values[part.begin : part.begin + len(part.values)]
-            _fill_master(mine, part.values, master_weights[q.name].values, split=q.name in splits)
-
-
-def _fill_master(values: torch.Tensor, parameter: torch.Tensor, master: torch.Tensor, *, split: bool) -> None:
-    """Set a shard of a parameter, and its master weights or their lower half."""
-    for at in _parts(len(values)):
-        if split:
-            upper = parameter[at].to(master.device)  # if optimizer state is offloaded, `master` is on the host
-            split_master.split(values[at].to(master.device, torch.float32, copy=True), upper, master[at])
-            parameter[at].copy_(upper)
-        else:
-            parameter[at].copy_(values[at])
-            master[at].copy_(values[at])
-
-
-def _parts(n: int) -> Iterator[slice]:
-    return (slice(at, min(n, at + AT_ONCE)) for at in range(0, n, AT_ONCE))

@@ -16,14 +16,12 @@ from penteract.engine.checkpoint.packing import LARGEST_FILE, packed
 from penteract.engine.checkpoint.writing import entry
 from penteract.engine.comm.groups import Channel
 from penteract.engine.data import Sample
-from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.kernels.kernel import TorchKernel
 from penteract.engine.kernels.registry import Target, kernels
 from penteract.engine.rank.rank import Rank
 from penteract.engine.rank.rank_progress import RankProgress
 from penteract.engine.session.saved import state_slices
 from penteract.engine.session.trainer import Place, Trainer
-from penteract.engine.state.state import TrainingState
 from penteract.errors import Bug
 from penteract.measure.rehearse.checked_run import CheckedRun, host_tensors
 from penteract.measure.rehearse.checks.kernel_calls import KernelCall, KernelCounter
@@ -173,7 +171,7 @@ class _Rehearsing:
     def _start(self) -> Trainer:
         """The run's own start, at a place without numbers."""
         device = RehearsedDevice(self.log)
-        place = Place(device, self.target, self._kernels, self._initialise)
+        place = Place(device, self.target, self._kernels)
         world = self.spec.layout.world
         rank = Rank(self.rank, world, META, None, RankProgress(self.spec.limits))
         return Trainer.on(self.spec, rank, place)
@@ -183,11 +181,6 @@ class _Rehearsing:
         calls = KernelCounter(p, self.target.type, self.ledger, self.findings, self.log, routing)
         self.calls["step" if not self.calls else "validation"] = calls
         return calls.of(kernels(p, torch.device(self.target.type)))
-
-    def _initialise(self, p: Program, state: TrainingState, seed: int) -> None:
-        """The weights are drawn on the host, a rectangle at a time."""
-        with self.ledger.under(HOST):
-            initialise(p, state, seed)
 
     def _steps(self, trainer: Trainer) -> Any:
         """Two steps: the first makes all registers, the second is as all others; and what validation does."""
