@@ -178,7 +178,7 @@ def _step(
     run = _prepare(subject.program, groups, subject.kernels)
     wires, watched, prices = Wires(run.p.rank), Watched(), _Prices(subject.priced, run, load or {})
     alive: list[int] = []
-    before = [flat.own_parameter.clone() for flat in run.state.flats]
+    before = [x.clone() for x in _held(run)]
     run.on_action = lambda name: alive.append(_settled(watched, prices.kept(len(alive))))
     with wires.watch(), watched:
         walk(run.p, run, targets_counted=False)
@@ -187,9 +187,14 @@ def _step(
     verdict.differences += _compare_bytes(prices.now(), wires, watched, alive)
     verdict.differences += _compare_routing(run)
     run.settle_parameters()
-    if not all(map(torch.equal, before, (flat.own_parameter for flat in run.state.flats))):
+    if not all(map(torch.equal, before, _held(run))):
         verdict.differences.append(("values", "no optimizer moved a parameter, and yet one changed"))
     return run, verdict
+
+
+def _held(run: Executor) -> list[torch.Tensor]:
+    """The parameters that a rank holds between steps: whole buckets, or its shards of them."""
+    return [flat.parameter if flat.cut_parameter is None else flat.cut_parameter for flat in run.state.flats]
 
 
 def _prepare(p: Program, groups: ProcessGroups, kernels: dict[str, TorchKernel]) -> Executor:

@@ -20,8 +20,7 @@ from penteract.config.resolve.presets import TINY, TINY_MOE
 from penteract.engine.device.device import Cpu
 from penteract.engine.device.storages import Storages
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.executor import initial_weights
-from penteract.engine.executor.initial_weights import CELLS, elements_of, initialise, normal, quantiles
+from penteract.engine.executor.initial_weights import CELLS, Quantiles, elements_of, initialise
 from penteract.engine.state import split_master
 from penteract.engine.state.set_parameters import fill
 from penteract.engine.state.state import TrainingState, allocate
@@ -31,7 +30,7 @@ from strategies import cases, fp8_gather_cases
 
 OUTERMOST = 4.281835  # deviations
 RECIPES = ["fp64", "fp32", "bf16", "bf16_pure", "fp16"]
-SEED = 7
+SEED, TABLE = 7, Quantiles.on(CPU)
 
 
 def made(p: Program) -> TrainingState:
@@ -43,7 +42,7 @@ def made(p: Program) -> TrainingState:
 def numbers(name: str, n: int, seed: int = SEED) -> torch.Tensor:
     """A parameter [n] of deviation 1."""
     p = replace(compile_step(TINY, Layout(), 32), mesh=Mesh(Layout()))
-    return elements_of(p, Param(name, (n,), scale=1.0), seed, CPU)(slice(0, n))
+    return elements_of(p, Param(name, (n,), scale=1.0), seed, TABLE)(slice(0, n))
 
 
 @draws(40)
@@ -126,8 +125,7 @@ def test_temporaries_are_few_and_freed(recipe: str) -> None:
     """A table that is drawn at once would need more memory than a step of a small model."""
     p, at_once = compile_step(TINY, Layout(), 32, precision=recipe), 2048
     state = allocate(p, CPU)
-    quantiles(CPU)
-    with patch.object(Cpu, "at_once", at_once), Storages() as seen:
+    with patch.object(Cpu, "at_once", at_once), patch.object(Quantiles, "on", lambda _: TABLE), Storages() as seen:
         initialise(p, state, SEED)
     assert max(q.numel(p.mesh) for q in p.params) > 5 * at_once
     assert seen.now == 0 and 0 < seen.peak <= 28 * at_once
@@ -140,13 +138,13 @@ def test_each_element_that_is_kept_is_drawn_once(axes: dict[str, int], zero: int
     for rank in range(layout.world):
         p = compile_step(TINY_MOE, layout, 32, rank=rank)
         state = allocate(p, CPU)
-        with patch.object(initial_weights, "normal", side_effect=normal) as drawing:
+        with patch.object(Quantiles, "normal", autospec=True, side_effect=Quantiles.normal) as drawing:
             initialise(p, state, SEED)
         if zero == 3:
             kept = [len(within) for _, q, _, within in state.shard_parts() if q.scale is not None]
         else:
             kept = [q.numel(p.mesh) for q in p.params if q.scale is not None]
-        assert sum(len(call.args[0]) for call in drawing.call_args_list) == sum(kept)
+        assert sum(len(call.args[1]) for call in drawing.call_args_list) == sum(kept)
 
 
 def test_what_is_not_drawn_is_filled() -> None:
@@ -170,7 +168,7 @@ def test_numbers_are_those_of_integers_and_quantiles(seed: int, name: str, row: 
     place = (z >> 40) / 2**24
     place += 0.5 if place < 0.5 else -0.5  # the sign is the upper half of a pattern
     p = compile_step(TINY, Layout(), 32)
-    found = elements_of(p, q, seed, CPU)(slice(index, index + 1)).item()
+    found = elements_of(p, q, seed, TABLE)(slice(index, index + 1)).item()
     assert found == pytest.approx(scale * (low + place * (high - low)), abs=1e-6 * scale)
 
 
@@ -186,8 +184,7 @@ def test_a_seeds_weights_are_those_of_earlier_versions() -> None:
 
 def test_the_table_has_mean_0_and_variance_1() -> None:
     """In which a cell's variance is a twelfth of its width's square."""
-    table = quantiles(CPU)
-    middles, widths = table.middles.double(), table.steps.double() * 2**24
+    middles, widths = TABLE.middles.double(), TABLE.steps.double() * 2**24
     assert middles.mean().item() == 0
     assert (middles.square() + widths.square() / 12).mean().item() == pytest.approx(1, abs=1e-7)
     assert (middles + widths / 2).max().item() == pytest.approx(OUTERMOST, abs=1e-5)

@@ -9,7 +9,6 @@ of which is rounded by itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from math import sqrt
 
 import torch
@@ -27,11 +26,13 @@ FINE = 2**24  # places in a cell: as many as fp32 tells apart in it
 def initialise(p: Program, state: TrainingState, seed: int) -> None:
     """Draw parameters, and their master weights."""
     if not state.routed.is_meta:  # which has no numbers
-        set_parameters(state, ((q, elements_of(p, q, seed, state.routed.device)) for q in p.params))
+        table = Quantiles.on(state.routed.device)
+        set_parameters(state, ((q, elements_of(p, q, seed, table)) for q in p.params))
 
 
-def elements_of(p: Program, q: Param, seed: int, device: torch.device) -> Elements:
-    """What draws elements of this rank's rectangle of a parameter."""
+def elements_of(p: Program, q: Param, seed: int, table: Quantiles) -> Elements:
+    """What draws elements of this rank's rectangle of a parameter, where the table is."""
+    device = table.middles.device
     if q.scale is None:
         return lambda part: torch.full((part.stop - part.start,), q.fill, device=device)
     whole = ParameterSlice.of(q, p.mesh, p.rank, at=0, begin=0, count=q.numel(p.mesh))
@@ -40,7 +41,7 @@ def elements_of(p: Program, q: Param, seed: int, device: torch.device) -> Elemen
     def drawn(part: slice) -> torch.Tensor:
         z = torch.empty(part.stop - part.start, dtype=torch.int64, device=device)
         whole.put_global_indices(z, part.start)
-        return normal(mix(z.mul_(STRIDE).add_(start))).mul_(scale)
+        return table.normal(mix(z.mul_(STRIDE).add_(start))).mul_(scale)
 
     return drawn
 
@@ -56,25 +57,25 @@ class Quantiles:
     middles: torch.Tensor
     steps: torch.Tensor
 
+    @staticmethod
+    def on(device: torch.device) -> Quantiles:
+        """The same table on every device: the host makes it in fp64."""
+        ends = torch.special.ndtri(torch.arange(CELLS // 2, CELLS, dtype=torch.float64) / CELLS)  # from 0 on
+        squares = (ends[:-1].square() + ends[:-1] * ends[1:] + ends[1:].square()).sum() / 3  # of all but the last cell
+        a, rest = ends[-1].item(), 3 * (CELLS / 2 - squares.item())
+        outer = (sqrt(4 * rest - 3 * a * a) - a) / 2  # a² + a·outer + outer² = rest
+        ends = torch.cat((ends, ends.new_tensor([outer])))
+        middles, steps = (ends[1:] + ends[:-1]) / 2, ends.diff() / FINE
+        whole = torch.cat((-middles.flip(0), middles)), torch.cat((steps.flip(0), steps))
+        return Quantiles(*(x.float().to(device) for x in whole))
 
-@cache
-def quantiles(device: torch.device) -> Quantiles:
-    """The table, which is the same on all devices: the host makes it in fp64."""
-    ends = torch.special.ndtri(torch.arange(CELLS // 2, CELLS, dtype=torch.float64) / CELLS)  # from 0 on
-    squares = (ends[:-1].square() + ends[:-1] * ends[1:] + ends[1:].square()).sum() / 3  # of all cells but the last
-    a, rest = ends[-1].item(), 3 * (CELLS / 2 - squares.item())
-    ends = torch.cat((ends, ends.new_tensor([(sqrt(4 * rest - 3 * a * a) - a) / 2])))  # b: a² + a·b + b² = rest
-    middles, steps = (ends[1:] + ends[:-1]) / 2, ends.diff() / FINE
-    whole = torch.cat((-middles.flip(0), middles)), torch.cat((steps.flip(0), steps))
-    return Quantiles(*(x.float().to(device) for x in whole))
+    def normal(self, z: torch.Tensor) -> torch.Tensor:
+        """Standard normal numbers of random bits int64 [n], which are lost: fp32 [n].
 
-
-def normal(z: torch.Tensor) -> torch.Tensor:
-    """Standard normal numbers of random bits int64 [n], which are lost: fp32 [n].
-
-    The lowest 14 bits choose the cell, the highest 24, with their sign, a place from its middle on.
-    """
-    table, cell = quantiles(z.device), z & (CELLS - 1)
-    numbers = z.bitwise_right_shift_(40).float()
-    numbers.mul_(table.steps.index_select(0, cell))  # a product with the sum in one operation would be rounded once
-    return numbers.add_(table.middles.index_select(0, cell))
+        The lowest 14 bits choose the cell, the highest 24, with their sign, a place from its middle on. A product and
+        its sum in one operation would be rounded once, by devices that have one.
+        """
+        cell = z & (CELLS - 1)
+        numbers = z.bitwise_right_shift_(40).float()
+        numbers.mul_(self.steps.index_select(0, cell))
+        return numbers.add_(self.middles.index_select(0, cell))
