@@ -66,7 +66,7 @@ def test_ranks_without_experts_keep_their_places() -> None:
 
 def measured(rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec) -> RankMeasurement:
     me = Rank(rank, layout.world, torch.device("cpu"), None)  # type: ignore[arg-type]
-    return take_steps(run, me, RandomSamples(run.model.vocab_size, run.sequence_length, 7))
+    return take_steps(run, me, RandomSamples(run.model.vocab_size, run.sequence_length, 8))
 
 
 @pytest.mark.alone
