@@ -32,7 +32,7 @@ def set_parameters(state: TrainingState, drawn: Iterable[tuple[Param, Elements]]
         state.largest_weights.forget()
     own = {x.param.name: x for x in state.parameter_parts("parameter")}
     kept = state.parameter_parts_of(flat.optimizer_state.get("master") for flat in state.flats)
-    masters = {x.param.name: x for x in kept}
+    master_weights = {x.param.name: x for x in kept}
     cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}
     splits = {q.name for flat in state.flats if flat.splits_master for q in flat.bucket.params}
     for q, elements in drawn:
@@ -42,7 +42,7 @@ def set_parameters(state: TrainingState, drawn: Iterable[tuple[Param, Elements]]
         for at in range(0, len(mine.values), device.at_once):
             begin, target = mine.begin + at, mine.values[at : at + device.at_once]
             values = elements(slice(begin, begin + len(target)))
-            _set(values, begin, target, masters.get(q.name), split=q.name in splits)
+            _set(values, begin, target, master_weights.get(q.name), split=q.name in splits)
     device.release()
 
 
