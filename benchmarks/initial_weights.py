@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--commit", default="", type=hexadecimal)
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--at-once", default=",".join(str(2**n) for n in range(18, 23)))
+    parser.add_argument("--at-once", default=",".join(str(2**n) for n in range(18, 25, 2)))
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     torch.set_grad_enabled(False)
