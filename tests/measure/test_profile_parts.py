@@ -24,7 +24,7 @@ from penteract.measure.profile.out_of_memory import out_of_memory_line
 from penteract.measure.profile.prediction import ask_of_run
 from penteract.measure.profile.show.difference import as_difference
 from penteract.measure.profile.show.profile_text import as_text, price_of
-from penteract.measure.profile.trace_events import recorded_steps
+from penteract.measure.profile.trace_events import RecordedStep, Span, recorded_steps
 from penteract.measure.schemas.profile_parts import changes
 from penteract.measure.schemas.profile_reader import read_profile
 from penteract.planner.ask import as_settings, fusions_of
@@ -46,6 +46,41 @@ def test_a_gpus_trace_is_read_by_launches_and_its_moments_add_up():
     found = attribute(step, lambda name: PARTS.get(name, "unmatched"), on_device=True)
     assert found == {"compute": 40_000, "tensor": 20_000, "unmatched": 10_000, "launch": 30_000}
     assert sum(found.values()) == step.nanoseconds
+
+
+def test_collectives_of_a_steps_end_go_on_beside_the_next():
+    """Steps of 100 us: a product of 90, an update of 10, and from there a gather of 60, which hides under both."""
+    rows: list[dict[str, Any]] = []
+    for n, begin in enumerate((0, 100, 200)):
+        rows.append(_annotated(f"step {n}", begin / 10, 9))  # the host runs ahead
+        for i, (name, stream, at, took) in enumerate((
+            ("forward linear (a.py:1)", 7, begin, 90), ("update", 7, begin + 90, 10),
+            ("all_gather parameters", 19, begin + 90, 60),
+        )):  # fmt: skip
+            asked = begin / 10 + 2 * i + 1
+            rows.append(_annotated(name, asked - 0.5, 1))
+            about = {"correlation": 10 * n + i, "stream": stream}
+            rows.append({"cat": "cuda_runtime", "name": "launch", "ts": asked, "dur": 0.1, "tid": 1, "args": about})
+            kernel = "ncclDevKernel_AllGather" if stream == 19 else "kernel"
+            rows.append({"cat": "kernel", "name": kernel, "ts": at, "dur": took, "tid": stream, "args": about})
+    parts = {"forward linear (a.py:1)": "compute", "update": "update", "all_gather parameters": "data"}
+    steps = recorded_steps({"traceEvents": rows}, [1, 2])
+    assert [step.nanoseconds for step in steps] == [100_000, 100_000]
+    for step in steps:
+        gathers = [(s.begin, s.nanoseconds) for s in step.spans if s.kind == "collective"]
+        assert gathers == [(90_000, 60_000)]
+        assert attribute(step, parts.__getitem__, on_device=True) == {"compute": 90_000, "update": 10_000}
+
+
+def test_what_ran_before_a_step_is_no_part_of_it():
+    early, within = Span("compute", "early", "", -50, 40), Span("compute", "within", "", 20, 30)
+    late = Span("compute", "late", "", 100, 10)
+    found = attribute(RecordedStep(0, 100, [early, within, late]), lambda name: name, on_device=True)
+    assert found == {"within": 30, "launch": 70}
+
+
+def _annotated(name: str, at: float, took: float) -> dict[str, Any]:
+    return {"cat": "user_annotation", "name": name, "ts": at, "dur": took, "tid": 1}
 
 
 def test_a_mean_of_steps_keeps_every_picosecond():

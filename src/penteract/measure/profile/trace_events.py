@@ -61,7 +61,11 @@ def step_name(number: int) -> str:
 
 def recorded_steps(exported: Mapping[str, Any], numbers: Sequence[int]) -> list[RecordedStep]:
     """The steps of these numbers. A step lasts from the end of the one before it, which must be in the trace too: on a
-    GPU to its last kernel, on a CPU to the end of its annotation."""
+    GPU to the end of what it computes last, on a CPU to the end of its annotation.
+
+    On a GPU the collectives of a step's end may go on beside the next step. They belong to the step in whose time they
+    begin, whichever launched them; calls belong to the step that makes them.
+    """
     rows: TraceRows = exported["traceEvents"]
     base = int(exported.get("baseTimeNanoseconds", 0))
     spans, ends = dict[int, list[Span]](), dict[int, int]()
@@ -71,12 +75,16 @@ def recorded_steps(exported: Mapping[str, Any], numbers: Sequence[int]) -> list[
         found = device_spans(rows, step_name(number)) if on_device else host_spans(rows, step_name(number))
         begin = nanoseconds(whole["ts"])
         spans[number] = [span._replace(begin=span.begin + begin) for span in found]
-        last = max((s.end for s in spans[number] if s.kind != "call"), default=0) if on_device else 0
+        last = max((s.end for s in spans[number] if s.kind == "compute"), default=0) if on_device else 0
         ends[number] = last or begin + nanoseconds(whole["dur"])
+    ran = [span for some in spans.values() for span in some if span.kind != "call"]
     steps = list[RecordedStep]()
     for number in numbers:
         begin, end = ends[number - 1], ends[number]
-        own = [span._replace(begin=span.begin - begin) for span in spans[number]]
+        own = spans[number]
+        if on_device:
+            own = [s for s in own if s.kind == "call"] + [s for s in ran if begin <= s.begin < end]
+        own = sorted((span._replace(begin=span.begin - begin) for span in own), key=lambda span: span.begin)
         steps.append(RecordedStep(base + begin, end - begin, own))
     return steps
 

@@ -31,7 +31,8 @@ def moments(step: RecordedStep, part_of: PartOf, *, on_device: bool) -> Iterator
     equals the one that began first."""
     kinds = _SHOWN[on_device]
     edges = list[tuple[int, int, int]]()  # moment, end before begin, span
-    spans = [span for span in step.spans if span.kind in kinds and span.nanoseconds > 0]
+    shown = (span for span in step.spans if span.kind in kinds and span.nanoseconds > 0)
+    spans = [span for span in shown if span.begin < step.nanoseconds and span.end > 0]
     for i, span in enumerate(spans):
         edges += [(max(0, span.begin), 1, i), (min(step.nanoseconds, span.end), 0, i)]
     running, at = set[int](), 0
