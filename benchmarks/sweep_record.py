@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,8 +48,8 @@ def main() -> None:
         wanted = before["not_measured"]
     for folder in asked.folders:
         for row in SweepFolder(folder).read().rows:
-            values = dict(row.case.varied)
-            if row.result is None or row.result.measured.void or values not in wanted:
+            values = next((case for case in wanted if as_named(case) == dict(row.case.varied)), None)
+            if row.result is None or row.result.measured.void or values is None:
                 continue
             measured, source = row.result.measured, row.result.provenance
             wanted.remove(values)
@@ -71,6 +72,11 @@ def main() -> None:
         "not_measured": wanted, "rows": sorted(rows, key=lambda row: row["name"]),
     }  # fmt: skip
     print(json.dumps(record, indent=1))
+
+
+def as_named(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a case as its folder has them: a list is one word."""
+    return {key: "+".join(value) if isinstance(value, list | tuple) else value for key, value in values.items()}
 
 
 def _routing(measured: CaseMeasurement) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class Cuda:
     streams: dict[str, torch.cuda.Stream] = field(default_factory=dict[str, torch.cuda.Stream])
     pinned: ClassVar[bool] = True
     behind: ClassVar[bool] = True
-    at_once: ClassVar[int] = 2**23
+    at_once: ClassVar[int] = 2**22
     backend: ClassVar[str] = "cpu:gloo,cuda:nccl"
     host: ClassVar[torch.device] = torch.device("cpu")
 

@@ -48,6 +48,11 @@ _BESIDE: Mapping[str, tuple[str, Mapping[str, Any], int, str]] = {
     "A2": ("llama-3.1-8b", {}, 8192, "bf16"),
     "tp2": ("llama-3.1-8b", {}, 8192, "bf16"),
     "pp2": ("llama-3.1-8b", {}, 8192, "bf16"),
+    "A4": ("llama-3.1-8b", {}, 8192, "bf16"),
+    "C4": ("llama-3.1-8b", {}, 8192, "bf16"),
+    "D4": ("llama-3.1-8b", {}, 8192, "bf16"),
+    "E4": ("llama-3.1-8b", {}, 131_072, "bf16"),
+    "F4": ("qwen3-30b-a3b", {"layers": 16}, 4096, "bf16"),
 }
 
 
@@ -194,7 +199,7 @@ def _beside(planner: Replanner, group: str, record: Record) -> Iterator[Accuracy
     for row in record["rows"]:
         name, changes, length, recipe = _BESIDE[row["case"]]
         spec = replace(model(name), **changes)
-        if row["case"] == "F1" and spec.moe is not None:
+        if row["case"] in ("F1", "F4") and spec.moe is not None:
             spec = replace(spec, moe=replace(spec.moe, balance="none"))
         ran = row["our_runs"][-1]
         precision = Precision(dtype=recipe, gradient=ran["gradient"])  # pyright: ignore[reportArgumentType] - of a record
@@ -240,8 +245,10 @@ READERS: Mapping[str, Callable[[Replanner, str, Record], Iterator[AccuracyRow]]]
     "beside_torchtitan": _beside,
     "beside_torchtitan_h100": _beside,
     "beside_torchtitan_two": _beside,
+    "beside_torchtitan_four": _beside,
     "bench_one_card_h200": _swept,
     "bench_one_card_again_h200": _swept,
     "bench_two_cards_h200": _swept,
+    "bench_four_cards_h200": _swept,
     "bench_two_experts_h200": _swept,
 }
