@@ -136,13 +136,19 @@ class FsdpRule:
     buckets: Sequence[ShardedBucket]
     depth: int
     cut: dict[int, list[int]] = field(init=False)  # unit -> its buckets with sharded parameters
+    # unit -> the events that gather these buckets, and those that wait for them: many actions have the same
+    gathers: dict[int, list[Event]] = field(init=False)
+    waits: dict[int, list[Event]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """List the buckets of each unit whose parameters are sharded."""
+        """List the buckets of each unit whose parameters are sharded, and their events."""
         self.cut = defaultdict[int, list[int]](list)
+        self.gathers, self.waits = defaultdict[int, list[Event]](list), defaultdict[int, list[Event]](list)
         for i, b in enumerate(self.buckets):
             if b.cut_parameters:
                 self.cut[b.unit].append(i)
+                self.gathers[b.unit].append(("gather", i))
+                self.waits[b.unit].append(("wait_all_gather", i))
 
     def begin(self) -> FsdpState:
         """The state at the start of a step: nothing is gathered, since parameters have changed."""
@@ -213,10 +219,10 @@ class FsdpRule:
                 if free and there[unit % n] != unit:
                     there[unit % n] = unit
                     gathering.add(unit)
-                    before.extend(("gather", b) for b in self.cut[unit])
+                    before += self.gathers[unit]
             if now in gathering:
                 gathering.remove(now)
-                before.extend(("wait_all_gather", b) for b in self.cut[now])
+                before += self.waits[now]
         return tuple(there), frozenset(gathering), reads[-1][1]
 
     # ---- gradients -------------------------------------------------------------------------------------------
@@ -242,18 +248,20 @@ class FsdpRule:
         if not writes:
             return left
         leaving, tenant, closed = list(map(list, left)), [NONE] * DEPTH, {b: at for _, b, at in writes}
+        before, after, buckets = around.before, around.after, self.buckets
         for at, b, until in writes:
-            unit = self.buckets[b].unit
+            unit = buckets[b].unit
             entry = unit % DEPTH
-            if tenant[entry] != unit:
+            here = before[at]
+            if (taken := tenant[entry]) != unit:
                 for other, done in leaving[entry]:
-                    if tenant[entry] != NONE and closed[other] > at:
+                    if taken != NONE and closed[other] > at:
                         raise Bug("BUCKET", f"bucket {other} is still written at {closed[other]} when its entry is "
                                   f"taken at {at}")  # fmt: skip
-                    self._wait_reduce_scatter(around.before[at], other, last=done)
+                    self._wait_reduce_scatter(here, other, last=done)
                 leaving[entry], tenant[entry] = [], unit
-            around.before[at].append(("acquire_gradient_buffer", b))
-            around.after[until].append(("reduce", b))
+            here.append(("acquire_gradient_buffer", b))
+            after[until].append(("reduce", b))
             leaving[entry].append((b, last(b)))
         return tuple(map(tuple, leaving))
 

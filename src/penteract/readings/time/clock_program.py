@@ -5,7 +5,7 @@ and writes, and the copies that run during a neighbouring unit. Equal layers in 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
@@ -96,6 +96,8 @@ class ClockProgram:
     of: dict[tuple[int, str], int] = field(init=False)  # (unit, parameter) -> bucket
     alike: list[int] = field(init=False)  # of each bucket: the first one that is the same object
     summed: list[bool] = field(init=False)  # of each bucket: whether its gradients are summed over ranks
+    cut_parameters: list[bool] = field(init=False)  # of each bucket: whether it is gathered for each use
+    awaited: list[bool] = field(init=False)  # of each bucket: whether it is gathered after the update
     gathered: dict[int, tuple[int, int]] = field(init=False)  # buckets gathered by unit: unit, number in the unit
     _touched: dict[tuple[LayerType, str], Sequence[Touched]] = field(
         default_factory=dict[tuple[LayerType, str], Sequence[Touched]]
@@ -118,17 +120,23 @@ class ClockProgram:
         self.of = dict(self._owners())
         first = dict[int, int]()
         self.alike = [first.setdefault(id(bucket), b) for b, bucket in enumerate(self.buckets)]
-        summed = {b: self.buckets[b].summed for b in first.values()}
-        self.summed = [summed[b] for b in self.alike]
+        self.summed = self._of_each(first.values(), lambda b: b.summed)
+        self.cut_parameters = self._of_each(first.values(), lambda b: b.cut_parameters)
+        self.awaited = self._of_each(first.values(), lambda b: b.gathered_after_update)
         self.gathered = {b: (unit, i) for unit, own in self.rule.cut.items() for i, b in enumerate(own)}
+
+    def _of_each(self, distinct: Iterable[int], ask: Callable[[Bucket], bool]) -> list[bool]:
+        """An answer of each bucket; only the `distinct` ones are asked."""
+        answers = {b: ask(self.buckets[b]) for b in distinct}
+        return [answers[b] for b in self.alike]
 
     def walk(self, walk: PassKey) -> Pass:
         """The pass of a kind of action through a chunk."""
-        if walk not in self._passes:
+        if (found := self._passes.get(walk)) is None:
             kind, chunk = walk
             units = self.chunks[chunk] if kind == "Fwd" else self.chunks[chunk][::-1]
-            self._passes[walk] = self._pass(kind, units)
-        return self._passes[walk]
+            found = self._passes[walk] = self._pass(kind, units)
+        return found
 
     def _arrives(self, action: str, kind: LayerType) -> int:
         """Where the first unit of a chunk reads the value or the gradient from another stage."""
@@ -138,7 +146,7 @@ class ClockProgram:
         return NEVER if register is None or action == "Wgt" else next(reads)
 
     def _pass(self, action: str, units: Sequence[int]) -> Pass:
-        buckets, of = self.buckets, self.of
+        cut, awaited, of = self.cut_parameters, self.awaited, self.of
         turns, reads = list[tuple[At, int]](), dict[int, At]()
         first, last = dict[int, At](), dict[int, At]()
         for k, unit in enumerate(units):
@@ -146,9 +154,9 @@ class ClockProgram:
             for name, read, written, until in self._touches_of(self.layer_types[unit], action):
                 b = of[unit, name]
                 if read != NEVER:
-                    if buckets[b].cut_parameters:
+                    if cut[b]:
                         turn = read if turn == NEVER or read < turn else turn
-                    elif (b not in reads or reads[b] >= (k, read)) and buckets[b].gathered_after_update:
+                    elif awaited[b] and (b not in reads or reads[b] >= (k, read)):
                         reads[b] = (k, read)
                 if written != NEVER:
                     if b not in last:
@@ -160,8 +168,8 @@ class ClockProgram:
                         last[b] = (k, until)
             if turn != NEVER:
                 turns.append(((k, turn), unit))
-        cut = sorted((at, b) for b, at in first.items() if buckets[b].cut_gradients)
-        unit_reads = UnitReads(turns, [(at, b, last[b]) for at, b in cut])
+        writes = sorted([(at, b) for b, at in first.items() if self.buckets[b].cut_gradients])
+        unit_reads = UnitReads(turns, [(at, b, last[b]) for at, b in writes])
         return Pass(units, unit_reads, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action),
                     self._arrives(action, self.layer_types[units[0]]))  # fmt: skip
 
@@ -210,34 +218,34 @@ class ClockProgram:
     def placed(self, walk: PassKey, k: int, inserted: Inserted = (), needs: tuple[int, ...] = ()) -> PlacedSegment:
         """The segment of the k-th unit of a pass, with bucket ops inserted. `needs`: buckets that it waits for."""
         through = self.walk(walk)
-        unit, lent, whole = through.units[k], through.lent.get(k, ()), k in through.whole
-        return self.segment(self.layer_types[unit], walk[0], inserted, lent, whole=whole), unit, needs
+        unit = through.units[k]
+        key = (self.layer_types[unit], walk[0], tuple(inserted), through.lent.get(k, ()), k in through.whole)
+        if (found := self._segments.get(key)) is None:
+            found = self._segments[key] = self._segment(*key)
+        return found, unit, needs
 
-    def segment(
-        self, kind: LayerType, action: str, inserted: Inserted, lent: tuple[Op, ...] = (), *, whole: bool = False
-    ) -> int:
+    def _segment(
+        self, kind: LayerType, action: str, inserted: Inserted, lent: tuple[Op, ...], whole: bool
+    ) -> int:  # fmt: skip
         """The segment of a unit's calls, with bucket ops inserted, and the copies of its neighbours (`lent`).
 
         whole  it waits for all of its own copies, too
         """
-        key = (kind, action, tuple(inserted), lent, whole)
-        if key not in self._segments:
-            own = self._ops_of(kind, action)
-            calls = own.every if whole else own.own
-            # The copies come first, or in a forward before its last calls; then what is inserted at the same place.
-            more = [(own.last if action == "Fwd" else 0, -1, lent)] if lent else []
-            more += [(pos, when, self.bucket_ops[number]) for pos, when, number in inserted]
-            ops, at = list[Op](), 0
-            for pos, when, some in sorted(more, key=itemgetter(0, 1)):
-                until = pos + max(when, 0)
-                for call in calls[at:until]:
-                    ops += call
-                ops += some
-                at = until
-            for call in calls[at:]:
+        own = self._ops_of(kind, action)
+        calls = own.every if whole else own.own
+        # The copies come first, or in a forward before its last calls; then what is inserted at the same place.
+        more = [(own.last if action == "Fwd" else 0, -1, lent)] if lent else []
+        more += [(pos, when, self.bucket_ops[number]) for pos, when, number in inserted]
+        ops, at = list[Op](), 0
+        for pos, when, some in sorted(more, key=itemgetter(0, 1)):
+            until = pos + max(when, 0)
+            for call in calls[at:until]:
                 ops += call
-            self._segments[key] = self.clock.segment(tuple(ops))
-        return self._segments[key]
+            ops += some
+            at = until
+        for call in calls[at:]:
+            ops += call
+        return self.clock.segment(tuple(ops))
 
     def _lent(self, units: Sequence[int], action: str) -> tuple[Mapping[int, tuple[Op, ...]], frozenset[int]]:
         """Copies to and from the host that run during another unit, by its index; and the units that wait for their own

@@ -223,29 +223,31 @@ class _Derivation:
         )  # fmt: skip
         inserted = defaultdict[int, list[tuple[int, int, int]]](list)
         needs, sums, units = dict[int, tuple[int, ...]](), list[Event](), through.units
-        buckets, alike, summed, made = program.buckets, program.alike, program.summed, self.shared.made
+        alike, summed, gathered, homes = program.alike, program.summed, program.gathered, places.home
+        made = self.shared.made
         events = [(at, when, some) for when, table in enumerate((before, after)) for at, some in table.items()]
         events.sort()
         for (k, pos), when, some in events:
-            unit, own = units[int(k)], inserted[int(k)]
+            unit, own = units[k], inserted[k]
             for event in some:
                 question, b = event
                 if question == "acquire_gradient_buffer":
                     continue
-                if question in _GATHERS:
-                    if question == "wait_all_gather" and not buckets[b].cut_parameters:
-                        waits = needs.get(k, ())
-                        own.append((pos, when, self._number(("p", 0, 0, len(waits)))))
-                        needs[k] = (*waits, b)
-                        continue
-                    home, place = program.gathered[b]
-                else:
-                    home, place = places.home[b]
+                if question not in _GATHERS:
+                    home, place = homes[b]
                     if summed[b]:
                         sums.append(event)
+                elif b in gathered:
+                    home, place = gathered[b]
+                else:  # gathered after the last update
+                    waits = needs.get(k, ())
+                    own.append((pos, when, self._number(("p", 0, 0, len(waits)))))
+                    needs[k] = (*waits, b)
+                    continue
                 # The same for equal buckets at the same distance in units.
                 key = (question, alike[b], home - unit, place)
-                own.append((pos, when, made[key] if key in made else self._number(key, b)))
+                number = made.get(key)
+                own.append((pos, when, self._number(key, b) if number is None else number))
         if through.arrives != NEVER:  # wait for the message after bucket events, right before it is read
             inserted[0].append((through.arrives, 0, self._number(("m", 0, 0, 0))))
         row = list[PlacedSegment](program.row(walk))
@@ -318,12 +320,16 @@ class _Derivation:
 
     def _outside_of(self, events: Sequence[Event]) -> tuple[int, int, Sequence[PlacedSegment]]:
         program, clock = self.program, self.program.clock
+        made, alike = program.outside_ops, program.alike
         before = [op for event in opening(program.outside) for op in self._outside_ops(event)]
         after = [op for question, b in events for op in program.bucket_ops[self._event(question, b)]]
         update, summed = list[Op](), False
         for event in closing(program.outside, self.summing):
             question = event[0]
-            own = self._bucket_ops(question, event[1]) if question in _OF_BUCKETS else self._outside_ops(event)
+            if question not in _OF_BUCKETS:
+                own = self._outside_ops(event)
+            elif question in _KEYED or (own := made.get((question, alike[event[1]]))) is None:
+                own = self._bucket_ops(question, event[1])
             (update if summed else after).extend(own)
             summed = summed or (question == "all_reduce" and event[1].axis == "world")
         return clock.action(repeats(self._once(before))), clock.action(repeats(self._once(after))), self._once(update)
