@@ -165,7 +165,8 @@ def bucket_plans(rules: BucketRules, units: Sequence[FsdpUnit]) -> Iterator[Buck
     on several pipeline ranks come last, in the order of their names: all these ranks must plan them alike and reduce
     them in the same order, whatever else they hold.
     """
-    whole, packed = list[Param](), dict[FsdpUnit, tuple[list[BucketPlan], list[Param]]]()
+    whole: list[Param] = []
+    packed: dict[FsdpUnit, tuple[list[BucketPlan], list[Param]]] = {}
     for number, unit in reversed(list(enumerate(units))):
         if unit not in packed:  # equal units may be one object
             packed[unit] = list(rules.of_unit(unit, number)), list(rules.not_per_unit(unit))
@@ -184,7 +185,7 @@ def bucket_plans(rules: BucketRules, units: Sequence[FsdpUnit]) -> Iterator[Buck
 
 def as_backward_finishes(params: Iterable[Param]) -> Iterator[Param]:
     """From the last used to the first. Joined ones, whose gradients one product makes, stay in their order."""
-    runs = list[list[Param]]()
+    runs: list[list[Param]] = []
     for p in params:
         if runs and runs[-1][-1].joined:
             runs[-1].append(p)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import count
 
-from penteract.schedule.actions import ActionList, ComputeList, P2PBatch, computes
+from penteract.schedule.actions import ActionList, Compute, ComputeList, Overlapped
 from penteract.schedule.registry import ScheduleName, generate, schedule_of
 from penteract.schedule.transfers import with_transfers
 
@@ -59,7 +59,8 @@ def _most(
 
 
 def _most_of(times: _Times, members: tuple[tuple[int, Span], ...]) -> int:
-    begins, ends = list[int](), list[int]()
+    begins: list[int] = []
+    ends: list[int] = []
     for chunk, (begin, end) in members:
         late = not end.startswith("Send")  # what is sent is freed before anything else happens
         begins += times.get((begin, chunk), ())
@@ -72,7 +73,8 @@ def _most_of(times: _Times, members: tuple[tuple[int, Span], ...]) -> int:
     for inside, begin in enumerate(begins, 1):
         while ends[gone] <= begin:
             gone += 1
-        most = max(most, inside - gone)
+        if inside - gone > most:
+            most = inside - gone
     return most
 
 
@@ -87,8 +89,12 @@ def _times(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int, ra
     lists = action_lists if messages else compute_lists
     actions = lists(schedule, pp, vpp, num_micro_batches)[rank]
     for tick, action in zip(count(step=3), actions):
-        if not isinstance(action, P2PBatch):
-            for kind, _, chunk in computes(action):
+        if isinstance(action, Compute):
+            kind, _, chunk = action
+            when[kind, chunk].append(tick + 1)
+            continue
+        if isinstance(action, Overlapped):
+            for kind, _, chunk in action:
                 when[kind, chunk].append(tick + 1)
             continue
         for name in sent:

@@ -55,7 +55,7 @@ def with_transfers(lists: Sequence[ComputeList], placement: Placement) -> list[A
 
     Raises Bug("SCHEDULE") if the lists wait for each other.
     """
-    steps = list[list[_Step]]()
+    steps: list[list[_Step]] = []
     for rank, actions in enumerate(lists):
         messages = _messages(rank, placement)
         steps.append([_step(action, messages) for action in actions])

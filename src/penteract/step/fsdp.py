@@ -122,8 +122,8 @@ class ShardedBucket(Protocol):
 class _Around:
     """Events of the current action."""
 
-    before: defaultdict[At, list[Event]] = field(default_factory=lambda: defaultdict[At, list[Event]](list))
-    after: defaultdict[At, list[Event]] = field(default_factory=lambda: defaultdict[At, list[Event]](list))
+    before: defaultdict[At, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    after: defaultdict[At, list[Event]] = field(default_factory=lambda: defaultdict(list))
 
 
 Table = Mapping[At, Sequence[Event]]
@@ -157,7 +157,8 @@ class FsdpRule:
     def unit_reads(self, touches: Iterable[Touch]) -> UnitReads:
         """Which units an action reads and which buckets it writes."""
         reads, buckets = list[tuple[At, int]](), self.buckets
-        first, last = dict[int, At](), dict[int, At]()
+        first: dict[int, At] = {}
+        last: dict[int, At] = {}
         for at, own, writes, _ in touches:
             for b in own:
                 unit = buckets[b].unit

@@ -38,10 +38,10 @@ class Branch:
 
     family: LayoutFamily
     prices: Estimator
-    too_large: dict[MemoryOptions, int] = field(default_factory=dict[MemoryOptions, int])
-    lower_bounds: dict[MemoryOptions, Least] = field(default_factory=dict[MemoryOptions, Least])
-    smallest: list[Layout] = field(default_factory=list[Layout])
-    quick: dict[MemoryOptions, Sequence[Passes]] = field(default_factory=dict[MemoryOptions, "Sequence[Passes]"])
+    too_large: dict[MemoryOptions, int] = field(default_factory=lambda: {})
+    lower_bounds: dict[MemoryOptions, Least] = field(default_factory=lambda: {})
+    smallest: list[Layout] = field(default_factory=lambda: [])
+    quick: dict[MemoryOptions, Sequence[Passes]] = field(default_factory=lambda: {})
 
     def least(self, memory: MemoryOptions) -> Least:
         """A lower bound of memory, as a function of the micro-batch size."""
@@ -86,7 +86,7 @@ class Branch:
         """A lower bound of the step time of all its layouts: the rough bound of those with the smallest micro-batch, by
         the passes of one of its `meshes`."""
         if not self.smallest:
-            first = dict[tuple[int, int], list[MemoryOptions]]()
+            first: dict[tuple[int, int], list[MemoryOptions]] = {}
             for memory, sizes in self.family.members:
                 first.setdefault(sizes[0], []).append(memory)
             for size, memories in first.items():
@@ -97,7 +97,7 @@ class Branch:
         """One row for each micro-batch size."""
         distinct = list({id(sizes): sizes for _, sizes in self.family.members}.values())
         which = {id(sizes): {*sizes} for sizes in distinct}
-        split = dict[tuple[bool, ...], _Split]()
+        split: dict[tuple[bool, ...], _Split] = {}
         for pair in dict.fromkeys(pair for sizes in distinct for pair in sizes):
             having = tuple([pair in which[id(sizes)] for sizes in distinct])
             if having not in split:
@@ -134,8 +134,8 @@ class Row:
     memories: tuple[MemoryOptions, ...]
     distinct: tuple[MemoryOptions, ...]
     more: tuple[MemoryOptions, ...] = ()
-    fits: dict[MemoryOptions, LayoutEstimate] = field(default_factory=dict[MemoryOptions, LayoutEstimate])
-    higher: dict[MemoryOptions, Higher] = field(default_factory=dict[MemoryOptions, Higher])
+    fits: dict[MemoryOptions, LayoutEstimate] = field(default_factory=lambda: {})
+    higher: dict[MemoryOptions, Higher] = field(default_factory=lambda: {})
     second: bool = False
 
     def __len__(self) -> int:
@@ -182,7 +182,7 @@ class Row:
             else:
                 found.refused[TOO_LARGE] += 1
                 too_large[memory] = self.size
-        left = list[MemoryOptions]()
+        left: list[MemoryOptions] = []
         for memory in self.more:
             twin = fits.get(memory._replace(recompute=plain(memory.recompute))) if spares else None
             if twin:

@@ -273,7 +273,7 @@ class Space:
     ) -> _Checked:
         """Memory options with all that does not depend on the pipeline. `about`: dp, cp, cp_method, ep, expert_tp."""
         dp, cp, method, ep, expert_tp = about
-        found = list[tuple[MemoryOptions, tuple[str, bool], str]]()
+        found: list[tuple[MemoryOptions, tuple[str, bool], str]] = []
         for memory in memories:
             why = legality.kernel(cp, method, memory.attention) or legality.expert_kernel(expert_tp, memory.experts)
             found.append((memory, (legality.shards(dp * cp, ep, memory[:4]), self._tried(memory, 1)), why))
@@ -285,7 +285,7 @@ class Space:
         """The legal ones of the layouts that share `fixed`."""
         dp, pp, pipeline = fixed["dp"], fixed["pp"], Pipeline(*(fixed[name] for name in Pipeline._fields))
         experts = legality.experts(fixed["tp"], dp * fixed["cp"], fixed["ep"], fixed["expert_tp"])
-        sizes = dict[tuple[str, bool], Sizes]()
+        sizes: dict[tuple[str, bool], Sizes] = {}
         for (shards, one_step_too), n in options.keys.items():
             key = (dp, pp, pipeline, experts or shards, one_step_too)
             if key not in cache:

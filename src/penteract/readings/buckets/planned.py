@@ -151,7 +151,8 @@ class BucketPlanner:
 
     def _runs(self, chains: RankLayers, uses: Mapping[LayerType, Uses], *, cut: bool) -> Runs:
         """The units of a chunk's layers. A parameter of both embedding and head belongs to the first of them."""
-        ends, out = set[str](), list[Units]()
+        ends: set[str] = set()
+        out: list[Units] = []
         for kind, n in chain.from_iterable(chains):
             names = {p.name for p in uses[kind].params} if kind in EMBEDDING_AND_HEAD else set[str]()
             out.append(Units(kind, self._unit(uses[kind], frozenset(names & ends), cut=cut), n))
@@ -165,7 +166,7 @@ class BucketPlanner:
 
     def _joined(self, runs: Runs) -> Runs:
         """The same units, with equal neighbours as one run."""
-        out = list[Units]()
+        out: list[Units] = []
         for run in runs.units:
             if out and out[-1][:2] == run[:2]:
                 out[-1] = Units(run.kind, run.unit, out[-1].number + run.number)
@@ -240,7 +241,7 @@ class BucketPlanner:
             return 0, 0
         n, widths = depth(layout, sum([run.number for run in runs.units])), self.policy.widths
         parameters, gradients, begin = dict[int, Bytes](), dict[int, Bytes](), 0
-        sizes = dict[FsdpUnit, tuple[Bytes, Bytes]]()
+        sizes: dict[FsdpUnit, tuple[Bytes, Bytes]] = {}
         for run, own in zip(runs.units, self.unit_buckets(layout, runs, pp_rank), strict=True):
             # Further units of the run reuse the same entries.
             if run.unit not in sizes:

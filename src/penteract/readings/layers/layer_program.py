@@ -82,7 +82,7 @@ class LayerProgram:
     @cached_property
     def read_by(self) -> Mapping[str, frozenset[str]]:
         """The parameters that each action reads."""
-        found = dict[str, frozenset[str]]()
+        found: dict[str, frozenset[str]] = {}
         for action, calls in self.outline.calls.items():
             jobs = (self.outline.jobs[job] for job in {job for job, _, _ in calls})
             found[action] = frozenset(n for at, phase in jobs if phase in READS for n in self.sites[at].params)

@@ -68,7 +68,8 @@ class MemoryBound:
 def _of_stage(chain: StageLayers, each: Mapping[LayerType, Growth]) -> Mapping[Span, Bytes]:
     """Growth of the layers of a stage. The input of the first layer is not counted: the embedding or a receive made
     it."""
-    total, first = dict[Span, Bytes](), True
+    total: dict[Span, Bytes] = {}
+    first = True
     for kind, n in chain:
         if kind in EMBEDDING_AND_HEAD:
             continue

@@ -184,12 +184,13 @@ class Bounds:
     def _chunk(self, chain: tuple[tuple[IdleLayer, int], ...]) -> Chunk:
         """One micro-batch in a model chunk of these layers."""
         if (found := self.chunks.get(chain)) is None:
-            total, waits, slack, host = defaultdict[str, Seconds](float), 0.0, 0.0, 0.0
+            total: dict[str, Seconds] = {}
+            waits = slack = host = 0.0
             for idle, n in chain:
                 for action, result in idle.actions.items():
-                    total[action] += n * result.seconds
+                    total[action] = total.get(action, 0.0) + n * result.seconds
                     waits, slack, host = waits + n * result.waits, slack + n * result.slack, host + n * result.host
-            found = self.chunks[chain] = dict(total), waits, slack, host
+            found = self.chunks[chain] = total, waits, slack, host
         return found
 
     @tracked
@@ -253,7 +254,8 @@ class Bounds:
 
     def gathers(self, layout: Layout, runs: Runs, r: int, pp_rank: int) -> Mapping[_Ranks, Seconds]:
         """Seconds of all-gathers of a rank in a step, on each stream."""
-        lay, out = layout, defaultdict[_Ranks, Seconds](float)
+        lay = layout
+        out: defaultdict[_Ranks, Seconds] = defaultdict(float)
         units = [self._gathered(lay, unit, kind, pp_rank) for unit, kind in runs.kinds.items()]
         read = tuple([own.read for own in units])
         key = (runs, r, read, lay.schedule, lay.pp, lay.vpp, lay.reshard_after_step, lay.gradient_accumulation_steps)
@@ -298,7 +300,8 @@ class Bounds:
         when it is there, and the last gradient goes back to the first stage."""
         lay, m = layout, layout.gradient_accumulation_steps
         works, lates = [m * share * p.work for p in passes], [m * share * p.late for p in passes]
-        there, back, ends = 0.0, 0.0, list[Seconds]()
+        there = back = 0.0
+        ends: list[Seconds] = []
         group, border = self.steps.composer.assignment(lay).group, (*self._borders(lay), 0.0)
         for r, way in zip(lay.placement.reached, border, strict=True):
             g = group[r]

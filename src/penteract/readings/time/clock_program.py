@@ -118,7 +118,7 @@ class ClockProgram:
         ]
         self.rule = FsdpRule(cuts, self.depth)
         self.of = dict(self._owners())
-        first = dict[int, int]()
+        first: dict[int, int] = {}
         self.alike = [first.setdefault(id(bucket), b) for b, bucket in enumerate(self.buckets)]
         self.summed = self._of_each(first.values(), lambda b: b.summed)
         self.cut_parameters = self._of_each(first.values(), lambda b: b.cut_parameters)
@@ -147,8 +147,10 @@ class ClockProgram:
 
     def _pass(self, action: str, units: Sequence[int]) -> Pass:
         cut, awaited, of = self.cut_parameters, self.awaited, self.of
-        turns, reads = list[tuple[At, int]](), dict[int, At]()
-        first, last = dict[int, At](), dict[int, At]()
+        turns: list[tuple[At, int]] = []
+        reads: dict[int, At] = {}
+        first: dict[int, At] = {}
+        last: dict[int, At] = {}
         for k, unit in enumerate(units):
             turn = NEVER
             for name, read, written, until in self._touches_of(self.layer_types[unit], action):

@@ -180,7 +180,7 @@ class _Derivation:
         program, shared, cached = self.program, self.shared, self.shared.actions
         rule, written = program.rule, self.places.written
         left, actions, before = shared.lefts.number(rule.begin()), list[int](), list[int]()
-        reductions = list[tuple[Event, ...]]()
+        reductions: list[tuple[Event, ...]] = []
         turns, after = [program.walk(spot.walk).turns for spot in self.order.spots], repeat(NONE)
         if any(turns):
             after = upcoming([turns[i] for i in self.order.actions])
@@ -221,14 +221,16 @@ class _Derivation:
             self.shared.lefts[number], through.unit_reads, due, following,
             lambda b: last and places.written[b][1] == walk,
         )  # fmt: skip
-        inserted = defaultdict[int, list[tuple[int, int, int]]](list)
-        needs, sums, units = dict[int, tuple[int, ...]](), list[Event](), through.units
+        inserted: dict[int, list[tuple[int, int, int]]] = {}
+        needs: dict[int, tuple[int, ...]] = {}
+        sums: list[Event] = []
+        units = through.units
         alike, summed, gathered, homes = program.alike, program.summed, program.gathered, places.home
         made = self.shared.made
         events = [(at, when, some) for when, table in enumerate((before, after)) for at, some in table.items()]
         events.sort()
         for (k, pos), when, some in events:
-            unit, own = units[k], inserted[k]
+            unit, own = units[int(k)], inserted.setdefault(int(k), [])
             for event in some:
                 question, b = event
                 if question == "acquire_gradient_buffer":
@@ -246,11 +248,10 @@ class _Derivation:
                     continue
                 # The same for equal buckets at the same distance in units.
                 key = (question, alike[b], home - unit, place)
-                number = made.get(key)
-                own.append((pos, when, self._number(key, b) if number is None else number))
+                own.append((pos, when, made[key] if key in made else self._number(key, b)))
         if through.arrives != NEVER:  # wait for the message after bucket events, right before it is read
-            inserted[0].append((through.arrives, 0, self._number(("m", 0, 0, 0))))
-        row = list[PlacedSegment](program.row(walk))
+            inserted.setdefault(0, []).append((through.arrives, 0, self._number(("m", 0, 0, 0))))
+        row = [*program.row(walk)]
         for k, own in inserted.items():
             row[k] = program.placed(walk, k, own, needs.get(k, ()))
         return program.clock.action(repeats(row)), self.shared.lefts.number(left), tuple(sums)
@@ -290,7 +291,8 @@ class _Derivation:
     def _note_last(self, reductions: Sequence[tuple[Event, ...]]) -> None:
         """The same of the reductions of all actions: only the last event of each bucket matters."""
         every = {b for some in {id(some): some for some in reductions}.values() for _, b in some}
-        seen, flying = set[int](), list[int]()
+        seen: set[int] = set()
+        flying: list[int] = []
         for some in reversed(reductions):
             if len(seen) == len(every):
                 break
@@ -328,8 +330,10 @@ class _Derivation:
             question = event[0]
             if question not in _OF_BUCKETS:
                 own = self._outside_ops(event)
-            elif question in _KEYED or (own := made.get((question, alike[event[1]]))) is None:
-                own = self._bucket_ops(question, event[1])
+            else:
+                b = int(event[1])
+                own = None if question in _KEYED else made.get((question, alike[b]))
+                own = self._bucket_ops(question, b) if own is None else own
             (update if summed else after).extend(own)
             summed = summed or (question == "all_reduce" and event[1].axis == "world")
         return clock.action(repeats(self._once(before))), clock.action(repeats(self._once(after))), self._once(update)
@@ -378,7 +382,8 @@ class _Derivation:
 
 def repeats(row: Sequence[PlacedSegment]) -> Loops:
     """Loops over equal segments. A segment that waits for gathers of the last step is a loop of its own."""
-    out, i = list[Loop](), 0
+    out: list[Loop] = []
+    i = 0
     while i < len(row):
         segment, unit, needs = row[i]
         n, stride = 1, row[i + 1][1] - unit if i + 1 < len(row) else 0

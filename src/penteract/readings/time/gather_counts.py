@@ -48,7 +48,7 @@ def count_gathers(rank: RankOf, num_micro_batches: int) -> tuple[int, ...]:
     """The same, counted action by action."""
     row = [[number for number, n in chunk for _ in range(n)] for chunk in rank.chunks]
     begins = list(accumulate(map(len, row), initial=0))
-    turns = dict[tuple[str, int], tuple[int, ...]]()
+    turns: dict[tuple[str, int], tuple[int, ...]] = {}
     for c, (numbers, begin) in enumerate(zip(row, begins, strict=False)):
         for action in {action for number in numbers for action in rank.read[number]}:
             units = [begin + k for k, number in enumerate(numbers) if action in rank.read[number]]

@@ -71,7 +71,8 @@ def numbered_schedule(schedule: ScheduleName, pp: int, vpp: int, num_micro_batch
     """Number the messages of a schedule. The two ends of a message share its number."""
     lists, of = action_lists(schedule, pp, vpp, num_micro_batches), schedule_of(schedule)
     placement, steady, period = of.placement(pp, vpp), of.steady_after(pp, vpp), of.period(pp, vpp)
-    numbers, messages = dict[tuple[str, int, int], int](), list[NumberedMessage]()
+    numbers: dict[tuple[str, int, int], int] = {}
+    messages: list[NumberedMessage] = []
     todo, posts, computes = list[tuple[int, ...]](), list[tuple[Post, ...]](), list[tuple[Compute, ...]]()
     for rank, actions in enumerate(lists):
         own, posted, does = list[Compute](), list[Post](), list[int]()
@@ -116,7 +117,7 @@ def _post(
     batch: P2PBatch, rank: int, placement: Placement, numbers: dict[tuple[str, int, int], int],
     messages: list[NumberedMessage],
 ) -> Post:  # fmt: skip
-    posted = list[tuple[int, bool]]()
+    posted: list[tuple[int, bool]] = []
     both = {t.peer for t in batch.transfers if t.kind == "Send"}
     both &= {t.peer for t in batch.transfers if t.kind == "Recv"}
     for t in batch.transfers:

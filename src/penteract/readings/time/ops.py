@@ -71,7 +71,7 @@ def layer_ops(layer: LayerProgram, device: DeviceCosts, axes: Axes) -> Mapping[s
     out, ops_of_job = dict[str, ActionOps](), dict[int, tuple[Op, ...]]()  # a recomputed call takes as long
     for name, calls in layer.outline.calls.items():
         jobs = [layer.outline.jobs[job] for job, _, _ in calls]
-        every = list[tuple[Op, ...]]()
+        every: list[tuple[Op, ...]] = []
         for (place, phase), (job, ins, outs) in zip(jobs, calls, strict=True):
             if (ops := ops_of_job.get(job)) is None:
                 ops = _call(layer, device, axes, place, phase, ins, outs)
@@ -273,7 +273,7 @@ class StreamedUpdate:
             yield from self._fetch()
             yield from _waits(now)
             yield RUN, ps(self.ops.costs.update(self.ops.buckets[bucket], n)), UPDATE, names.UPDATE
-            keys = list[Key]()
+            keys: list[Key] = []
             yield from self._copies("to_host", bucket, n, keys)
             self.leaving.append(keys)
 
@@ -292,7 +292,7 @@ class StreamedUpdate:
             return
         if len(self.leaving) == self.staging.count - 1 > 0:
             yield from _waits(self.leaving.popleft())
-        keys = list[Key]()
+        keys: list[Key] = []
         yield from self._copies("from_host", *item, keys)
         self.coming.append(keys)
 

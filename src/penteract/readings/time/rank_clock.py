@@ -32,8 +32,8 @@ class StreamState:
     in_flight: InFlight
     number: int
     fixed: bool  # no key in it depends on a unit
-    shifted: dict[int, StreamState] = field(default_factory=dict[int, "StreamState"])
-    awaiting: dict[int, StreamState] = field(default_factory=dict[int, "StreamState"])  # a message, by when it arrives
+    shifted: dict[int, StreamState] = field(default_factory=lambda: {})
+    awaiting: dict[int, StreamState] = field(default_factory=lambda: {})  # a message, by when it arrives
 
 
 # What a segment or an action makes of a state: (picoseconds, state, picoseconds of the host, latest host for which this

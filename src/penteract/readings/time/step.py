@@ -206,12 +206,12 @@ class StepClock:
             bucket_planner.placed(layout, r),
             tuple(bucket_planner.bucket_plans(layout, r)),
         )
-        layers = dict[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]]()
+        layers: dict[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]] = {}
         for kind in dict.fromkeys(run.kind for run in runs.units):
             layer = self.composer.layer_program(layout, kind)
             layers[kind] = layer, self.layer_ops(layout, layer, streams.axes)
-        distinct = dict[object, Bucket]()
-        buckets = list[Bucket]()
+        distinct: dict[object, Bucket] = {}
+        buckets: list[Bucket] = []
         for plan in bucket_plans:
             key = plan.kind
             if key not in distinct:
@@ -312,7 +312,7 @@ def largest_change(ranks: Ranks) -> int:
     timestamps of a step's beginning shifts those of its end equally, and a later beginning never makes an earlier end.
     So all gains of a step, and its duration, lie between the least and the largest gain of the step before.
     """
-    gains = list[int]()
+    gains: list[int] = []
     for was, now in zip(ranks.carried[-2], ranks.carried[-1], strict=True):
         same = (was.streams, was.unit) == (now.streams, now.unit)
         if not same or [b for b, _ in was.in_flight] != [b for b, _ in now.in_flight]:
