@@ -147,6 +147,10 @@ class BucketPlan:
         passed = found_by_pass(self.known_weights, self.key.optimizer_kind)
         return self.key, self.elements, self.unit == NONE, self.shapes, passed
 
+    def of(self, unit: int) -> BucketPlan:
+        """The plan of the same parameters of another unit."""
+        return BucketPlan(self.key, self.params, self.offsets, self.elements, unit, self.known_weights)
+
     def at(self, pp_rank: int) -> BucketPlan:
         """The plan of the same parameters on another pipeline rank; unchanged if several share them."""
         several = len(self.key.owning_pp_ranks) > 1
@@ -171,7 +175,7 @@ def bucket_plans(rules: BucketRules, units: Sequence[FsdpUnit]) -> Iterator[Buck
         if unit not in packed:  # equal units may be one object
             packed[unit] = list(rules.of_unit(unit, number)), list(rules.not_per_unit(unit))
         plans, rest = packed[unit]
-        yield from (replace(p, unit=number) for p in plans)
+        yield from [p.of(number) for p in plans]
         whole += rest
     open_: dict[BucketKey, Filling] = {}
     for p in sorted(whole, key=rules.sort_key):

@@ -51,10 +51,11 @@ def known_weights(
 
 def found_by_kernel(weights: Sequence[KnownWeights], optimizer_kind: OptimizerKind) -> bool:
     """Whether the kernel that updates a bucket finds the values of these weights, all that it has."""
-    tiles = all(w.whole and w.begin % TILE == 0 and w.end % TILE == 0 for w in weights)
-    return bool(weights) and tiles and not optimizer_kind.by_matrix
+    if not weights or optimizer_kind.by_matrix:
+        return False
+    return all(w.whole and w.begin % TILE == 0 and w.end % TILE == 0 for w in weights)
 
 
 def found_by_pass(weights: Sequence[KnownWeights], optimizer_kind: OptimizerKind) -> int:
     """Elements that are read again after the update of a bucket to find their values."""
-    return 0 if found_by_kernel(weights, optimizer_kind) else sum([w.end - w.begin for w in weights])
+    return 0 if not weights or found_by_kernel(weights, optimizer_kind) else sum([w.end - w.begin for w in weights])

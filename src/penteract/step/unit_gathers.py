@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -50,15 +50,12 @@ def _ring_buffer(units: int, depth: int) -> _RingBuffer:
 def gathers(reads: Sequence[tuple[int, ...]], depth: int) -> Counter[int]:
     """How often a step gathers each unit into a ring buffer of `depth` entries. `reads`: for each action, its units."""
     buffer = _ring_buffer(1 + max([unit for own in {*reads} for unit in own], default=NONE), depth)
-    left, actions, times = buffer.states.number(buffer.rule.begin()), buffer.actions, defaultdict[_Action, int](int)
+    left, actions = buffer.states.number(buffer.rule.begin()), buffer.actions
+    gathered: list[int] = []
     for own, following in zip(reads, upcoming(reads), strict=True):
         key = left, own, following
         if (found := actions.get(key)) is None:
             found = actions[key] = buffer.action(key)
         left = found[0]
-        times[key] += 1
-    gathered = Counter[int]()
-    for key, n in times.items():
-        for unit in actions[key][1]:
-            gathered[unit] += n
-    return gathered
+        gathered += found[1]
+    return Counter(gathered)

@@ -67,11 +67,7 @@ class RankClock:
 
     def parts(self, since: int = 0) -> list[int]:
         """Picoseconds of each part, without the first `since` records of `spent`."""
-        total = [0] * len(PARTS)
-        for parts, times in self.spent[since:]:
-            for i, n in enumerate(parts):
-                total[i] += n * times
-        return total
+        return _total(self.spent[since:])
 
 
 Log = Callable[[RankClock, int, str, int, int], None]  # rank, stream, name, start, end
@@ -306,10 +302,23 @@ def _joined(trail: Sequence[Trace], m: RankClock, at: int, spent: Sequence[tuple
         if answer is None:
             calls, floor = calls + left_out, floor + left_out
             continue
-        latest = min(latest, answer[3] + begun - at - calls)
-        calls, floor = calls + answer[2], max(floor + answer[2], answer[4] + begun - at)
-    total = [0] * len(PARTS)
+        begun -= at
+        if (limit := answer[3] + begun - calls) < latest:
+            latest = limit
+        calls, floor = calls + answer[2], floor + answer[2]
+        if (waited := answer[4] + begun) > floor:
+            floor = waited
+    return m.now - at, m.state, calls, latest, floor, tuple(_total(spent))
+
+
+def _total(spent: Sequence[tuple[Parts, int]]) -> list[int]:
+    """Picoseconds of each part. Most records are of few different segments."""
+    times_of: dict[Parts, int] = {}
     for parts, times in spent:
+        times_of[parts] = times_of.get(parts, 0) + times
+    total = [0] * len(PARTS)
+    for parts, times in times_of.items():
         for i, n in enumerate(parts):
-            total[i] += n * times
-    return m.now - at, m.state, calls, latest, floor, tuple(total)
+            if n:
+                total[i] += n * times
+    return total
