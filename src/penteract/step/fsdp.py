@@ -254,9 +254,9 @@ class FsdpRule:
             unit = buckets[b].unit
             entry = unit % DEPTH
             here = before[at]
-            if (taken := tenant[entry]) != unit:
+            if (held := tenant[entry]) != unit:
                 for other, done in leaving[entry]:
-                    if taken != NONE and closed[other] > at:
+                    if held != NONE and closed[other] > at:
                         raise Bug("BUCKET", f"bucket {other} is still written at {closed[other]} when its entry is "
                                   f"taken at {at}")  # fmt: skip
                     self._wait_reduce_scatter(here, other, last=done)
