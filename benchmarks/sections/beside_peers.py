@@ -115,8 +115,8 @@ def against_torchtitan_on_four() -> str:
         f"""\
 As above, each side once a row, both on one machine. torchtitan uses FSDP2, and expert parallelism 4 for Qwen3. Ours: ZeRO 2 for data
 parallelism, ZeRO 1 beside tensor parallelism. At 131,072 tokens ours alone: all of a layer but its norms' and SwiGLU's results is
-kept. There the loss falls from {long[0]:.1f} to {min(long):.1f} and rises to {long[-1]:.1f} in {len(long)} steps: one sequence a step and two steps of
-warm-up are too rough for this learning rate.
+kept. There the loss falls from {long[0]:.1f} to {min(long):.1f} and rises to {long[-1]:.1f} in {len(long)} steps, with the learning rate of all rows; why was
+not looked into.
 
 Falls short: {"; ".join(short)}. {more_memory(found).capitalize()}. Pipeline parallelism on four GPUs was not measured on
 our side: torchtitan reaches {theirs["tok_s_gpu"]:,.0f} tokens/s/GPU there.
