@@ -40,7 +40,7 @@ ALL = ("A1", "A1_fp8", "B1", "E1", "F1")
 SEVERAL = {
     "A2": (2, "stock"), "tp2": (2, "fsdp"), "pp2": (2, "fsdp"),
     "A4": (4, "stock"), "A4_fp8": (4, "stock"), "C4": (4, "stock"), "D4": (4, "stock"), "F4": (4, "stock"),
-    "E4": (4, ""),  # ours alone: a step of torchtitan's would take half a minute
+    "E4": (4, ""),  # ours alone
 }  # fmt: skip
 MODES = ("stock", "fsdp")
 FIRST = 150.0  # seconds that the first run of a kind may need

@@ -162,8 +162,7 @@ the eight did not run in time. The best is the plan's number {1 + rows.index(bes
 Within 5 % of the best are numbers {", ".join(map(str, twice))}. Steps take {percent(min(errors))} to {percent(max(errors))} longer than planned,
 {percent(mean(errors))} on average; allocated memory is off by {100 * mean(memory):.2f} %.
 
-Falls short: two sequences at once are planned faster than one after the other, and are slower. By the profile above, products
-and attention beside collectives lose more than plans have.""",
+Falls short: two sequences at once are planned faster than one after the other, and are slower.""",
         table("plan | layout | step, ms | planned, ms | tokens/s/GPU | allocated, GiB | over predicted", [
             (1 + i, f"`{row['layout'].replace(',elementwise=triton,fuse=all', '')}`", ms(row["spread_ms"], row["median_ms"]),
              f"{row['planned_ms']:,.0f}", f"{row['tok_s_gpu']:,.0f}", f"{row['allocated_gib']:.2f}",
@@ -212,7 +211,8 @@ the measured step. The text has 257 tokens of bytes, so the embedding's gradient
 def newcomers_path() -> str:
     found, weights = record("default_path_h200"), record("initial_weights_h200")
     losses, start = found["losses"], found["start"]
-    before = found["start_of_1bd0ac83"]
+    before, older = found["start_of_1bd0ac83"], found["start_of_d8196e56"]
+    turns = [", ".join(f"{seconds} ({commit})" for commit, seconds in turn["runs"]) for turn in found["starts_in_turn"]]
     rows = [(name, start[name]["first_step_s"], start[name]["second_step_s"]) for name in ("cold", "warm")]
     drawn = min(weights["rows"], key=lambda row: min(row["seconds"]))
     return section(
@@ -221,7 +221,9 @@ def newcomers_path() -> str:
 `penteract train` with a preset and no kernel named. Over {losses["steps"]} steps of `{found["model"]}` on text the losses of the kernels that it
 chooses are {losses["kernels_apart"]:.3f} nats a token from those of plain torch, on average; another seed's are {losses["seeds_apart"]:.3f} away. An 8B on two GPUs
 ends its first step so many seconds after the command as the table says: with no compiled kernel kept from before, and again.
-At commit {found["commit_of_start_before"]}, on another host, it took {before["cold"]["first_step_s"]} and {before["warm"]["first_step_s"]} s.
+Hosts differ, and old and new did not run on one host: at commit {found["commit_of_start_before"]} it took {before["cold"]["first_step_s"]} and {before["warm"]["first_step_s"]} s, and an earlier
+commit {older["cold"]["first_step_s"]} and {older["warm"]["first_step_s"]} s. Commits in turn on one host before that, warm, seconds to the first step: {turns[0]}; on a second host
+{turns[1]}.
 
 A GPU draws {drawn["elements"] / 1e9:.1f} billion weights, with their master weights, in {min(drawn["seconds"]):.2f} s; {sum(weights["equal"].values())} of {len(weights["equal"])} small models have
 the bits that a CPU draws.

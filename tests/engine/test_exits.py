@@ -8,9 +8,11 @@ import sys
 import pytest
 
 ENDS = """
+import atexit
+atexit.register(print, "earlier")
 from penteract.engine.runtime.exits import end_before_finalising, ends_with
 end_before_finalising()
-import atexit, sys, threading, time
+import sys, threading, time
 
 class Module:
     def __del__(self):
@@ -30,7 +32,7 @@ print("worked")
 @pytest.mark.parametrize(("last", "code", "printed"), [
     ("sys.exit(ends_with(0))", 0, "worked\nthread\nhandler"),
     ("sys.exit(ends_with(75))", 75, "worked\nthread\nhandler"),
-    ("sys.exit(3)", 3, "worked\nthread\nhandlertaken down\n"),  # nobody has said what it ends with
+    ("sys.exit(3)", 3, "worked\nthread\nhandlerearlier\ntaken down\n"),  # nobody has said what it ends with
 ])  # fmt: skip
 def test_a_process_ends_after_threads_and_handlers(last: str, code: int, printed: str) -> None:
     done = subprocess.run([sys.executable, "-c", ENDS + last], capture_output=True, text=True, timeout=60, check=False)

@@ -77,6 +77,33 @@ def test_those_of_another_run_end_and_others_start(stand_in: Path, capfd: pytest
         pass
 
 
+def test_what_a_rank_said_before_its_orders_is_in_its_log(stand_in: Path) -> None:
+    """Of one that goes on, and of one that ends before it reads them."""
+    script = stand_in / "stand_in.py"
+    said = "import os, sys, time\nprint('early', file=sys.stderr, flush=True)\n"
+    script.write_text(said + STAND_IN)
+    ranks = made(2)
+    assert launch(2, ["-m", "stand_in", "0"], stand_in, os.environ, prepared=ranks) == 0
+    log = stand_in / "logs" / "rank-00001.log"
+    assert log.read_text() == "early\nrank 1 0\n"
+    log.unlink()
+    script.write_text(
+        said + "time.sleep(1)\nif os.environ['RANK'] == '1':\n    raise ImportError('broken')\n" + STAND_IN
+    )
+    ranks = made(2)
+    assert launch(2, ["-m", "stand_in", "0"], stand_in, os.environ, prepared=ranks) == 70
+    assert "early\n" in log.read_text() and "ImportError: broken" in log.read_text()
+
+
+def test_a_log_that_cannot_be_written_is_an_error_of_the_launcher(stand_in: Path) -> None:
+    (stand_in / "logs" / "rank-00001.log").mkdir(parents=True)
+    ranks = made(2)
+    processes = list(ranks.processes)
+    with pytest.raises(IsADirectoryError):
+        launch(2, ["-m", "stand_in", "0"], stand_in, os.environ, prepared=ranks)
+    assert all(p.poll() is not None for p in processes)
+
+
 def test_there_are_none_of_more_ranks_than_cores_or_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "usable_here", lambda: 4)
     assert PreparedRanks.of(5, os.environ) is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,17 +19,20 @@ import torch
 
 _COMPILER = "torch._dynamo"
 _LIMIT = "recompile_limit"
+_ONE = threading.RLock()
 
 
 @contextmanager
 def lazy_compiler() -> Iterator[None]:
     """Within: `torch.compile` returns a function that is compiled at its first call, and `torch.compiler.disable`
-    returns its function as it is. Where the compiler is imported already, nothing changes."""
-    if _COMPILER in sys.modules:
-        yield
-        return
-    with patch.object(torch, "compile", _later(torch.compile)), patch.object(torch.compiler, "disable", _disable):
-        yield
+    returns its function as it is: a function that is compiled later does not leave it out. Where the compiler is
+    imported already, nothing changes. One thread at a time."""
+    with _ONE:
+        if _COMPILER in sys.modules:
+            yield
+            return
+        with patch.object(torch, "compile", _later(torch.compile)), patch.object(torch.compiler, "disable", _disable):
+            yield
 
 
 def _later(now: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,5 +66,5 @@ def _compiled(now: Callable[..., Any], model: Callable[..., Any], options: dict[
 
 
 def _disable(fn: Callable[..., Any] | None = None, recursive: bool = True, *, reason: str | None = None) -> Any:
-    """`torch.compiler.disable`, which only matters to a function that is being compiled."""
+    """`torch.compiler.disable` of a function, or what decorates one."""
     return fn if fn is not None else lambda fn: fn

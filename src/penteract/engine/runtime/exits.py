@@ -24,8 +24,8 @@ _codes: list[int] = []  # what this process ends with, once `ends_with` has said
 
 def end_before_finalising() -> None:
     """Let this process end where Python would begin to take its modules down, after all threads and exit handlers:
-    threads of libraries still run then, and now and then one aborts a run that had gone well. Called before others are
-    registered, because the first runs last."""
+    threads of libraries still run then, and now and then one aborts a run that had gone well. Called before other
+    handlers are registered: the first runs last, and those of before, of a `sitecustomize`, do not run at all."""
     atexit.register(lambda: exit_now(_codes[-1]) if _codes else None)
 
 

@@ -54,6 +54,8 @@ def launch(
             ranks.wait(stopping)
         finally:
             ranks.end()
+            if prepared is not None:
+                prepared.complete_logs()
         silent = ranks.stopped_by_signals()
     code, line = _outcome(ranks, rundir.errors(folder, earlier))
     if ranks.signals_sent and (code > 128 or (code == Preempted.exit_code and 0 in silent)):

@@ -8,11 +8,13 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 from penteract.engine.device.cpu_affinity import usable_here
 from penteract.engine.rank.run_key import VARIABLE, new_key
@@ -31,6 +33,9 @@ class PreparedRanks:
     store: socket.socket
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list["subprocess.Popen[bytes]"])
     pipes: list[int] = field(default_factory=list[int])  # what orders are written to
+    # What ranks but the first print into until they have a log; and the logs that follow.
+    said: list[IO[bytes] | None] = field(default_factory=list["IO[bytes] | None"])
+    logs: list[tuple[IO[bytes], Path]] = field(default_factory=list[tuple["IO[bytes]", Path]])
     ordered: list[subprocess.Popen[bytes]] = field(default_factory=list["subprocess.Popen[bytes]"])
 
     @staticmethod
@@ -40,22 +45,28 @@ class PreparedRanks:
             return None
         made = PreparedRanks(dict(environment), store_socket())
         place = rank_environment(environment, 0, world, made.store.getsockname()[1]) | {VARIABLE: new_key()}
-        for rank in range(world):
-            made._start(rank, place | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        try:
+            for rank in range(world):
+                made._start(rank, place | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        except OSError:  # such as a limit on processes: the run's own start says so
+            made.__exit__()
+            return None
         return made
 
     def _start(self, rank: int, environment: dict[str, str]) -> None:
         read, write = os.pipe()
-        out = subprocess.DEVNULL if rank else None  # its log is not known yet
-        words = [sys.executable, "-m", WORKER, f"{ORDERS}{read}"]
-        inherited = (read,) if rank else (read, self.store.fileno())
-        process = subprocess.Popen(
-            words, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, pass_fds=inherited,
-            process_group=0, preexec_fn=bound_to_parent(),
-        )  # fmt: skip
-        os.close(read)
-        self.processes.append(process)
         self.pipes.append(write)
+        try:
+            said = None if rank == 0 else tempfile.TemporaryFile()  # noqa: SIM115 (open until the rank has a log)
+            self.said.append(said)
+            words = [sys.executable, "-m", WORKER, f"{ORDERS}{read}"]
+            inherited = (read,) if rank else (read, self.store.fileno())
+            self.processes.append(subprocess.Popen(
+                words, env=environment, stdout=said, stderr=said, stdin=subprocess.DEVNULL, pass_fds=inherited,
+                process_group=0, preexec_fn=bound_to_parent(),
+            ))  # fmt: skip
+        finally:
+            os.close(read)
 
     def fits(self, world: int, words: Sequence[str], environment: Mapping[str, str]) -> bool:
         """Whether all of them live, and are those of `python WORDS` with this environment."""
@@ -63,7 +74,12 @@ class PreparedRanks:
         return same and self.environment == environment and all(p.poll() is None for p in self.processes)
 
     def order(self, rank: int, words: Sequence[str], log: Path | None) -> subprocess.Popen[bytes]:
-        """Let a rank do what `python -m WORKER WORDS` would. It prints into `log`, or where it prints already."""
+        """Let a rank do what `python -m WORKER WORDS` would. It prints into `log`, or where it prints already. Raises
+        OSError if the log cannot be written."""
+        said = self.said[rank]
+        if log is not None and said is not None:
+            log.open("ab").close()
+            self.logs.append((said, log))
         words = [*words, *([] if rank else [f"--store-fd={self.store.fileno()}"])]
         with suppress(BrokenPipeError):  # it has ended: whoever waits for it sees that
             os.write(self.pipes[rank], json.dumps({"words": words, "log": log and str(log)}).encode() + b"\n")
@@ -75,13 +91,26 @@ class PreparedRanks:
 
     def __exit__(self, *_: object) -> None:
         """Keep nothing but the processes that have their orders; others are killed."""
-        for process, pipe in zip(self.processes, self.pipes, strict=True):
+        for pipe in self.pipes:
             os.close(pipe)
+        for process in self.processes:
             if process not in self.ordered:
                 process.kill()
                 process.wait()
-        self.processes, self.pipes = [], []
+        for said in self.said:
+            if said is not None and all(said is not one for one, _ in self.logs):
+                said.close()
+        self.processes, self.pipes, self.said = [], [], []
         self.store.close()
+
+    def complete_logs(self) -> None:
+        """Write what ranks said that ended before they read their orders into their logs, once all have ended."""
+        for said, log in self.logs:
+            with said, suppress(OSError):
+                if not log.stat().st_size:
+                    said.seek(0)
+                    log.write_bytes(said.read())
+        self.logs = []
 
 
 def orders(word: str) -> list[str]:
@@ -93,6 +122,10 @@ def orders(word: str) -> list[str]:
     given = json.loads(line)
     if given["log"] is not None:
         with open(given["log"], "ab") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
+            os.lseek(1, 0, os.SEEK_SET)
+            with open(1, "rb", closefd=False) as said:
+                log.write(said.read())
+            log.flush()
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
     return given["words"]

@@ -1,4 +1,5 @@
-"""The process of one rank: `python -m penteract.engine.runtime.worker RUN_DIR …`, started by the launcher."""
+"""The process of one rank: `python -m penteract.engine.runtime.worker RUN_DIR …`, started by the launcher; with
+`--orders` these words come later (`prepared.py`)."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ def joined(
     if lease is not None:
         stopping.before_leaving += [lambda: rundir.cancel_resume(options.folder), lease.end]
     try:
-        return ends_with(work(spec, rank, options, stopping, final, parting))
+        return work(spec, rank, options, stopping, final, parting)
     finally:
         parting()
 

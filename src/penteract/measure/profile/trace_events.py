@@ -75,7 +75,8 @@ def recorded_steps(exported: Mapping[str, Any], numbers: Sequence[int]) -> list[
         found = device_spans(rows, step_name(number)) if on_device else host_spans(rows, step_name(number))
         begin = nanoseconds(whole["ts"])
         spans[number] = [span._replace(begin=span.begin + begin) for span in found]
-        last = max((s.end for s in spans[number] if s.kind == "compute"), default=0) if on_device else 0
+        ran = [s for s in spans[number] if s.kind != "call"] if on_device else []
+        last = max((s.end for s in ran if s.kind == "compute"), default=max((s.end for s in ran), default=0))
         ends[number] = last or begin + nanoseconds(whole["dur"])
     ran = [span for some in spans.values() for span in some if span.kind != "call"]
     steps = list[RecordedStep]()
@@ -84,7 +85,8 @@ def recorded_steps(exported: Mapping[str, Any], numbers: Sequence[int]) -> list[
         own = spans[number]
         if on_device:
             own = [s for s in own if s.kind == "call"] + [s for s in ran if begin <= s.begin < end]
-        own = sorted((span._replace(begin=span.begin - begin) for span in own), key=lambda span: span.begin)
+        own = [span._replace(begin=span.begin - begin) for span in own]
+        own.sort(key=lambda span: span.begin)
         steps.append(RecordedStep(base + begin, end - begin, own))
     return steps
 

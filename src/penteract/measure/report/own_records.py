@@ -49,6 +49,7 @@ _BESIDE: Mapping[str, tuple[str, Mapping[str, Any], int, str]] = {
     "tp2": ("llama-3.1-8b", {}, 8192, "bf16"),
     "pp2": ("llama-3.1-8b", {}, 8192, "bf16"),
     "A4": ("llama-3.1-8b", {}, 8192, "bf16"),
+    "A4_fp8": ("llama-3.1-8b", {}, 8192, "fp8_tensorwise"),
     "C4": ("llama-3.1-8b", {}, 8192, "bf16"),
     "D4": ("llama-3.1-8b", {}, 8192, "bf16"),
     "E4": ("llama-3.1-8b", {}, 131_072, "bf16"),
