@@ -22,6 +22,7 @@ from penteract.readings.price import price
 from penteract.readings.rank_traffic import Channel, traffic
 from penteract.readings.time.timelines.timeline import timeline
 from penteract.readings.time.timelines.trace import program
+from penteract.step import names
 from strategies import cases
 
 TINY = ModelSpec(layers=2, hidden_size=64, heads=4, kv_heads=4, head_size=16, ffn_size=128, vocab_size=256)
@@ -52,10 +53,12 @@ def test_the_bytes_are_those_of_the_price_over_the_groups_of_the_mesh(
     prices, lay, case = question
     p = case.compile(data.draw(st.integers(0, lay.world - 1)))
     found = Counter[tuple[str, tuple[int, ...]]]()
-    for (kind, ranks, axis, _), sent in traffic(prices.steps, lay, p.rank).found.items():
+    for (kind, ranks, axis, what), sent in traffic(prices.steps, lay, p.rank).found.items():
         found[kind, ranks] += sent.size
         assert sent.calls > 0 and len(ranks) > 1 and p.rank in ranks
-        if axis != "dp" and kind not in ("send", "recv"):
+        if what == names.of_matrices(kind):  # of keys and values that several tensor ranks share, one of them
+            assert axis == "dp" or any({*ranks} <= {*one} for one in groups(lay)[axis])
+        elif axis != "dp" and kind not in ("send", "recv"):
             assert ranks in groups(lay)[axis]
         elif axis in ("pp", "cp") and kind in ("send", "recv"):
             assert any({*ranks} <= {*one} for one in groups(lay)[axis])
@@ -81,6 +84,16 @@ def test_the_seconds_are_those_of_the_simulated_streams(question: tuple[Estimato
         own = traffic(prices.steps, lay, stage * lay.world // lay.pp).found
         assert sum(sent.picoseconds for c, sent in own.items() if c.axis != "pp") == busy
         assert sum(sent.picoseconds for c, sent in own.items() if c.axis == "pp") == messages
+
+
+def test_matrices_of_shared_heads_are_gathered_from_one_rank_of_each() -> None:
+    """Four tensor ranks, two heads of keys and values: ranks 0 and 1 hold the same one."""
+    model = replace(TINY, kv_heads=2)
+    kinds = OptimizerKinds(matrices=OptimizerKind("muon", 2))
+    prices = Estimator(model, cluster("4xH100"), 32, RECIPES["bf16"], kinds)
+    found = traffic(prices.steps, Layout(tp=4), 0).found
+    gathers = {c.ranks for c in found if c.what == names.of_matrices("all_gather")}
+    assert gathers == {(0, 1, 2, 3), (0, 2)}
 
 
 def test_a_known_layout() -> None:

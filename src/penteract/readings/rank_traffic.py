@@ -38,7 +38,7 @@ class Channel(NamedTuple):
     """One kind of call of a rank.
 
     collective  all_gather, …; of a message, send or recv: its ranks are the sender and the receiver, the rank first
-    ranks       the group
+    ranks       the group: of the axis, or of those of its ranks that hold different parts of a matrix
     axis        the axis of the mesh that it goes over; "dp" for buckets and "pp" for messages between stages
     what        what it carries: `ACTIVATIONS`, `SCALES`, or a name of `step/names.py`
     """
