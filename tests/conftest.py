@@ -12,9 +12,12 @@ from hypothesis import settings
 
 from draws import TIMES, USUAL
 from heap import frozen
+from in_memory import use_memory
 from pool import Pool
 
 pytest_plugins = ["shards", "browsers"]
+
+use_memory()
 
 # `pytest --hypothesis-profile=ci`: the same draws every time. `wide`: more of those
 # that `draws` counts, by a seed. Otherwise new ones, and failures are remembered.

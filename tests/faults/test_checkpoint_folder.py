@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import forks
+from in_memory import elsewhere
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import committed
 from penteract.engine.checkpoint.durable import Room
@@ -46,19 +47,19 @@ def refused(done: subprocess.CompletedProcess[str], *says: str) -> None:
 @pytest.fixture
 def scratch(tmp_path: Path) -> Iterator[Path]:
     """A folder in another file system than `tmp_path`, where there is one."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else tmp_path) as name:
+    with tempfile.TemporaryDirectory(dir=elsewhere(tmp_path) or tmp_path) as name:
         yield Path(name)
 
 
 @pytest.fixture(scope="module")
-def trained() -> Iterator[tuple[Path, Path]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
     """(working directory, folder of checkpoints) of a run of four steps on two ranks, in two file systems."""
-    shm = Path("/dev/shm")
-    with tempfile.TemporaryDirectory() as at, tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as there:
+    at = tmp_path_factory.mktemp("trained")
+    with tempfile.TemporaryDirectory(dir=elsewhere(at)) as there:
         chosen = os.path.relpath(Path(there) / "deep" / "ours", at)
-        done = penteract(Path(at), "train", *SMALL, "--steps=4", "--parallel.dp=2", f"--checkpoint.folder={chosen}")
+        done = penteract(at, "train", *SMALL, "--steps=4", "--parallel.dp=2", f"--checkpoint.folder={chosen}")
         assert done.returncode == 0, done.stderr
-        yield Path(at), Path(there) / "deep" / "ours"
+        yield at, Path(there) / "deep" / "ours"
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def run(trained: tuple[Path, Path], tmp_path: Path, scratch: Path) -> tuple[Path
 def test_they_lie_in_another_file_system(trained: tuple[Path, Path]) -> None:
     at, there = trained
     path = (at / "runs" / "latest").resolve()
-    if Path("/dev/shm").is_dir():
+    if elsewhere(path) is not None:
         assert there.stat().st_dev != path.stat().st_dev
     assert [c.step for c in committed(there)] == [4, 2]
     assert (path / "checkpoints").readlink() == there
