@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 def freeze() -> None:
     """Freeze all that is there. Each session and each search asks whether anything is frozen, which walks all of it:
-    longer than a small plan. So the count of now stays the answer, as none of them unfreezes what it found frozen."""
+    longer than a small plan, and than a test of a kernel. From now on the answer is yes, which is all that they ask,
+    and none of them unfreezes what it found frozen."""
     gc.freeze()
-    count = gc.get_freeze_count()
-    gc.get_freeze_count = lambda: count
+    gc.get_freeze_count = lambda: 1
 
 
 @contextmanager
