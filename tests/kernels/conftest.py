@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -29,3 +31,26 @@ def rounds_to_the_nearest(small_heap: None, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(interpreter, "_convert_float", convert)
     yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def looks_for_builtins_once() -> Iterator[None]:
+    """Each call of a kernel, and of each function in it, looks through all of Triton's language for what is to be
+    interpreted: a third of its time. Here it looks once, and a function in a kernel leaves all as the kernel has put
+    it."""
+    from triton.runtime import interpreter
+
+    looked: Any = interpreter
+    found = dict[ModuleType | type, list[str]]()
+
+    def patch(package: ModuleType | type, builder: Any, scope: Any) -> None:
+        if package not in found:
+            found[package] = [n for n, member in inspect.getmembers(package) if looked.tl.core.is_builtin(member)]
+        names = found[package]
+        if names and looked.tl.core.is_builtin(getattr(package, names[0])):  # else the kernel has done so
+            for name in names:
+                looked._patch_attr(package, name, getattr(package, name), builder, scope)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(looked, "_patch_builtin", patch)
+        yield
