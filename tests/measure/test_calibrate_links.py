@@ -153,7 +153,7 @@ def test_a_check_measures_pairs_again(measured: LinkRows, tmp_path: Path, monkey
     assert failed.value.code == 72 and checking.check_links(file, CPU) == []
 
 
-@pytest.mark.alone
+@pytest.mark.waits(10)
 @pytest.mark.parametrize(("rank", "sent", "text"), [(1, signal.SIGKILL, "rank 1"), (None, signal.SIGTERM, "STOPPED")])
 def test_a_rank_that_dies_or_a_request_ends_it_in_one_line(
     tmp_path: Path, rank: int | None, sent: signal.Signals, text: str
