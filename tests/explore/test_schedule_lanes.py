@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from draws import more
 from explore.drawn_questions import drawn, question
 from explore.test_answers import OPENING, ask
 from penteract.cli import main
@@ -30,6 +31,7 @@ from schedules import NEW, registered
 Json = dict[str, Any]
 CHUNKS = question(layout="dp=2,pp=4,vpp=2,schedule=interleaved,mbs=1,zero=3", global_batch_size=32)
 SPLIT = question(layout="dp=2,tp=2,pp=4,mbs=1,zero=1,schedule=zb_h1", global_batch_size=64)
+QUESTIONS = more(12)  # drawn; of which some break a rule
 HOSTED = question(layout="dp=4,pp=2,mbs=1,zero=1,recompute=full,offload=layer_inputs", global_batch_size=32)
 
 
@@ -103,9 +105,10 @@ def check_passes(row: Json, layout: Layout) -> None:
     assert row["most"] == max(lane["most"] for lane in row["lanes"])
 
 
+@pytest.mark.wide(QUESTIONS)
 def test_drawn_layouts() -> None:
-    asked = legal(range(200, 230))
-    assert len(asked) > 15 and sum(one["layout"]["pp"] > 1 for one in asked) > 4
+    asked = legal(range(200, 200 + QUESTIONS))
+    assert len(asked) > QUESTIONS // 2 and sum(one["layout"]["pp"] > 1 for one in asked) > QUESTIONS // 8
     for one in asked:
         check(one)
 
@@ -164,11 +167,11 @@ def test_one_rank_is_one_lane_and_says_what_makes_more() -> None:
 
 def test_of_many_forwards_in_a_row_some_are_shown() -> None:
     """GPipe keeps every micro-batch, so no part of its step holds as much as the whole: the headline counts all."""
-    asked = question("gpt2", "dp=1,pp=2,mbs=1,schedule=gpipe", sequence_length=256, global_batch_size=256)
+    asked = question("gpt2", "dp=1,pp=2,mbs=1,schedule=gpipe", sequence_length=256, global_batch_size=96)
     row = check(asked)
-    assert row["most"] == 64 and row["note"].startswith("64 of 256 micro-batches are shown: the others repeat them.")
+    assert row["most"] == 64 and row["note"].startswith("64 of 96 micro-batches are shown: the others repeat them.")
     assert "in flight too" in row["note"]
-    assert {fact["label"]: fact["text"] for fact in row["facts"]}["Most in flight"] == "256"
+    assert {fact["label"]: fact["text"] for fact in row["facts"]}["Most in flight"] == "96"
     assert shortened(planned(asked).best.layout) == planned(asked).best.layout  # its memory is that of all
 
 
