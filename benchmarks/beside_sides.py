@@ -43,6 +43,7 @@ class Case:
     sequences: int = 0
     layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
     steps: int = STEPS
+    peer_modes: tuple[str, ...] = ()  # of torchtitan, on several GPUs: without FSDP it computes tp and pp in fp32
 
     @property
     def data_ranks(self) -> int:
@@ -83,25 +84,25 @@ CASES = {case.name: case for case in (
     Case("E1", **_B, sequence_length=32_768, micro_batch_size=1),
     Case("F1", "qwen3-30b-a3b", {"layers": 4}, "qwen3", "30B-A3B", {"n_layers": 4, "max_seq_len": 4096}, 4096, 4, 151_936,
          parts={"moe": {"balance": "none"}}),
-    Case("A2", **_TWO, micro_batch_size=1, layout={"dp": 2, "zero": 1}),
-    Case("tp2", **_TWO, micro_batch_size=2, layout={"tp": 2},
+    Case("A2", **_TWO, peer_modes=("stock",), micro_batch_size=1, layout={"dp": 2, "zero": 1}),
+    Case("tp2", **_TWO, peer_modes=("fsdp",), micro_batch_size=2, layout={"tp": 2},
          peer_arguments=("--parallelism.tensor_parallel_degree", "2")),
-    Case("pp2", **_TWO, micro_batch_size=1, sequences=16, steps=13, peer_arguments=_PIPELINE, layout={
+    Case("pp2", **_TWO, peer_modes=("fsdp",), micro_batch_size=1, sequences=16, steps=13, peer_arguments=_PIPELINE, layout={
         "pp": 2, "schedule": "interleaved", "vpp": 8, "last_stage_less_layers": 1, "gradient_accumulation_steps": 16}),
-    Case("A4", **_FOUR, micro_batch_size=2, layout={"dp": 4, "zero": 2}),
-    Case("A4_fp8", **_FOUR, micro_batch_size=2, layout={"dp": 4, "zero": 2}, precision="fp8_tensorwise",
+    Case("A4", **_FOUR, peer_modes=("stock",), micro_batch_size=2, layout={"dp": 4, "zero": 2}),
+    Case("A4_fp8", **_FOUR, peer_modes=("stock",), micro_batch_size=2, layout={"dp": 4, "zero": 2}, precision="fp8_tensorwise",
          peer_arguments=(*_FP8, "--quantize.linear.float8.enable_fsdp_float8_all_gather",
                          "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp")),
-    Case("C4", **_FOUR, micro_batch_size=2, layout={"dp": 2, "tp": 2, "zero": 1},
+    Case("C4", **_FOUR, peer_modes=("stock",), micro_batch_size=2, layout={"dp": 2, "tp": 2, "zero": 1},
          peer_arguments=("--parallelism.tensor_parallel_degree", "2")),
-    Case("D4", **_FOUR, micro_batch_size=1, sequences=16, steps=13,
+    Case("D4", **_FOUR, peer_modes=("stock",), micro_batch_size=1, sequences=16, steps=13,
          peer_arguments=(*_PIPELINE, "--parallelism.fsdp_reshard_after_forward", "never"), layout={
              "dp": 2, "pp": 2, "zero": 1, "schedule": "interleaved", "vpp": 8, "last_stage_less_layers": 1,
              "gradient_accumulation_steps": 16}),
     Case("E4", **_FOUR | {"sequence_length": 131_072}, micro_batch_size=1, steps=12, layout={
         "tp": 4, "recompute": ("tp_all_gather", "rms_norm", "swiglu"), "fuse": ("norm", "mlp", "qkv", "loss")}),
     Case("F4", "qwen3-30b-a3b", {"layers": 16}, "qwen3", "30B-A3B", {"n_layers": 16, "max_seq_len": 4096}, 4096, 4,
-         151_936, parts={"moe": {"balance": "none"}}, gpus=4, layout={"dp": 4, "zero": 2},
+         151_936, parts={"moe": {"balance": "none"}}, gpus=4, peer_modes=("stock",), layout={"dp": 4, "zero": 2},
          peer_arguments=("--parallelism.expert_parallel_degree", "4")),
 )}  # fmt: skip
 

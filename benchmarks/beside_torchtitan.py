@@ -32,16 +32,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from beside_sides import CASES
 from provenance import hexadecimal, provenance
 
 HERE = Path(__file__).parent
 ALL = ("A1", "A1_fp8", "B1", "E1", "F1")
-# On several GPUs, and the mode of torchtitan: without FSDP it would compute tensor and pipeline parallelism in fp32.
-SEVERAL = {
-    "A2": (2, "stock"), "tp2": (2, "fsdp"), "pp2": (2, "fsdp"),
-    "A4": (4, "stock"), "A4_fp8": (4, "stock"), "C4": (4, "stock"), "D4": (4, "stock"), "F4": (4, "stock"),
-    "E4": (4, ""),  # ours alone
-}  # fmt: skip
 MODES = ("stock", "fsdp")
 FIRST = 150.0  # seconds that the first run of a kind may need
 QUERY = "clocks.sm,power.draw,temperature.gpu"
@@ -81,8 +76,7 @@ def run(command: list[str], monitor: GpuMonitor, limit: float) -> dict[str, Any]
         with socket.create_server(("127.0.0.1", 0)) as free:  # another call may run on another GPU of this host
             port = str(free.getsockname()[1])
         environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_NUM_THREADS": "4"}
-        if command[1] in SEVERAL:
-            gpus = SEVERAL[command[1]][0]
+        if (gpus := CASES[command[1]].gpus) > 1:
             launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={gpus}", f"--master-port={port}"]
         else:
             launcher = []
@@ -143,8 +137,8 @@ def remaining_runs(row: dict[str, Any], args: argparse.Namespace) -> Iterator[li
     ours = ["beside_ours.py", row["case"], "OUT", args.layout, args.precision]
     tried = {mode: [r for r in row["peer_runs"] if r.get("tried") == mode] for mode in MODES}
     modes = args.modes.split(",")
-    if row["case"] in SEVERAL:
-        modes = [SEVERAL[row["case"]][1]]
+    if (case := CASES[row["case"]]).gpus > 1:  # E4 has none: ours alone
+        modes = list(case.peer_modes)
     if "stock" in modes and not tried["stock"]:
         yield ["beside_peer.py", row["case"], "stock", "OUT"]
     if not row["our_runs"]:
@@ -175,7 +169,11 @@ def initial_record(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--cases", default=",".join(ALL), help=f"beside these, on several GPUs: {','.join(SEVERAL)}")
+    parser.add_argument(
+        "--cases",
+        default=",".join(ALL),
+        help=f"beside these, on several GPUs: {','.join(case.name for case in CASES.values() if case.gpus > 1)}",
+    )
     parser.add_argument("--pairs", type=int, default=3, help="runs of each side")
     parser.add_argument("--modes", default=",".join(MODES), help="modes of torchtitan to try")
     parser.add_argument("--budget", type=float, default=1e6, help="seconds of this call")

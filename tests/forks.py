@@ -192,10 +192,9 @@ def _answer(work: Callable[..., Any], arguments: Any, file: Path) -> int:
 
 def _fork_ranks() -> None:
     """Ranks that this process launches are forked from it."""
-    from penteract.engine.runtime import launch, prepared
+    from penteract.engine.runtime import rank_environment
 
-    forked: Any = SimpleNamespace(Popen=Rank, DEVNULL=subprocess.DEVNULL)
-    launch.subprocess = prepared.subprocess = forked
+    rank_environment.subprocess = SimpleNamespace(Popen=Rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment]
 
 
 class Rank:
@@ -206,12 +205,10 @@ class Rank:
         preexec_fn: Callable[[], None], pass_fds: Sequence[int],
     ) -> None:  # fmt: skip
         assert (command[:2], stdin, process_group) == ([sys.executable, "-m"], subprocess.DEVNULL, 0)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        files = [nowhere if file == subprocess.DEVNULL else file and file.fileno() for file in (stdout, stderr)]
+        files = [file if file is None else file.fileno() for file in (stdout, stderr)]
         fork = multiprocessing.get_context("fork")
         self.process = fork.Process(target=self._main, args=(command[2:], env, files, preexec_fn))
         self.process.start()
-        os.close(nowhere)
 
     @staticmethod
     def _main(command: list[str], env: Mapping[str, str], files: list[int | None], first: Callable[[], None]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import count
 
-from penteract.schedule.actions import ActionList, Compute, ComputeList, Overlapped
+from penteract.schedule.actions import ActionList, ComputeList, P2PBatch, computes
 from penteract.schedule.registry import ScheduleName, generate, schedule_of
 from penteract.schedule.transfers import with_transfers
 
@@ -89,12 +89,8 @@ def _times(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int, ra
     lists = action_lists if messages else compute_lists
     actions = lists(schedule, pp, vpp, num_micro_batches)[rank]
     for tick, action in zip(count(step=3), actions):
-        if isinstance(action, Compute):
-            kind, _, chunk = action
-            when[kind, chunk].append(tick + 1)
-            continue
-        if isinstance(action, Overlapped):
-            for kind, _, chunk in action:
+        if not isinstance(action, P2PBatch):
+            for kind, _, chunk in computes(action):
                 when[kind, chunk].append(tick + 1)
             continue
         for name in sent:

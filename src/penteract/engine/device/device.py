@@ -30,8 +30,8 @@ _SAVING_THREADS = 8  # at most: more do not make a disk faster
 class Device(Protocol):
     """`pinned`: whether host memory for copies is page-locked. `backend`: of torch.distributed. `behind`: whether it
     computes while the host goes on. `name`: what kind of device it is. `host`: where tensors of its host are.
-    `at_once`: elements that short operations take at a time, one after the other: their temporaries stay in its caches,
-    and what an operation costs the host is small beside its work."""
+    `at_once`: elements that short operations take at a time, one after the other: so few that a CPU's caches hold their
+    temporaries, so many that what a GPU's operation costs the host is small beside its work."""
 
     pinned: ClassVar[bool]
     behind: ClassVar[bool]

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from penteract.engine.device import cgroup
-from penteract.engine.rank.run_key import VARIABLE, new_key
 from penteract.engine.rank.stopping import Phase, Stopping
 from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.deaths import death
 from penteract.engine.runtime.prepared import PreparedRanks
-from penteract.engine.runtime.rank_environment import bound_to_parent, rank_environment, store_socket
+from penteract.engine.runtime.rank_environment import environments, start_rank, store_socket
 from penteract.errors import Bug, OutOfMemory, PeerLost, Preempted
 
 GRACE_S = 15.0  # after one rank has failed, for the others to end: their watchers need at most ten
@@ -101,23 +100,13 @@ class _Ranks:
     def start_all(self, world: int, words: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start `python WORDS` as each rank."""
         with store_socket() as store:
-            place = rank_environment(environment, 0, world, store.getsockname()[1]) | {VARIABLE: new_key()}
-            self._start(0, [sys.executable, *words, f"--store-fd={store.fileno()}"], place, store.fileno())
-        for r in range(1, world):
-            self._start(r, [sys.executable, *words], place | {"RANK": str(r), "LOCAL_RANK": str(r)})
-
-    def _start(self, rank: int, command: list[str], environment: dict[str, str], *inherited: int) -> None:
-        """Start a rank. `inherited`: open files that it gets."""
-        out: Any = None
-        if rank:
-            self.log(rank).parent.mkdir(parents=True, exist_ok=True)
-            out = self.log(rank).open("ab")
-            self.logs.append(out)
-        process = subprocess.Popen(
-            command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, pass_fds=inherited,
-            process_group=0, preexec_fn=bound_to_parent(),  # own group: only this process passes Ctrl-C on
-        )  # fmt: skip
-        self.processes.append(process)
+            own, *others = environments(environment, world, store)
+            number = store.fileno()
+            self.processes.append(start_rank([*words, f"--store-fd={number}"], own, None, number))
+        for r, other in enumerate(others, 1):
+            self.log(r).parent.mkdir(parents=True, exist_ok=True)
+            self.logs.append(self.log(r).open("ab"))
+            self.processes.append(start_rank(words, other, self.logs[-1]))
 
     def log(self, rank: int) -> Path:
         return self.folder / rundir.LOGS / f"rank-{rank:05d}.log"

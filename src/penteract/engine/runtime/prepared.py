@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from penteract.engine.device.cpu_affinity import usable_here
-from penteract.engine.rank.run_key import VARIABLE, new_key
-from penteract.engine.runtime.rank_environment import bound_to_parent, rank_environment, store_socket
+from penteract.engine.runtime.rank_environment import environments, start_rank, store_socket
 from penteract.errors import PeerLost
 
 WORKER = "penteract.engine.runtime.worker"
@@ -44,10 +43,9 @@ class PreparedRanks:
         if world > usable_here() or find_spec("torch") is None:
             return None
         made = PreparedRanks(dict(environment), store_socket())
-        place = rank_environment(environment, 0, world, made.store.getsockname()[1]) | {VARIABLE: new_key()}
         try:
-            for rank in range(world):
-                made._start(rank, place | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank, own in enumerate(environments(environment, world, made.store)):
+                made._start(rank, own)
         except OSError:  # such as a limit on processes: the run's own start says so
             made.__exit__()
             return None
@@ -59,12 +57,8 @@ class PreparedRanks:
         try:
             said = None if rank == 0 else tempfile.TemporaryFile()  # noqa: SIM115 (open until the rank has a log)
             self.said.append(said)
-            words = [sys.executable, "-m", WORKER, f"{ORDERS}{read}"]
             inherited = (read,) if rank else (read, self.store.fileno())
-            self.processes.append(subprocess.Popen(
-                words, env=environment, stdout=said, stderr=said, stdin=subprocess.DEVNULL, pass_fds=inherited,
-                process_group=0, preexec_fn=bound_to_parent(),
-            ))  # fmt: skip
+            self.processes.append(start_rank(["-m", WORKER, f"{ORDERS}{read}"], environment, said, *inherited))
         finally:
             os.close(read)
 

@@ -1,5 +1,4 @@
-"""What a rank has from the process that starts it: its environment, the store's socket, and its end. Imports no
-torch."""
+"""How a rank is started: its environment, the store's socket, and its end with who started it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,11 +6,13 @@ import ctypes
 import os
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
 
 from penteract.engine.device.cpu_affinity import threads_of
+from penteract.engine.rank.run_key import VARIABLE, new_key
 from penteract.errors import PeerLost
 
 
@@ -26,6 +27,23 @@ def rank_environment(given: Mapping[str, str], rank: int, world: int, port: int)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
     return defaults | dict(given) | {name: str(value) for name, value in place.items()}
+
+
+def environments(given: Mapping[str, str], world: int, store: socket.socket) -> list[dict[str, str]]:
+    """Those of all ranks of a run on this host, with one key."""
+    port, key = store.getsockname()[1], {VARIABLE: new_key()}
+    return [rank_environment(given, rank, world, port) | key for rank in range(world)]
+
+
+def start_rank(
+    words: Sequence[str], environment: Mapping[str, str], out: IO[bytes] | None, *inherited: int
+) -> subprocess.Popen[bytes]:
+    """Start `python WORDS` in a process group of its own, as only the launcher passes Ctrl-C on. It prints into `out`,
+    or where this process does. `inherited`: open files that it gets."""
+    return subprocess.Popen(
+        [sys.executable, *words], env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+        pass_fds=inherited, process_group=0, preexec_fn=bound_to_parent(),
+    )  # fmt: skip
 
 
 def store_socket() -> socket.socket:

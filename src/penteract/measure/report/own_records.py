@@ -200,7 +200,7 @@ def _beside(planner: Replanner, group: str, record: Record) -> Iterator[Accuracy
     for row in record["rows"]:
         name, changes, length, recipe = _BESIDE[row["case"]]
         spec = replace(model(name), **changes)
-        if row["case"] in ("F1", "F4") and spec.moe is not None:
+        if spec.moe is not None:  # torchtitan's have no balance
             spec = replace(spec, moe=replace(spec.moe, balance="none"))
         ran = row["our_runs"][-1]
         precision = Precision(dtype=recipe, gradient=ran["gradient"])  # pyright: ignore[reportArgumentType] - of a record

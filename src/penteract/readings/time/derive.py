@@ -322,18 +322,12 @@ class _Derivation:
 
     def _outside_of(self, events: Sequence[Event]) -> tuple[int, int, Sequence[PlacedSegment]]:
         program, clock = self.program, self.program.clock
-        made, alike = program.outside_ops, program.alike
         before = [op for event in opening(program.outside) for op in self._outside_ops(event)]
         after = [op for question, b in events for op in program.bucket_ops[self._event(question, b)]]
         update, summed = list[Op](), False
         for event in closing(program.outside, self.summing):
             question = event[0]
-            if question not in _OF_BUCKETS:
-                own = self._outside_ops(event)
-            else:
-                b = int(event[1])
-                own = None if question in _KEYED else made.get((question, alike[b]))
-                own = self._bucket_ops(question, b) if own is None else own
+            own = self._bucket_ops(question, event[1]) if question in _OF_BUCKETS else self._outside_ops(event)
             (update if summed else after).extend(own)
             summed = summed or (question == "all_reduce" and event[1].axis == "world")
         return clock.action(repeats(self._once(before))), clock.action(repeats(self._once(after))), self._once(update)
