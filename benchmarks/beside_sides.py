@@ -93,7 +93,7 @@ CASES = {case.name: case for case in (
     Case("A4_fp8", **_FOUR, peer_modes=("stock",), micro_batch_size=2, layout={"dp": 4, "zero": 2}, precision="fp8_tensorwise",
          peer_arguments=(*_FP8, "--quantize.linear.float8.enable_fsdp_float8_all_gather",
                          "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp")),
-    Case("C4", **_FOUR, peer_modes=("stock",), micro_batch_size=2, layout={"dp": 2, "tp": 2, "zero": 1},
+    Case("C4", **_FOUR, peer_modes=("stock",), micro_batch_size=2, layout={"dp": 2, "tp": 2, "zero": 1, "recompute": ()},
          peer_arguments=("--parallelism.tensor_parallel_degree", "2")),
     Case("D4", **_FOUR, peer_modes=("stock",), micro_batch_size=1, sequences=16, steps=13,
          peer_arguments=(*_PIPELINE, "--parallelism.fsdp_reshard_after_forward", "never"), layout={

@@ -6,7 +6,8 @@ Traffic    bucket   a flat buffer of gradients is reduced over its reduce group 
            backward continues. No redistribution of the network reduces parameter gradients.
            shard    under ZeRO the reduction is a reduce-scatter: each rank of the shard group gets an equal part, keeps
            optimizer states for that part only, and updates it; an all-gather makes the parameters whole.
-           unit     from ZeRO 2 on a bucket belongs to one FSDP unit (the embedding, a layer, the head): its gradients
+           unit     a bucket ends where an FSDP unit (the embedding, a layer, the head) does: one collective a layer
+           takes less from the products beside it than several. From ZeRO 2 on it belongs to one unit: its gradients
            are reduced after every micro-batch; under ZeRO 3 its parameters are gathered one unit before their use.
            Weights of FP8 products may be gathered in FP8.
 Costs      every gradient once a step, overlapped with the backward of earlier layers. ZeRO 1 sends no more: its
@@ -162,28 +163,31 @@ def _shapes(key: BucketKey, params: Iterable[Param]) -> tuple[object, ...]:
 
 
 def bucket_plans(rules: BucketRules, units: Sequence[FsdpUnit]) -> Iterator[BucketPlan]:
-    """The units of a rank in forward order -> groups of about layout.bucket_bytes, in the order in which backward
+    """The units of a rank in forward order -> groups of at least layout.bucket_bytes, in the order in which backward
     finishes them.
 
-    From ZeRO 2 on, a sharded bucket belongs to one unit. Under ZeRO 3 a unit is not split, however large. Parameters
-    on several pipeline ranks come last, in the order of their names: all these ranks must plan them alike and reduce
-    them in the same order, whatever else they hold.
+    A unit is not split, however large: a bucket that holds enough ends with the unit. From ZeRO 2 on, a sharded bucket
+    belongs to one unit. Parameters on several pipeline ranks come last, in the order of their names, as a unit each:
+    all these ranks must plan them alike and reduce them in the same order, whatever else they hold.
     """
-    whole: list[Param] = []
+    whole: list[Sequence[Param]] = []
+    late: list[Param] = []
     packed: dict[FsdpUnit, tuple[list[BucketPlan], list[Param]]] = {}
     for number, unit in reversed(list(enumerate(units))):
         if unit not in packed:  # equal units may be one object
             packed[unit] = list(rules.of_unit(unit, number)), list(rules.not_per_unit(unit))
         plans, rest = packed[unit]
         yield from [p.of(number) for p in plans]
-        whole += rest
+        whole.append([p for p in rest if not rules.sort_key(p)])
+        late += [p for p in rest if rules.sort_key(p)]
     open_: dict[BucketKey, Filling] = {}
-    for p in sorted(whole, key=rules.sort_key):
-        key, n = rules.kind(p)
-        filling = open_.get(key) or open_.setdefault(key, rules.filling(key, rules.limit))
-        if plan := filling.add(p, n):
-            del open_[key]
-            yield plan
+    for together in [*whole, *([p] for p in sorted(late, key=rules.sort_key))]:
+        for p in together:
+            key, n = rules.kind(p)
+            filling = open_.get(key) or open_.setdefault(key, rules.filling(key))
+            filling.add(p, n)
+        for key in [key for key, filling in open_.items() if filling.elements >= rules.limit]:
+            yield open_.pop(key).close()
     yield from (filling.close() for filling in open_.values())
 
 
@@ -204,11 +208,9 @@ _NO_UNIT = FsdpUnit(())
 
 @dataclass(slots=True)
 class Filling:
-    """Collects parameters of one kind into one plan after another. `limit`: elements that fill a plan; None: no
-    limit. `products`: as of `known_weights`."""
+    """Collects parameters of one kind into one plan after another. `products`: as of `known_weights`."""
 
     key: BucketKey
-    limit: int | None
     unit: int = NONE
     products: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     params: list[Param] = field(default_factory=list[Param])
@@ -217,19 +219,22 @@ class Filling:
     @property
     def held(self) -> tuple[object, ...]:
         """All that decides how further parameters are packed."""
-        return self.ends[-1], _shapes(self.key, self.params), self._known()
+        return self.elements, _shapes(self.key, self.params), self._known()
 
-    def add(self, p: Param, n: int) -> BucketPlan | None:
-        """Add a parameter with `n` elements on a rank. -> the plan, if it is now full"""
+    @property
+    def elements(self) -> int:
+        """Elements of the collected parameters on a rank."""
+        return self.ends[-1]
+
+    def add(self, p: Param, n: int) -> None:
+        """Add a parameter with `n` elements on a rank."""
         self.params.append(p)
         self.ends.append(self.ends[-1] + n)
-        full = self.limit is not None and self.ends[-1] >= self.limit
-        return self.close() if full and not p.joined else None
 
     def close(self) -> BucketPlan:
         """-> the collected parameters as a plan; the next plan begins empty"""
         offsets = tuple(self.ends[:-1])
-        plan = BucketPlan(self.key, tuple(self.params), offsets, self.ends[-1], self.unit, self._known())
+        plan = BucketPlan(self.key, tuple(self.params), offsets, self.elements, self.unit, self._known())
         self.params, self.ends = [], [0]
         return plan
 
@@ -239,7 +244,7 @@ class Filling:
 
 @dataclass(slots=True)
 class BucketRules:
-    """Which parameters of a rank may share a plan, and how many fill it. `products`: as of `known_weights`."""
+    """Which parameters of a rank may share a plan, and how many are enough. `products`: as of `known_weights`."""
 
     owning_pp_ranks: OwningPpRanks
     mesh: Mesh
@@ -252,12 +257,12 @@ class BucketRules:
 
     @property
     def limit(self) -> int:
-        """Elements that fill a plan."""
+        """Elements that are enough for a plan."""
         return self.mesh.layout.bucket_bytes // self.policy.widths["gradient"]
 
-    def filling(self, key: BucketKey, limit: int | None, unit: int = NONE) -> Filling:
+    def filling(self, key: BucketKey, unit: int = NONE) -> Filling:
         """An empty filling."""
-        return Filling(key, limit, unit, self.products)
+        return Filling(key, unit, self.products)
 
     def not_per_unit(self, unit: FsdpUnit) -> Iterator[Param]:
         """The parameters that may share a bucket with other units, in the order in which backward finishes them."""
@@ -266,18 +271,15 @@ class BucketRules:
     def of_unit(self, unit: FsdpUnit, number: int) -> Iterator[BucketPlan]:
         """The bucket plans that belong to one unit; `number`: its number on the rank."""
         open_: dict[BucketKey, Filling] = {}
-        limit = self.limit if self.mesh.layout.zero == 2 else None
         for p in as_backward_finishes(unit.params):
             if self._cut(p, unit):
                 key, n = self.kind(p, unit)
-                filling = open_.get(key) or open_.setdefault(key, self.filling(key, limit, number))
-                if plan := filling.add(p, n):
-                    del open_[key]
-                    yield plan
+                filling = open_.get(key) or open_.setdefault(key, self.filling(key, number))
+                filling.add(p, n)
         yield from (filling.close() for filling in open_.values())
 
     def sort_key(self, p: Param) -> str:
-        """The order of parameters that are not packed by unit; equal keys stay in backward order."""
+        """Of a parameter on several pipeline ranks, its place among those; of others, "": they come before."""
         return p.name if len(self.owning_pp_ranks[p.name]) > 1 else ""
 
     def kind(self, p: Param, unit: FsdpUnit = _NO_UNIT) -> tuple[BucketKey, int]:

@@ -145,7 +145,11 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
         _LAYERS,
     ),
     "memory.offload_optimizer": ("optimizer states are on the host, and copied to the device for the update", 0, 0),
-    "memory.bucket_bytes": ("bytes of one flat gradient bucket; 0: one for each parameter", 0, 2**40),
+    "memory.bucket_bytes": (
+        "least bytes of a flat gradient bucket, which ends with a layer; 0: one for each layer",
+        0,
+        2**40,
+    ),
     "kernels.attention": (
         "kernel on a GPU in 16 bits: flash, cudnn (whole sequences), fa4 or fa4_documents (penteract[gpu])",
         0,
