@@ -19,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 
 import numpy as np
 import torch
-from beside_sides import CASES, DRAWN, RATE, WARM, Case, Clock, batches, write_record
+from beside_sides import CASES, DRAWN, WARM, Case, Clock, batches, write_record
 
 from penteract.config.catalog import model as find_model
 from penteract.config.hardware import cluster
@@ -76,7 +76,7 @@ def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> Run
     changes = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     return RunSpec(
         model=model, layout=Layout(**(defaults | changes)), sequence_length=case.sequence_length, precision=parts,
-        data=Data(pack_documents=False), optimizer=Optimizer(learning_rate=RATE),
+        data=Data(pack_documents=False), optimizer=Optimizer(learning_rate=case.rate),
         lr_schedule=LearningRateSchedule(warmup_steps=WARM), train=Training(steps=10_000),
     )  # fmt: skip
 

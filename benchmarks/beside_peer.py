@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import torchtitan.train as titan
-from beside_sides import CASES, RATE, WARM, Case, Clock, batches, write_record
+from beside_sides import CASES, WARM, Case, Clock, batches, write_record
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import ConfigManager
@@ -126,7 +126,7 @@ def arguments(case: Case, folder: Path) -> list[str]:
     options: dict[str, Any] = {
         "model.name": SPEC, "model.flavor": "case", "training.seq_len": case.sequence_length,
         "training.local_batch_size": case.rank_sequences, "training.steps": case.steps, "metrics.log_freq": 1000,
-        "job.dump_folder": folder, "lr_scheduler.warmup_steps": WARM, "optimizer.lr": RATE, "activation_checkpoint.mode": "none",
+        "job.dump_folder": folder, "lr_scheduler.warmup_steps": WARM, "optimizer.lr": case.rate, "activation_checkpoint.mode": "none",
     }  # fmt: skip
     pairs = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     return [*pairs, "--compile.enable", "--metrics.disable_color_printing", *case.peer_arguments]

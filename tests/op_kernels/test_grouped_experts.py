@@ -80,11 +80,12 @@ class Tuned:
 
     def fn(  # noqa: PLR0913 - the package's arguments
         self, A: torch.Tensor, B: torch.Tensor, out: torch.Tensor, C: torch.Tensor | None = None, *, config: Tile,
-        add_to_output: bool = False,
+        dynamic_scheduler: bool, add_to_output: bool = False,
         cu_seqlens_m: torch.Tensor | None = None, cu_seqlens_k: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         offsets = cu_seqlens_m if cu_seqlens_m is not None else cu_seqlens_k
         assert offsets is not None
+        assert dynamic_scheduler  # four bytes of memory, which are not looked at
         assert offsets.dtype == torch.int32
         assert len(A) or cu_seqlens_m is None
         if cu_seqlens_k is not None:
@@ -144,4 +145,6 @@ def test_the_package_is_called_as_it_is() -> None:
     interface: Any = pytest.importorskip("quack.gemm_interface")
     fn: Callable[..., Any] = interface.gemm_tuned.fn
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount + fn.__code__.co_kwonlyargcount]
-    assert {"A", "B", "out", "C", "config", "cu_seqlens_m", "cu_seqlens_k", "add_to_output"} <= {*names}
+    assert {"A", "B", "out", "C", "config", "cu_seqlens_m", "cu_seqlens_k", "add_to_output", "dynamic_scheduler"} <= {
+        *names
+    }

@@ -15,16 +15,13 @@ import torch
 
 from penteract.engine.kernels.glu import glu_linear
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.moe.grouped_experts import Tile, config
+from penteract.engine.kernels.moe.grouped_experts import DYNAMIC, Tile, config
 from penteract.engine.kernels.triton.fusions import as_one, fusions
 from penteract.engine.kernels.triton.swiglu import put_swiglu_input
 from penteract.errors import Bug
 from penteract.ops.tape import Site
 
 _TILE: Tile = (128, 192, True)  # the fastest at widths of 2,048 and 4,096 both ways, and faster there than cuBLAS's
-# Tiles go to whichever block is free. With a fixed share each, blocks that a collective keeps from starting would do
-# all of theirs after it.
-_DYNAMIC = True
 
 
 class GluProducts(Protocol):
@@ -85,7 +82,7 @@ class QuackGlu:
         """It reads the rows of the weight in turn: gate, up, gate, up."""
         gated()(
             x, w.t(), None, out={"gate": gate, "up": up, "out": out}, store_d=False, config=config(_TILE), tuned=False,
-            dynamic_scheduler=_DYNAMIC, concat_layout=("B",),
+            dynamic_scheduler=DYNAMIC, concat_layout=("B",),
         )  # fmt: skip
 
     def slopes(
@@ -95,7 +92,7 @@ class QuackGlu:
         """The gradient of SwiGLU's result stays in registers."""
         gated_back()(
             g, w, gate, up=up, out={"D": of_gate, "of_up": of_up}, config=config(_TILE), tuned=False,
-            dynamic_scheduler=_DYNAMIC,
+            dynamic_scheduler=DYNAMIC,
         )  # fmt: skip
 
 

@@ -137,9 +137,14 @@ def _load() -> None:
     config(PLAIN_TILE)
 
 
+# Tiles go to whichever block is free, by a counter of four bytes that the package allocates for a call. With a fixed
+# share each, blocks that a collective keeps from starting would do all of theirs after it. Sums stay the same.
+DYNAMIC = True
+
+
 @cache
 def config(tile: Tile) -> Any:
-    """A configuration of its products. Tiles are dealt in a fixed order, so that it allocates no counter for them."""
+    """A configuration of its products."""
     rows, columns, turns = tile
     return import_module("quack.gemm_config").GemmConfig(
         tile_m=rows, tile_n=columns, pingpong=turns, cluster_m=2, cluster_n=1, is_dynamic_persistent=False,
@@ -166,12 +171,16 @@ class Quack:
     def rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor, add: bool) -> None:
         """Written into `out`, or added to it: a tile reads what it then overwrites."""
         how = self.configure(PLAIN_TILE if add else self.tile(out.shape[1]))
-        self.load().gemm_tuned.fn(a, b, out, out if add else None, config=how, cu_seqlens_m=offsets)
+        self.load().gemm_tuned.fn(
+            a, b, out, out if add else None, config=how, cu_seqlens_m=offsets, dynamic_scheduler=DYNAMIC
+        )
 
     def sums(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
         """Written `into` the bucket, or added by its stores."""
         how = self.configure(self.tile(into.shape[2]))
-        self.load().gemm_tuned.fn(a, b, into, config=how, cu_seqlens_k=offsets, add_to_output=add)
+        self.load().gemm_tuned.fn(
+            a, b, into, config=how, cu_seqlens_k=offsets, add_to_output=add, dynamic_scheduler=DYNAMIC
+        )
 
 
 PACKAGES = {"QUACK": _load}  # imported before a run's first step
