@@ -13,7 +13,8 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.policy import RECIPES
 from penteract.ops.params import Param, Shard
-from penteract.parallel.data import SHARD_MULTIPLE, Bucket, FsdpUnit, buckets
+from penteract.parallel.bucket_plans import FsdpUnit
+from penteract.parallel.data import SHARD_MULTIPLE, Bucket, buckets
 from strategies import cases
 
 

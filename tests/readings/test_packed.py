@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from layouts import Case
 from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision.policy import Policy
-from penteract.parallel.data import BucketPlan
+from penteract.parallel.bucket_plans import BucketPlan
 from penteract.readings.composed import Composer
 from readings.test_composed import OPTIMIZERS, PRECISIONS
 from strategies import cases, fp8_gather_cases

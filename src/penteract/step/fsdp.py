@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from penteract.errors import Bug
-from penteract.parallel.data import NONE
+from penteract.parallel.bucket_plans import NONE
 from penteract.step.ring_buffer import DEPTH
 
 Question = Literal["gather", "wait_all_gather", "acquire_gradient_buffer", "reduce", "wait_reduce_scatter", "replicate"]

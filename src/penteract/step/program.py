@@ -34,7 +34,8 @@ from penteract.ops.params import OwningPpRanks, Param
 from penteract.ops.spec import Widths
 from penteract.ops.tape import OpCall, Site
 from penteract.parallel import context, expert, tensor
-from penteract.parallel.data import Bucket, FsdpUnit, buckets
+from penteract.parallel.bucket_plans import FsdpUnit
+from penteract.parallel.data import Bucket, buckets
 from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Overlapped, P2PBatch
 from penteract.schedule.registry import ScheduleName, generate, schedule_of

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import Widths
-from penteract.parallel.data import NONE, Bucket
+from penteract.parallel.bucket_plans import NONE
+from penteract.parallel.data import Bucket
 from penteract.units import Bytes
 
 DEPTH = 2

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
-from penteract.parallel.data import NONE
+from penteract.parallel.bucket_plans import NONE
 from penteract.step.fsdp import Due, FsdpRule, NumberedStates, UnitReads, upcoming
 
 _Action = tuple[int, tuple[int, ...], int]  # the number of the state before it, the units it reads, the next one

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from penteract.ops.params import Param
-from penteract.parallel.data import BucketKey, BucketPlan, BucketRules, Filling, FsdpUnit
+from penteract.parallel.bucket_plans import BucketKey, BucketPlan, BucketRules, Filling, FsdpUnit
 
 Counted = tuple[tuple[BucketPlan, int], ...]  # the first plan of each key and size, and how many there are
 

@@ -1,6 +1,6 @@
 """The buckets of a pipeline rank, counted by the types of its layers: equal layers are packed only once.
 
-`parallel/data.py` has the rules of packing. A test compares the counts here with its plans one by one.
+`parallel/bucket_plans.py` has the rules of packing. A test compares the counts here with its plans one by one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision.policy import Policy
 from penteract.model.decoder import owning_pp_ranks, shared
 from penteract.ops.params import Param
-from penteract.parallel.data import Bucket, BucketPlan, BucketRules, FsdpUnit, bucket_of, bucket_plans, products
+from penteract.parallel.bucket_plans import BucketPlan, BucketRules, FsdpUnit, bucket_plans, products
+from penteract.parallel.data import Bucket, bucket_of
 from penteract.readings.buckets.counted import Counted, count_bucket_plans
 from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, LayerType, Recorder, Uses
 from penteract.readings.layers.reads import Memos, tracked

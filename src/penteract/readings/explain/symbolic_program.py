@@ -23,7 +23,8 @@ from penteract.ops.lower import Chunk, lower
 from penteract.ops.params import OwningPpRanks, Param, reduce_ranks
 from penteract.ops.symbols import Size, symbolic
 from penteract.ops.tape import Site
-from penteract.parallel.data import Bucket, FsdpUnit, buckets, shard_groups
+from penteract.parallel.bucket_plans import FsdpUnit
+from penteract.parallel.data import Bucket, buckets, shard_groups
 from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, P2PBatch, computes
 from penteract.schedule.in_flight import action_lists

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from penteract.config.layout import Layout
 from penteract.ops.offload import OFFLOAD_OPS
-from penteract.parallel.data import FsdpUnit
+from penteract.parallel.bucket_plans import FsdpUnit
 from penteract.readings.buckets.planned import Runs, StageGroups
 from penteract.readings.costs.rates import GroupSpan
 from penteract.readings.layers.layer_program import LayerProgram, LayerType

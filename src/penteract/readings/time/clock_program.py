@@ -12,7 +12,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from penteract.ops.params import Param
-from penteract.parallel.data import Bucket, BucketPlan
+from penteract.parallel.bucket_plans import BucketPlan
+from penteract.parallel.data import Bucket
 from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, LayerProgram, LayerType
 from penteract.readings.time.clock import WAIT, Op
 from penteract.readings.time.ops import ActionOps, BucketOps

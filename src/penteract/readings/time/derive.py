@@ -11,7 +11,7 @@ from functools import cache
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from penteract.parallel.data import NONE
+from penteract.parallel.bucket_plans import NONE
 from penteract.readings.time.clock import PART, WAIT, Key, Op
 from penteract.readings.time.clock_program import NEVER, At, ClockProgram, PassKey
 from penteract.readings.time.ops import DATA

@@ -7,7 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from penteract.errors import Bug
-from penteract.parallel.data import NONE
+from penteract.parallel.bucket_plans import NONE
 from penteract.schedule.actions import Compute, P2PBatch
 from penteract.schedule.in_flight import action_lists, compute_lists
 from penteract.schedule.registry import ScheduleName, schedule_of

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from penteract.parallel.data import NONE
+from penteract.parallel.bucket_plans import NONE
 from penteract.readings.ideal import PARTS
 from penteract.readings.time.clock import COMPUTE, FAR, LONG, RELATIVE, InFlight, Key, Op, Parts, simulate
 

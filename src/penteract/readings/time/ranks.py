@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penteract.errors import Bug
-from penteract.parallel.data import NONE
+from penteract.parallel.bucket_plans import NONE
 from penteract.readings.time.clock import LONG
 from penteract.readings.time.clock_program import ClockProgram
 from penteract.readings.time.derive import Derived

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from penteract.config.layout import Layout
 from penteract.config.mesh import AXES, Mesh
-from penteract.parallel.data import NONE
+from penteract.parallel.bucket_plans import NONE
 from penteract.parallel.pipeline import stage_layers
 from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD
 from penteract.readings.layers.reads import Memos
