@@ -62,7 +62,7 @@ SCALINGS = (
 FUSES: tuple[tuple[Fusion, ...], ...] = (
     FUSIONS, (), ("norm",), ("add",), ("mlp", "qkv"), ("norm", "add"), EVERY_FUSION
 )  # fmt: skip
-BUCKETS = (25 * 2**20, 2**16, 2**12, 0)  # bytes: all in one, several, and one for each unit
+BUCKETS = (25 * 2**20, 2**16, 2**12, 0)  # bytes: all in one, several, and one for each parameter
 
 
 def meshes(world: int) -> list[tuple[int, int, int, int]]:

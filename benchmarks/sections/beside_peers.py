@@ -111,13 +111,16 @@ def against_torchtitan_on_four() -> str:
     wires = {op["name"]: (op["predicted"] / 1e9, op["measured"] / 1e9) for op in profile["ops"]}
     gather, scatter = wires["all_gather parameters"], wires["reduce_scatter gradients"]
     commits = " and ".join(dict.fromkeys(row.get("commit", found["commit"]) for row in found["rows"]))
+    long = next(row for row in found["rows"] if row["case"] == "E4")
+    (slow,), (fast,) = long["our_runs"], long["our_runs_at_other_rates"]
     return section(
         "Against torchtitan, on four H200s",
         f"""\
 As above, each side once a row, both on one machine, at commits {commits}. torchtitan uses FSDP2, and expert parallelism 4 for Qwen3. Ours: ZeRO 2 for data
-parallelism, ZeRO 1 beside tensor and pipeline parallelism, an interleaved schedule of 16 stages. At 131,072 tokens ours alone:
-all of a layer but its norms' and SwiGLU's results is kept, and the learning rate is 3e-5, as the others' makes the loss rise
-again after it fell.
+parallelism, ZeRO 1 beside tensor and pipeline parallelism, an interleaved schedule of 16 stages. Beside tensor parallelism nothing
+is recomputed, which takes 4 GiB more than gathering inputs again and a little less time. At 131,072 tokens ours alone: all of a
+layer but its norms' and SwiGLU's results is kept. There the loss of the first of four sequences, each of which is a step, falls
+from {slow["losses"][0]:.1f} by {slow["losses"][4]:.1f} and {slow["losses"][8]:.1f} to {slow["losses"][12]:.2f} with a learning rate of {slow["rate"]:g}; with the others' {fast["rate"]:g} it was {fast["losses"][4]:.1f} and {fast["losses"][8]:.1f}.
 
 Falls short: {"; ".join(short)}. {more_memory(found).capitalize()}. The row of Qwen3 is older than the change that the next
 section has.
@@ -132,23 +135,34 @@ planned, attention {lost["Attention"]:,.0f} ms.""",
 
 def collectives_beside_products() -> str:
     found = record("collectives_beside_products_h200")
+    runs = found["runs"]
     rows = [
-        (BESIDE[run["case"]], run["what"], f"{run['median_ms']:,.1f}", "{:,} to {:,}".format(*run["spread_ms"]),
-         f"{run['tok_s_gpu']:,.0f}", f"{run['planned_ms']:,.1f}" if "planned_ms" in run else "")
-        for run in found["runs"]
+        (BESIDE[run["case"]], f"{run['bucket_bytes'] >> 20:,} MiB", run["free_tiles"],
+         ", ".join([*(f"{k} {', '.join(v) or 'none' if isinstance(v, list) else v}" for k, v in run["layout"].items()), *filter(None, [run["more"]])]),
+         f"{run['median_ms']:,.1f}", "{:,} to {:,}".format(*run["spread_ms"]), f"{run['tok_s_gpu']:,.0f}",
+         f"{run['planned_ms']:,.1f}" if "planned_ms" in run else "")
+        for run in runs
     ]  # fmt: skip
+    four = [run for run in runs if run["case"] == "A4"]
+    one, two = four[2], four[6]  # a micro-batch of two sequences; two of one
+    beside = next(row for row in record("beside_torchtitan_four")["rows"] if row["case"] == "A4")["tok_s_gpu"]
+    again = [run["median_ms"] for run in runs if run["case"] == "F1" and run["free_tiles"] == "all"]
+    before = [run["median_ms"] for run in runs if run["case"] == "F1" and run["free_tiles"] != "all"]
     return section(
         "What collectives take from the products beside them",
-        """\
-Our side alone, 13 steps a run, of which the last 8 are measured; runs of a case in one call on one machine. While a collective
-holds multiprocessors, a kernel whose blocks have a fixed share of the tiles waits for the blocks that cannot start; where tiles go
-to whichever block is free, it does not. One collective a layer holds them for less time than five.
+        f"""\
+Our side alone, one run a row. While a collective holds multiprocessors, a kernel whose blocks have a fixed share of the tiles
+waits for blocks that cannot start; where tiles go to whichever block is free ("free tiles"), it does not. One collective for the
+matrices of a layer holds them once, one for each matrix five times. Buckets of 1,024 MiB hold a layer at tensor parallelism 1, and
+two and a half at 2; today's end with a layer.
 
-Copy engines gain nothing beyond that, and gathers that nothing hides cost hardly more than hidden ones. On one GPU, where
-nothing else runs, steps take as long as before, within noise: one run of Qwen3 was slower, the other not. Two micro-batches
-of one sequence are 1.2 % faster than one of two, where the plan says 1.9 % slower: plans count too little for long kernels
-beside collectives.""",
-        table("case | what | ms a step | from, to | tokens/s/GPU | planned, ms", rows),
+Copy engines gain nothing that shows beside what runs differ by, and gathers that nothing hides cost {four[5]["median_ms"] - one["median_ms"]:.0f} ms more than hidden ones.
+With ZeRO 1, two micro-batches of one sequence take {1 - two["median_ms"] / one["median_ms"]:.1%} less than one of two with ZeRO 2, where the plan says {two["planned_ms"] / one["planned_ms"] - 1:.1%} more.
+
+Falls short: one run a row, and the same layout in another call was {beside / four[3]["tok_s_gpu"] - 1:.0%} faster, so differences under that may be noise. On
+one GPU, where nothing runs beside products, Qwen3 took {" and ".join(f"{x:.1f}" for x in again)} ms with free tiles, {" and ".join(f"{x:.1f}" for x in before)} without: the
+first of these runs may be a host that was slow, or not.""",
+        table("case | buckets | free tiles | beside that | ms a step | from, to | tokens/s/GPU | planned, ms", rows),
         records=["collectives_beside_products_h200.json"],
     )
 

@@ -30,7 +30,8 @@ def test_all_ranks_copy_what_is_priced(case: Case, precision: object, optimizer_
         case = replace(case, layout=replace(case.layout, offload_optimizer=False))
     case = replace(case, precision=precision, optimizer_kinds=optimizer_kinds)  # type: ignore[arg-type]
     layout = case.layout
-    plans = [SnapshotPlan(p, allocate(p, torch.device("cpu"))) for p in map(case.compile, range(layout.world))]
+    programs = [case.compile(rank) for rank in range(layout.world)]
+    plans = [SnapshotPlan(p, allocate(p, torch.device("cpu"))) for p in programs]
     small = sum(region.source.nbytes for plan in plans for region in plan.small)
     regions = sum(len(regions) for plan in plans for regions in (*plan.buckets, plan.small))
     copied = sum(plan.size for plan in plans) - small
@@ -39,4 +40,7 @@ def test_all_ranks_copy_what_is_priced(case: Case, precision: object, optimizer_
     blocks = 256 * 8 * regions  # whole blocks of quantised moments are copied
     assert copied <= most + 64 * regions + blocks
     if layout.pp == 1 and layout.ep == 1:
-        assert copied > 0.8 * most - 64 * regions
+        # Padding is priced and not copied: with quantised moments, up to a block for each rank of a bucket.
+        sizes = [(b.offsets[-1] + b.params[-1].numel(p.mesh), b.size) for p in programs for b in p.buckets]
+        used, padded = (sum(n) for n in zip(*sizes, strict=True))
+        assert copied > 0.8 * most * used / padded - 64 * regions

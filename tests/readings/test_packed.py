@@ -18,7 +18,7 @@ from strategies import cases, fp8_gather_cases
 
 
 @settings(max_examples=150)
-@given(cases(), st.integers(0, 40), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS), st.integers(0, 2**14))
+@given(cases(), st.integers(0, 40), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS), st.integers(0, 2**18))
 def test_counts_are_those_of_packs_one_by_one(
     case: Case, deeper: int, precision: Policy, optimizer_kinds: OptimizerKinds, bucket_bytes: int
 ) -> None:

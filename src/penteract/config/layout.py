@@ -93,7 +93,7 @@ class Layout:
     elementwise: Elementwise = "reference"  # norms, activations, loss, update, quantisation: plain torch, or Triton
     fuse: tuple[Fusion, ...] = ()  # ops that become one, see `ops/fuse.py`
     experts: ExpertKernel = "reference"  # a product for each expert, or one for all, of torch or of the package quack
-    bucket_bytes: int = 25 * 2**20  # of a flat gradient bucket at least, which ends with a layer; 0: one for each layer
+    bucket_bytes: int = 25 * 2**20  # with which a gradient bucket ends where a layer does; 0: one for each parameter
 
     @staticmethod
     def of(fields: Mapping[str, Any], **others: Any) -> Layout:

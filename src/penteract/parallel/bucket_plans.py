@@ -13,6 +13,8 @@ from penteract.ops.params import Cut, OwningPpRanks, Param
 from penteract.parallel.known_weights import KnownWeights, found_by_pass, known_weights
 
 NONE = -1  # the unit of a bucket that does not belong to a single one
+# A bucket ends within a unit where it holds so many times `bucket_bytes`: 1,000 MiB, where a layer of an 8B has 832.
+SPLIT = 40
 
 
 class BucketKey(NamedTuple):
@@ -80,30 +82,37 @@ def _shapes(key: BucketKey, params: Iterable[Param]) -> tuple[object, ...]:
 
 
 def bucket_plans(rules: BucketRules, units: Sequence[FsdpUnit]) -> Iterator[BucketPlan]:
-    """The units of a rank in forward order -> groups of at least layout.bucket_bytes, in the order in which backward
-    finishes them.
+    """The units of a rank in forward order -> the parameters of each bucket, in the order in which backward finishes
+    them.
 
-    A unit is not split, however large: a bucket that holds enough ends with the unit. From ZeRO 2 on, a sharded bucket
-    belongs to one unit. Parameters on several pipeline ranks come last, in the order of their names, as a unit each:
-    all these ranks must plan them alike and reduce them in the same order, whatever else they hold.
+    A bucket ends with a unit once it holds layout.bucket_bytes, and within one once it holds `SPLIT` times as much: one
+    collective a layer takes less from the products beside it than several, but the last unit's waits for all of its
+    backward. From ZeRO 2 on, a sharded bucket belongs to one unit; under ZeRO 3 a unit is not split, however large.
+    Parameters on several pipeline ranks come last, in the order of their names, as a unit each: all these ranks must
+    plan them alike and reduce them in the same order, whatever else they hold.
     """
-    whole: list[Sequence[Param]] = []
+    whole: list[list[Param]] = []
     late: list[Param] = []
-    packed: dict[FsdpUnit, tuple[list[BucketPlan], list[Param]]] = {}
+    packed: dict[FsdpUnit, tuple[list[BucketPlan], list[Param], list[Param]]] = {}
     for number, unit in reversed(list(enumerate(units))):
         if unit not in packed:  # equal units may be one object
-            packed[unit] = list(rules.of_unit(unit, number)), list(rules.not_per_unit(unit))
-        plans, rest = packed[unit]
+            rest = list(rules.not_per_unit(unit))
+            own, shared = [[p for p in rest if bool(rules.sort_key(p)) is several] for several in (False, True)]
+            packed[unit] = list(rules.of_unit(unit, number)), own, shared
+        plans, own, shared = packed[unit]
         yield from [p.of(number) for p in plans]
-        whole.append([p for p in rest if not rules.sort_key(p)])
-        late += [p for p in rest if rules.sort_key(p)]
+        whole.append(own)
+        late += shared
     open_: dict[BucketKey, Filling] = {}
+    enough = rules.enough
     for together in [*whole, *([p] for p in sorted(late, key=rules.sort_key))]:
         for p in together:
             key, n = rules.kind(p)
-            filling = open_.get(key) or open_.setdefault(key, rules.filling(key))
-            filling.add(p, n)
-        for key in [key for key, filling in open_.items() if filling.elements >= rules.limit]:
+            filling = open_.get(key) or open_.setdefault(key, rules.filling(key, rules.most))
+            if plan := filling.add(p, n):
+                del open_[key]
+                yield plan
+        for key in [key for key, filling in open_.items() if filling.elements >= enough]:
             yield open_.pop(key).close()
     yield from (filling.close() for filling in open_.values())
 
@@ -125,9 +134,11 @@ _NO_UNIT = FsdpUnit(())
 
 @dataclass(slots=True)
 class Filling:
-    """Collects parameters of one kind into one plan after another. `products`: as of `known_weights`."""
+    """Collects parameters of one kind into one plan after another. `most`: elements with which a plan ends; None: no
+    limit. `products`: as of `known_weights`."""
 
     key: BucketKey
+    most: int | None
     unit: int = NONE
     products: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     params: list[Param] = field(default_factory=list[Param])
@@ -143,10 +154,12 @@ class Filling:
         """Elements of the collected parameters on a rank."""
         return self.ends[-1]
 
-    def add(self, p: Param, n: int) -> None:
-        """Add a parameter with `n` elements on a rank."""
+    def add(self, p: Param, n: int) -> BucketPlan | None:
+        """Add a parameter with `n` elements on a rank. -> the plan, if it now holds the most"""
         self.params.append(p)
         self.ends.append(self.ends[-1] + n)
+        full = self.most is not None and self.elements >= self.most
+        return self.close() if full and not p.joined else None
 
     def close(self) -> BucketPlan:
         """-> the collected parameters as a plan; the next plan begins empty"""
@@ -161,7 +174,7 @@ class Filling:
 
 @dataclass(slots=True)
 class BucketRules:
-    """Which parameters of a rank may share a plan, and how many are enough. `products`: as of `known_weights`."""
+    """Which parameters of a rank may share a plan, and how many do. `products`: as of `known_weights`."""
 
     owning_pp_ranks: OwningPpRanks
     mesh: Mesh
@@ -173,13 +186,18 @@ class BucketRules:
     )  # by identity: equal layers may share their parameters
 
     @property
-    def limit(self) -> int:
-        """Elements that are enough for a plan."""
+    def enough(self) -> int:
+        """Elements with which a plan ends where a unit does."""
         return self.mesh.layout.bucket_bytes // self.policy.widths["gradient"]
 
-    def filling(self, key: BucketKey, unit: int = NONE) -> Filling:
+    @property
+    def most(self) -> int:
+        """Elements with which a plan ends within a unit."""
+        return SPLIT * self.enough
+
+    def filling(self, key: BucketKey, most: int | None, unit: int = NONE) -> Filling:
         """An empty filling."""
-        return Filling(key, unit, self.products)
+        return Filling(key, most, unit, self.products)
 
     def not_per_unit(self, unit: FsdpUnit) -> Iterator[Param]:
         """The parameters that may share a bucket with other units, in the order in which backward finishes them."""
@@ -188,11 +206,14 @@ class BucketRules:
     def of_unit(self, unit: FsdpUnit, number: int) -> Iterator[BucketPlan]:
         """The bucket plans that belong to one unit; `number`: its number on the rank."""
         open_: dict[BucketKey, Filling] = {}
+        most = self.most if self.mesh.layout.zero == 2 else None
         for p in as_backward_finishes(unit.params):
             if self._cut(p, unit):
                 key, n = self.kind(p, unit)
-                filling = open_.get(key) or open_.setdefault(key, self.filling(key, number))
-                filling.add(p, n)
+                filling = open_.get(key) or open_.setdefault(key, self.filling(key, most, number))
+                if plan := filling.add(p, n):
+                    del open_[key]
+                    yield plan
         yield from (filling.close() for filling in open_.values())
 
     def sort_key(self, p: Param) -> str:

@@ -146,7 +146,8 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     ),
     "memory.offload_optimizer": ("optimizer states are on the host, and copied to the device for the update", 0, 0),
     "memory.bucket_bytes": (
-        "least bytes of a flat gradient bucket, which ends with a layer; 0: one for each layer",
+        "bytes with which a gradient bucket ends where a layer does; 40 times as many end it within one, but under "
+        "ZeRO 3; 0: one for each parameter",
         0,
         2**40,
     ),

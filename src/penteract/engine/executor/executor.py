@@ -31,6 +31,8 @@ from penteract.step.all_reduces import Name, StepAllReduce
 from penteract.step.arena import plan_arena
 from penteract.step.program import BufferKey, Program
 
+_DOT = 2**30  # elements at most of torch's dot product on a GPU, which counts them in 32 bits
+
 
 @dataclass(slots=True)
 class Executor:
@@ -375,4 +377,6 @@ def _largest(comm: Comm, p: Program, axis: str, x: torch.Tensor) -> None:
 
 def _squares(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The sum of squares of x [n], added up in `dtype`."""
-    return x.dot(x) if x.dtype == dtype else torch.linalg.vector_norm(x, dtype=dtype).square()
+    if x.dtype != dtype:
+        return torch.linalg.vector_norm(x, dtype=dtype).square()
+    return torch.stack([part.dot(part) for part in x.split(_DOT)]).sum() if len(x) > _DOT else x.dot(x)

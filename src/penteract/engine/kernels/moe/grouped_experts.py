@@ -137,8 +137,9 @@ def _load() -> None:
     config(PLAIN_TILE)
 
 
-# Tiles go to whichever block is free, by a counter of four bytes that the package allocates for a call. With a fixed
-# share each, blocks that a collective keeps from starting would do all of theirs after it. Sums stay the same.
+# Tiles go to whichever block is free, by a counter of four bytes that the package allocates and clears for each call.
+# With a fixed share each, blocks that a collective keeps from starting would do all of theirs after it. Sums stay the
+# same.
 DYNAMIC = True
 
 
