@@ -55,6 +55,9 @@ class LayerType(NamedTuple):
 EMBEDDING, HEAD = EMBEDDING_AND_HEAD = (LayerType("embedding"), LayerType("head"))
 
 
+NEVER = -1  # no call
+
+
 @dataclass(frozen=True, eq=False)
 class LayerProgram:
     """One pass of a micro-batch through the embedding, a layer or the head on a rank. `layer_memory.py` gives its
@@ -87,6 +90,16 @@ class LayerProgram:
             jobs = (self.outline.jobs[job] for job in {job for job, _, _ in calls})
             found[action] = frozenset(n for at, phase in jobs if phase in READS for n in self.sites[at].params)
         return found
+
+    def reads_message(self, action: str) -> int:
+        """Which call of an action is the first to read the value or the gradient from another stage, where this layer
+        is the first of its chunk to compute; `NEVER`: none."""
+        outline = self.outline
+        register = outline.chunk.entry if action == "Fwd" else outline.chunk.exit_gradient
+        if register is None or action == "Wgt":
+            return NEVER
+        reads = (pos for pos, (_, ins, _) in enumerate(outline.calls.get(action, ())) if register in ins)
+        return next(reads, NEVER)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

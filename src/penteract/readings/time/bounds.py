@@ -34,7 +34,8 @@ from penteract.units import Seconds
 _SEPARATE = tuple(range(FIRST, FIRST + len(AXES)))  # every axis on a stream of its own
 _Ranks = tuple[int, ...]
 Pass = Mapping[str, Seconds]  # of one micro-batch in a chunk, by action
-Chunk = tuple[Pass, Seconds, Seconds, Seconds]  # with its waits, its slack, and the host's seconds
+# With what of each action may come before its message, its waits, its slack, and the host's seconds.
+Chunk = tuple[Pass, Pass, Seconds, Seconds, Seconds]
 
 
 class Passes(NamedTuple):
@@ -42,10 +43,10 @@ class Passes(NamedTuple):
 
     work   all its passes; `tail`: the backward pass, if there is one chunk: no gradient is complete before it begins
     late   delayed weight gradients, which may come after the input gradient was sent
-    on     the forward of the first chunk; `off`: its backward, without weight gradients
+    on     the forward of the first chunk, once its input is there; `off`: its backward, without weight gradients
     waits  waits within the passes, without `slack`: waits that more work shortens
     host   seconds of the host
-    chunks the seconds of each action, by chunk
+    chunks the seconds of each action, by chunk; `early`: those that may come before its message, as recomputation does
     """
 
     work: Seconds
@@ -57,6 +58,7 @@ class Passes(NamedTuple):
     slack: Seconds
     host: Seconds
     chunks: tuple[Pass, ...]
+    early: tuple[Pass, ...]
 
 
 class Once(NamedTuple):
@@ -150,7 +152,7 @@ class Bounds:
     def played(self, layout: Layout) -> Seconds:
         """The bound from passes and messages with all waits of the schedule. It holds for any ZeRO stage."""
         passes, group = self.passes(layout), self.steps.composer.assignment(layout).group
-        return self.steps.of_passes(layout, [passes[g].chunks for g in group])
+        return self.steps.of_passes(layout, [passes[g].chunks for g in group], [passes[g].early for g in group])
 
     def alone(self, layout: Layout) -> Seconds:
         """The bound from one pipeline rank, simulated without its peers: the one whose passes end last. It costs far
@@ -190,7 +192,9 @@ class Bounds:
                 for action, result in idle.actions.items():
                     total[action] = total.get(action, 0.0) + n * result.seconds
                     waits, slack, host = waits + n * result.waits, slack + n * result.slack, host + n * result.host
-            found = self.chunks[chain] = total, waits, slack, host
+            ends = {action: chain[0 if action == "Fwd" else -1][0].actions.get(action) for action in total}
+            early = {action: end.early for action, end in ends.items() if end is not None and end.early}
+            found = self.chunks[chain] = total, early, waits, slack, host
         return found
 
     @tracked
@@ -200,7 +204,9 @@ class Bounds:
     @tracked
     def _idle(self, layout: Layout, layer: LayerProgram) -> IdleLayer:
         ops = self.steps.layer_ops(layout, layer, _SEPARATE)
-        return IdleLayer({name: from_idle(own, self.steps.launch_ps) for name, own in ops.items()})
+        return IdleLayer({
+            name: from_idle(own, self.steps.launch_ps, layer.reads_message(name)) for name, own in ops.items()
+        })  # fmt: skip
 
     # ---- buckets ---------------------------------------------------------------------------------------------
 
@@ -355,13 +361,13 @@ class Bounds:
 
 def _of_group(own: Sequence[Chunk]) -> Passes:
     """Sum the chunks of a rank."""
-    passes, waits, slack, host = zip(*own, strict=True)
-    first = passes[0]
+    passes, early, waits, slack, host = zip(*own, strict=True)
+    first, ahead = passes[0], fsum([s for action, s in early[0].items() if action != "Fwd"])
     # With several chunks, or a split backward, some gradients are complete long before the end.
     tail = first.get("Bwd") if len(own) == 1 else None
     work, late = (
         fsum([s for chunk in passes for s in chunk.values()]),
         fsum([chunk.get("Wgt", 0.0) for chunk in passes]),
     )
-    back = first.get("Bwd", 0.0) + first.get("Inp", 0.0)
-    return Passes(work, tail, late, first["Fwd"], back, sum(waits), sum(slack), sum(host), passes)
+    on, off = first["Fwd"] - early[0].get("Fwd", 0.0), first.get("Bwd", 0.0) + first.get("Inp", 0.0) - ahead
+    return Passes(work, tail, late, on, off, sum(waits), sum(slack), sum(host), passes, early)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from penteract.ops.params import Param
 from penteract.parallel.bucket_plans import BucketPlan
 from penteract.parallel.data import Bucket
-from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, LayerProgram, LayerType
+from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, NEVER, LayerProgram, LayerType
 from penteract.readings.time.clock import WAIT, Op
 from penteract.readings.time.ops import ActionOps, BucketOps
 from penteract.readings.time.rank_clock import Clock, PlacedSegment
@@ -24,7 +24,6 @@ from penteract.step.fsdp import FsdpRule, UnitReads
 PassKey = tuple[str, int]  # kind of an action, chunk
 At = tuple[int, int]  # index of a unit in its action, position of an instruction
 Inserted = Sequence[tuple[int, int, int]]  # position, before it (0) or after (1), number of bucket ops
-NEVER = -1
 _NO_OPS = ActionOps((), (), (), 0)
 
 
@@ -139,13 +138,6 @@ class ClockProgram:
             found = self._passes[walk] = self._pass(kind, units)
         return found
 
-    def _arrives(self, action: str, kind: LayerType) -> int:
-        """Where the first unit of a chunk reads the value or the gradient from another stage."""
-        outline = self.layers[kind][0].outline
-        register = outline.chunk.entry if action == "Fwd" else outline.chunk.exit_gradient
-        reads = (pos for pos, (_, ins, _) in enumerate(outline.calls.get(action, ())) if register in ins)
-        return NEVER if register is None or action == "Wgt" else next(reads)
-
     def _pass(self, action: str, units: Sequence[int]) -> Pass:
         cut, awaited, of = self.cut_parameters, self.awaited, self.of
         turns: list[tuple[At, int]] = []
@@ -174,7 +166,7 @@ class ClockProgram:
         writes = sorted([(at, b) for b, at in first.items() if self.buckets[b].cut_gradients])
         unit_reads = UnitReads(turns, [(at, b, last[b]) for at, b in writes])
         return Pass(units, unit_reads, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action),
-                    self._arrives(action, self.layer_types[units[0]]))  # fmt: skip
+                    self.layers[self.layer_types[units[0]]][0].reads_message(action))  # fmt: skip
 
     def _touches_of(self, kind: LayerType, action: str) -> Sequence[Touched]:
         """The parameters that a layer reads or whose gradients it writes."""

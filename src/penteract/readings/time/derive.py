@@ -12,8 +12,9 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from penteract.parallel.bucket_plans import NONE
+from penteract.readings.layers.layer_program import NEVER
 from penteract.readings.time.clock import PART, WAIT, Key, Op
-from penteract.readings.time.clock_program import NEVER, At, ClockProgram, PassKey
+from penteract.readings.time.clock_program import At, ClockProgram, PassKey
 from penteract.readings.time.ops import DATA
 from penteract.readings.time.rank_clock import MESSAGE, Loop, Loops, PlacedSegment
 from penteract.schedule.actions import Compute

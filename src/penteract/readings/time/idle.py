@@ -14,12 +14,14 @@ from penteract.units import Seconds
 
 class Idle(NamedTuple):
     """An action simulated from an idle state: its seconds, and those of the host. Among its seconds, `waits`: for
-    collectives beside which nothing is computed; `slack`: other waits. More or slower work shortens only the latter."""
+    collectives beside which nothing is computed; `slack`: other waits. More or slower work shortens only the latter.
+    `early`: those that may come before a message from another stage, if this layer is the first to read it."""
 
     seconds: Seconds
     waits: Seconds
     slack: Seconds
     host: Seconds
+    early: Seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,16 +31,18 @@ class IdleLayer:
     actions: Mapping[str, Idle]
 
 
-def from_idle(ops: ActionOps, launched: Callable[[str], int]) -> Idle:
+def from_idle(ops: ActionOps, launched: Callable[[str], int], reads: int) -> Idle:
     """An action simulated with nothing in flight and the host far ahead. Copies that run during neighbours are not
-    counted."""
+    counted. `reads`: the call that is the first to read what another stage sends; recomputation comes before it."""
     calls = [op for some in ops.own for op in some]
     free, none = [0] * (FIRST + len(AXES)), [0] * len(calls)
     played = simulate(calls, free, {}, -LONG, none, 0, (0,) * len(free))
     worked = sum([op[1] for op in calls if op[0] == RUN])
     waits = _at_once(calls)
     slack = played.done - worked - waits
-    return Idle(played.done / PS, waits / PS, slack / PS, sum([launched(op[-1]) for op in calls]) / PS)
+    late = sum([op[1] for some in ops.own[reads:] for op in some if op[0] == RUN]) if reads > 0 else played.done
+    early = (played.done - late) / PS
+    return Idle(played.done / PS, waits / PS, slack / PS, sum([launched(op[-1]) for op in calls]) / PS, early)
 
 
 def _at_once(calls: Sequence[Op]) -> int:

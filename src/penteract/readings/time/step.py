@@ -133,14 +133,17 @@ class StepClock:
             else:
                 return ranks
 
-    def of_passes(self, layout: Layout, passes: Sequence[Sequence[Mapping[str, Seconds]]]) -> Seconds:
+    def of_passes(
+        self, layout: Layout, passes: Sequence[Sequence[Mapping[str, Seconds]]],
+        early: Sequence[Sequence[Mapping[str, Seconds]]],
+    ) -> Seconds:  # fmt: skip
         """A lower bound of the step time from passes and messages: the actions of each pipeline rank take these
-        seconds, by chunk and kind."""
+        seconds, by chunk and kind. `early`: those of them that may come before a message."""
 
         def build(periods: int) -> Ranks:
             num_micro_batches, skipped = _shortened(layout, periods)
             line = numbered_schedule(layout.schedule, layout.pp, layout.vpp, num_micro_batches)
-            return ranks_of_passes(line, passes, self._wires(layout, line), skipped)
+            return ranks_of_passes(line, passes, early, self._wires(layout, line), skipped)
 
         return self._first_step(build, _PERIODS).met[0] / PS
 
