@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -25,6 +26,12 @@ from penteract.engine.comm.distributed import Distributed
 from penteract.engine.device.storages import Storages
 
 
+@cache
+def _flops_of(func: Any) -> Any:
+    """torch's formula for the FLOPs of an operator; None where it counts none."""
+    return flop_registry.get(func.overloadpacket)
+
+
 class Watched(Storages):
     """Storages and FLOPs under one mode: a tiny step is mostly its observers."""
 
@@ -34,8 +41,7 @@ class Watched(Storages):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        formula = flop_registry.get(func.overloadpacket)
-        if formula is not None:
+        if (formula := _flops_of(func)) is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=out)
         return out
 

@@ -99,7 +99,7 @@ def true_step(spec: RunSpec, number: int) -> Truth:
 def _unseen(watched: Watched, trainer: Trainer) -> int:
     """Bytes of what `torch.tensor` makes of lists on a CPU: it passes no dispatcher there."""
     lists = [x for batch in trainer.run.micro_batches for x in batch.values()]
-    return bytes_of(x for x in lists if x.untyped_storage() not in watched._tracked)
+    return bytes_of(x for x in lists if watched.number(x) is None)
 
 
 def call_of(wire: RehearsedWire, rank: int) -> Call:

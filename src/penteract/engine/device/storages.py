@@ -4,7 +4,7 @@ dispatcher."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -25,40 +25,59 @@ class Storages(TorchDispatchMode):
         self.sizes: dict[int, int] = {}
         self.now = self.peak = 0
         self._next = 0
-        self._tracked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # Of each storage that is alive and was met, by its address in torch: its number (0 of one that was there
+        # before), and what tells when it is freed, which is before torch can give its address to another.
+        self._met: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        made = [t for t in tensors_of(out) if t.untyped_storage() not in self._tracked]
-        if made:
-            given = {t.untyped_storage()._cdata for t in tensors_of((args, kwargs))}
-            for t in made:
-                if t.untyped_storage()._cdata not in given:
-                    self._track(t.untyped_storage())
+        for t in (out,) if isinstance(out, torch.Tensor) else tensors_of(out):
+            storage = t.untyped_storage()
+            if storage._cdata not in self._met:
+                self._meet(storage, tensors_of((args, kwargs)))
         return out
 
-    def _track(self, storage: Any) -> None:
-        self._next += 1
-        key, size = self._next, storage.nbytes()
-        self._tracked[storage] = key
-        self.sizes[key] = size
+    def _meet(self, storage: Any, given: Iterable[torch.Tensor]) -> None:
+        """A result has this storage, for the first time: it is new unless an argument has it too."""
+        address, key = storage._cdata, 0
+        if all(t.untyped_storage()._cdata != address for t in given):
+            self._next += 1
+            key = self._next
+            self._track(key, storage)
+
+        def gone(_: Any) -> None:
+            del self._met[address]
+            if key:
+                self._freed(key)
+
+        self._met[address] = key, weakref.ref(storage, gone)
+
+    def number(self, t: torch.Tensor) -> int | None:
+        """The number of a tensor's storage, if it was allocated under this mode."""
+        met = self._met.get(t.untyped_storage()._cdata)
+        return met[0] or None if met else None
+
+    def _track(self, key: int, storage: Any) -> None:
+        self.sizes[key] = size = storage.nbytes()
         self.now += size
         self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._freed, key)
 
     def _freed(self, key: int) -> None:
         self.now -= self.sizes.pop(key)
 
 
-def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
+def tensors_of(tree: Any) -> list[torch.Tensor]:
     """The tensors in the nested tuples, lists and dicts of an operator's arguments or results."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for x in tree:
-            yield from tensors_of(x)
-    elif isinstance(tree, dict):
-        yield from tensors_of(list(tree.values()))
+    found, left = list[torch.Tensor](), [tree]
+    while left:
+        x = left.pop()
+        if isinstance(x, torch.Tensor):
+            found.append(x)
+        elif isinstance(x, (tuple, list)):
+            left.extend(reversed(x))
+        elif isinstance(x, dict):
+            left.extend(reversed(x.values()))
+    return found
 
 
 def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

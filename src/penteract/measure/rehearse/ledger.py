@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -56,7 +55,7 @@ class Ledger(Storages):
     def label(self, tensors: Iterable[torch.Tensor], owner: str) -> None:
         """The storages of these tensors belong to `owner` from now on."""
         for x in tensors:
-            key = self._tracked.get(x.untyped_storage())
+            key = self.number(x)
             if key is not None and self.owner_of[key] != owner:
                 self._moved(key, owner)
 
@@ -101,15 +100,12 @@ class Ledger(Storages):
         self.timeline.append(Moment(what, self.now, max(self._most, self.high), self.owned[HOST]))
         self.high = self._most = self.now
 
-    def _track(self, storage: Any) -> None:
-        self._next += 1
-        key, size = self._next, storage.nbytes()
-        self._tracked[storage] = key
+    def _track(self, key: int, storage: Any) -> None:
+        size = storage.nbytes()
         owner = HOST if storage.device.type == "cpu" else self.owner  # what has numbers is the host's
         self.sizes[key], self.owner_of[key] = size, owner
         self._add(owner, size)
         self.allocations[owner, size] += 1
-        weakref.finalize(storage, self._freed, key)
 
     def _freed(self, key: int) -> None:
         self._add(self.owner_of.pop(key), -self.sizes.pop(key))

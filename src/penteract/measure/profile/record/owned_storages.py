@@ -99,9 +99,9 @@ class OwnedStorages(Storages):
         super().__init__()
         self.ownership, self.live = ownership, LiveMemory()
 
-    def _track(self, storage: Any) -> None:
-        super()._track(storage)
-        self.live.add(self._next, storage.nbytes(), self.ownership.owner, self.ownership.name)
+    def _track(self, key: int, storage: Any) -> None:
+        super()._track(key, storage)
+        self.live.add(key, storage.nbytes(), self.ownership.owner, self.ownership.name)
 
     def _freed(self, key: int) -> None:
         super()._freed(key)
