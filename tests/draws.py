@@ -1,4 +1,5 @@
-"""Properties of which `make test` draws few examples, and `make test-all` five times as many (`tests/wide_long.py`)."""
+"""Properties of which `make test` draws few examples, and `make test-all` five times as many or more
+(`tests/wide_long.py`)."""
 
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ def more(few: int) -> int:
     return few * settings().max_examples // USUAL
 
 
-def draws(few: int) -> Callable[[Any], Any]:
-    """Examples that hypothesis draws."""
+def draws(few: int, wide: int = 0) -> Callable[[Any], Any]:
+    """Examples that hypothesis draws. `wide`: how many of them `make test-all` draws at least."""
     examples = more(few)
+    if examples > few:
+        examples = max(examples, wide)
     drawn = settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     return lambda test: pytest.mark.wide(examples)(drawn(test))
 

@@ -1,4 +1,4 @@
-"""All properties that are marked `wide`, with five times as many examples as `make test` draws, and other ones.
+"""All properties that are marked `wide`, with five times as many examples as `make test` draws or more, and other ones.
 
     python tests/wide_long.py            all of them
     python tests/wide_long.py WORDS      what `pytest WORDS` chooses; writes no record
