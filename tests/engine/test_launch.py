@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import forks
 from penteract.engine.device import cgroup
 from penteract.engine.device.cpu_affinity import usable_here
 from penteract.engine.run_folder import rundir
@@ -29,6 +30,25 @@ RANK = Path(__file__).with_name("ranks.py")
 def run(folder: Path, world: int, orders: dict[str, Any], environment: dict[str, str] | None = None) -> int:
     orders = {"launched": True, **orders}
     return launch(world, [str(RANK), str(folder), json.dumps(orders)], folder, environment or dict(os.environ))
+
+
+def run_with_torch(folder: Path, orders: dict[str, Any]) -> tuple[int | None, str]:
+    """Two ranks that need torch, forked as their launcher is from a process that has it. -> the launcher's exit code,
+    and what was printed to stderr."""
+    out, err = folder / "out", folder / "err"
+    process = forks.start(_launch, folder, orders, environment=os.environ, out=out, err=err)
+    try:
+        process.join(60)
+    finally:
+        process.kill()
+        process.join()
+    return process.exitcode, err.read_text()
+
+
+def _launch(folder: Path, orders: dict[str, Any]) -> int:
+    forks._fork_ranks()
+    words = ["-m", "engine.ranks", str(folder), json.dumps({"launched": True, **orders})]
+    return launch(2, words, folder, dict(os.environ))
 
 
 def gone(pid: int) -> bool:
@@ -114,30 +134,31 @@ def test_an_error_before_the_ranks_know_of_each_other_is_said(
     assert capfd.readouterr().err == "error[DEVICE]: no such device\n"
 
 
-def test_the_culprits_code_and_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path, 2, {"1": "raise"}) == 73
-    err = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error[")]
+def test_the_culprits_code_and_line(tmp_path: Path) -> None:
+    code, said = run_with_torch(tmp_path, {"1": "raise"})
+    assert code == 73
+    err = [line for line in said.splitlines() if line.startswith("error[")]
     assert [line.split("]")[0] for line in err] == ["error[NUMERICS"]
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_an_error_that_all_ranks_fail_with_is_printed_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], first: int
-) -> None:
+def test_an_error_that_all_ranks_fail_with_is_printed_once(tmp_path: Path, first: int) -> None:
     """Whichever rank is the first to tell the others of it."""
     orders = {str(r): "raise first" if r == first else "raise" for r in range(2)}
-    assert run(tmp_path, 2, orders) == 73
-    err = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error[")]
+    code, said = run_with_torch(tmp_path, orders)
+    assert code == 73
+    err = [line for line in said.splitlines() if line.startswith("error[")]
     assert [line.split("]")[0] for line in err] == ["error[NUMERICS"]
     rows = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
     assert [row["rank"] for row in rows] == [first]
 
 
-def test_a_killed_rank_ends_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_rank_ends_the_run(tmp_path: Path) -> None:
     begun = time.monotonic()
-    assert run(tmp_path, 2, {"1": "kill"}) == 72
+    code, said = run_with_torch(tmp_path, {"1": "kill"})
+    assert code == 72
     assert time.monotonic() - begun < 40
-    assert "rank 1 was ended by SIGKILL" in capfd.readouterr().err
+    assert "rank 1 was ended by SIGKILL" in said
 
 
 @pytest.mark.parametrize(
