@@ -135,20 +135,28 @@ def training(folder: Path) -> subprocess.Popen[str]:
     running = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
     )
+    in_the_middle(folder)
+    return running
+
+
+def in_the_middle(folder: Path) -> None:
+    """Wait until a step is done."""
     metrics = folder / "latest" / "metrics.jsonl"
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
         time.sleep(0.1)
-    return running
 
 
 def test_a_rank_that_dies_of_a_signal_is_said_once_with_its_cause(tmp_path: Path) -> None:
-    running = training(tmp_path)
-    ranks = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
-    os.kill(int(ranks[1]), signal.SIGSEGV)
-    _, said = running.communicate(timeout=60)
-    assert running.returncode == 72, said
-    (line,) = said.splitlines()
+    words = asked(tmp_path, "--preset=tiny", "--steps=2000", "--parallel.dp=2")
+    with forks.begun(words[1:], environment()) as command:
+        in_the_middle(tmp_path)
+        pid = command.process.pid
+        ranks = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        os.kill(int(ranks[1]), signal.SIGSEGV)
+        done = command.result(60)
+    assert done.returncode == 72, done.stderr
+    (line,) = done.stderr.splitlines()
     assert line.startswith("error[LOST]: rank 1 was ended by SIGSEGV: a library used memory that is not its own")
     assert "memory left" not in (tmp_path / "latest" / "errors.jsonl").read_text()
 
