@@ -167,7 +167,7 @@ def test_one_rank_is_one_lane_and_says_what_makes_more() -> None:
 
 def test_of_many_forwards_in_a_row_some_are_shown() -> None:
     """GPipe keeps every micro-batch, so no part of its step holds as much as the whole: the headline counts all."""
-    asked = question("gpt2", "dp=1,pp=2,mbs=1,schedule=gpipe", sequence_length=256, global_batch_size=96)
+    asked = question("tiny", "dp=1,pp=2,mbs=1,schedule=gpipe", sequence_length=256, global_batch_size=96)
     row = check(asked)
     assert row["most"] == 64 and row["note"].startswith("64 of 96 micro-batches are shown: the others repeat them.")
     assert "in flight too" in row["note"]
