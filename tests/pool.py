@@ -28,10 +28,25 @@ class Failed:
     text: str
 
 
+def share_one_device() -> None:
+    """Groups that this process makes from now on share one device of gloo. A device has a thread that wakes a hundred
+    times a second for nothing; each group would have its own, and a run of all tests makes a hundred groups."""
+    device = dist.ProcessGroupGloo.create_default_device()
+
+    class OnOneDevice(dist.ProcessGroupGloo):
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+            options = dist.ProcessGroupGloo._Options()
+            options._devices, options._timeout = [device], timeout
+            super().__init__(store, rank, size, options)
+
+    distributed_c10d.ProcessGroupGloo = OnOneDevice  # type: ignore[misc]
+
+
 def _serve(rank: int, world: int, port: int, inbox: Any, outbox: Any) -> None:
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
     gc.set_threshold(20_000, 20, 100)  # as in the process of the tests
+    share_one_device()
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(minutes=10))
     from penteract.engine.comm.groups import ProcessGroups

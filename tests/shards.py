@@ -107,8 +107,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Ranks that have served the last test of the pool end with it: even those that wait for nothing wake some ten
-    thousand times a second, as gloo has a thread for each group."""
+    """Ranks that have served the last test of the pool end with it: even those that wait for nothing wake a hundred
+    times a second each, as gloo's threads do."""
     pool = getattr(item, "funcargs", {}).get("pool")
     done = yield
     last = nextitem is None or kind(nextitem) != RANKS
