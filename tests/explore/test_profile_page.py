@@ -198,6 +198,7 @@ DROP = """([names, text]) => {
 }"""
 
 
+@pytest.mark.alone
 def test_a_file_is_dropped_or_opened_without_any_folder(browser: Any) -> None:
     with served() as running:
         running.open()
