@@ -12,13 +12,14 @@ def planner_speed() -> str:
          f"{run['seconds']['median']:.1f} ({run['seconds']['least']:.1f}–{run['seconds']['most']:.1f})", f"{plans['ratio']:.2f}")
         for name, plans in found["plans"].items() for run in (plans["now"],)
     ]  # fmt: skip
+    counts = " and ".join([str(plans["runs"]) for plans in found["plans"].values()])
     tried = " and ".join([f"{plans['base']['counts']['enumerated']:,}" for plans in found["plans"].values()])
     others = sum(bool(row["failure"]) for row in planned["rows"])
     unlike = sum(one["unlike_fresh"] + one["unlike_fresh_then"] for one in asked["models"].values())
     return section(
         "Speed of the planner",
         f"""\
-Whole searches in one process: seconds of a CPU, {found["runs"]} runs each, and their ratio to those of commit
+Whole searches in one process: seconds of a CPU, {counts} runs each, and their ratio to those of commit
 `{found["base_commit"][:7]}` in the same run, which tried {tried} layouts. The second record has estimates of {asked["layouts"]:,} layouts in random
 order by one planner, each compared with the estimate of a new planner. The third has the plans of {planned["questions"]} drawn
 questions, each compared with simulating each of its layouts that fit.
