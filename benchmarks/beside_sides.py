@@ -147,7 +147,7 @@ class Clock:
         return {
             "tok_s_gpu": self.case.tokens / self.case.gpus / median_ms * 1e3, "median_ms": median_ms,
             "spread_ms": [min(took), max(took)], "step_ms": every, "allocated_gib": allocated, "reserved_gib": reserved,
-            "losses": losses,
+            "losses": losses, "rate": self.case.rate,
             "learns": all(map(isfinite, losses)) and losses[-1] < losses[0],
             "device": torch.cuda.get_device_name(), "torch": torch.__version__, "between": [self.begun, ended], **more,
         }  # fmt: skip

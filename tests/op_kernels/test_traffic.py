@@ -59,7 +59,7 @@ class Traffic(TorchDispatchMode):
                         read.append(x)
                 else:
                     read.append(x)
-        written = written or list(tensors_of(out))
+        written = written or tensors_of(out)
         self.seen.append((name, _moved(name, read, written)))
         return out
 

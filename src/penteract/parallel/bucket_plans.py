@@ -106,12 +106,7 @@ def bucket_plans(rules: BucketRules, units: Sequence[FsdpUnit]) -> Iterator[Buck
     open_: dict[BucketKey, Filling] = {}
     enough = rules.enough
     for together in [*whole, *([p] for p in sorted(late, key=rules.sort_key))]:
-        for p in together:
-            key, n = rules.kind(p)
-            filling = open_.get(key) or open_.setdefault(key, rules.filling(key, rules.most))
-            if plan := filling.add(p, n):
-                del open_[key]
-                yield plan
+        yield from rules.fill(open_, together, rules.most)
         for key in [key for key, filling in open_.items() if filling.elements >= enough]:
             yield open_.pop(key).close()
     yield from (filling.close() for filling in open_.values())
@@ -206,15 +201,21 @@ class BucketRules:
     def of_unit(self, unit: FsdpUnit, number: int) -> Iterator[BucketPlan]:
         """The bucket plans that belong to one unit; `number`: its number on the rank."""
         open_: dict[BucketKey, Filling] = {}
-        most = self.most if self.mesh.layout.zero == 2 else None
-        for p in as_backward_finishes(unit.params):
-            if self._cut(p, unit):
-                key, n = self.kind(p, unit)
-                filling = open_.get(key) or open_.setdefault(key, self.filling(key, most, number))
-                if plan := filling.add(p, n):
-                    del open_[key]
-                    yield plan
+        own = [p for p in as_backward_finishes(unit.params) if self._cut(p, unit)]
+        yield from self.fill(open_, own, self.most if self.mesh.layout.zero == 2 else None, unit, number)
         yield from (filling.close() for filling in open_.values())
+
+    def fill(
+        self, open_: dict[BucketKey, Filling], params: Iterable[Param], most: int | None, unit: FsdpUnit = _NO_UNIT,
+        number: int = NONE,
+    ) -> Iterator[BucketPlan]:  # fmt: skip
+        """Add parameters to the open plans of their kinds. -> the plans that now hold the most"""
+        for p in params:
+            key, n = self.kind(p, unit)
+            filling = open_.get(key) or open_.setdefault(key, self.filling(key, most, number))
+            if plan := filling.add(p, n):
+                del open_[key]
+                yield plan
 
     def sort_key(self, p: Param) -> str:
         """Of a parameter on several pipeline ranks, its place among those; of others, "": they come before."""

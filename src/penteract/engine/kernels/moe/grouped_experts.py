@@ -145,7 +145,7 @@ DYNAMIC = True
 
 @cache
 def config(tile: Tile) -> Any:
-    """A configuration of its products."""
+    """A configuration of its products; that tiles go to whichever block is free is said with each call."""
     rows, columns, turns = tile
     return import_module("quack.gemm_config").GemmConfig(
         tile_m=rows, tile_n=columns, pingpong=turns, cluster_m=2, cluster_n=1, is_dynamic_persistent=False,
