@@ -1,7 +1,7 @@
 """Write the measured rates of a node as a TOML file of the catalogue.
 
     python benchmarks/make_8xh200.py ceilings_8xh200.json benchmarks/results/sustained_h200.json \
-        benchmarks/results/sustained_fa4_h200.json benchmarks/results/flash_attention.json \
+        benchmarks/results/attention_in_layers_h200.json benchmarks/results/flash_attention.json \
         benchmarks/results/step_profile_2xh200.json benchmarks/results/walked_kernels_h200.json \
         benchmarks/results/planned_steps_4xh200.json benchmarks/results/bench_one_card_h200.json \
         benchmarks/results/bench_two_cards_h200.json benchmarks/results/host_calls_h200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
@@ -10,7 +10,7 @@ The files have:
 
 1. medians of short bursts on eight GPUs at once: matrix products, attention, copies, collectives;
 2. the rates that one GPU sustains while power limits its clock, as in a training step (`benchmarks/sustained.py`);
-3. the same of FlashAttention-4, and of cuDNN's attention for more shapes (`benchmarks/sustained_fa4.py`);
+3. fused attention between the products of its layer (`benchmarks/attention_in_layers.py`);
 4. whole steps of one GPU: the host time of a call on average (`benchmarks/flash_attention.py`);
 5. the host time of each kind of call and bucket event (`benchmarks/step_profile.py`, `benchmarks/profile_overlap.py`);
 6. pointwise kernels whose tensors differ in memory layout (`benchmarks/walked_kernels.py`);
@@ -18,7 +18,7 @@ The files have:
 8. and 9. runs in processes of their own, on one GPU and on two: memory beside tensors (`penteract bench`);
 10. the host time of each kind of call on one GPU, bound and with the kernels that runs have (`benchmarks/host_calls.py`).
 
-Compute rates are those of the second file. The bursts are also written, for comparison.
+Compute rates are those of the second file, of attention those of the third. The bursts are also written, for comparison.
 """
 
 from __future__ import annotations
@@ -52,39 +52,24 @@ def hot_products(products: Mapping[str, list[list[float]]]) -> Iterator[str]:
         yield "]"
 
 
-def hot_attention(rows: list[list[float]], fa4: list[list[float]]) -> Iterator[str]:
+def attention(rows: Mapping[str, list[list[float]]]) -> Iterator[str]:
     """The tables of fused attention."""
-    yield "\n# Fused causal attention (cuDNN), hot: [FLOPs of the forward, causal half, head size, TFLOP/s forward,"
-    yield "# TFLOP/s backward]; backward is 2.5 times the FLOPs of the forward.\n[attention]"
+    yield "\n# Fused causal attention (cuDNN) between the products of its layer: [FLOPs of the forward, causal half, head"
+    yield "# size, TFLOP/s forward, TFLOP/s backward]; backward is 2.5 times the FLOPs of the forward.\n[attention]"
     yield 'basis = "sustained"\nshapes = ['
-    yield from attention_rates(rows)
+    yield from attention_rates(rows["cudnn"])
     yield "]\n# The same of FlashAttention-4.\nfa4 = ["
-    yield from attention_rates(fa4)
+    yield from attention_rates(rows["fa4"])
     yield "]"
-
-
-def of_both(rows: list[list[float]], later: list[list[float]]) -> list[list[float]]:
-    """The rows of one record, and those of a later one that are larger than all of the first with the same head size.
-    There a curve would be extrapolated; elsewhere it would mix two measurements."""
-    largest: dict[float, float] = {}
-    for size, flops in map(flops_of, rows):
-        largest[size] = max(flops, largest.get(size, 0))
-    return [*rows, *(row for row in later if flops_of(row)[1] > largest[flops_of(row)[0]])]
-
-
-def flops_of(row: list[float]) -> tuple[float, float]:
-    """The head size of a shape, and the FLOPs of its forward, causal half."""
-    batch, heads, _, length, size, *_ = row
-    return size, 2 * batch * heads * length**2 * size
 
 
 def attention_rates(rows: list[list[float]]) -> Iterator[str]:
     """A line for each shape."""
-    for row in rows:
-        batch, heads, kv_heads, length, size, forward, backward = row
-        _, flops = flops_of(row)
+    for batch, heads, kv_heads, length, size, width, forward, backward in rows:
+        flops = 2 * batch * heads * length**2 * size
         rates = f"{flops / forward / 1e6:.2f}, {2.5 * flops / backward / 1e6:.2f}"
-        yield f"  [{flops:.0f}, {size}, {rates}],  # batch {batch}, {heads} heads of {kv_heads}, sequence {length}"
+        about = f"batch {batch}, {heads} heads of {kv_heads}, sequence {length}, width {width}"
+        yield f"  [{flops:.0f}, {size}, {rates}],  # {about}"
 
 
 def flash_share(bursts: Mapping[str, Any]) -> Iterator[str]:
@@ -244,7 +229,7 @@ def process(tried: Mapping[str, Any], one: Mapping[str, Any], two: Mapping[str, 
 def toml(  # noqa: PLR0913 (a record each)
     data: Mapping[str, Any],
     hot: Mapping[str, Any],
-    fa4: Mapping[str, Any],
+    layers: Mapping[str, Any],
     steps: Mapping[str, Any],
     profile: Mapping[str, Any],
     kernels: Mapping[str, Any],
@@ -261,7 +246,7 @@ def toml(  # noqa: PLR0913 (a record each)
              "nvls_multicast": multicast, "statistic": "median"}  # fmt: skip
     lines = [HEADER, "[node]", 'gpu = "H200"', f"gpus = {data['world']}", f"gpus_per_node = {data['world']}"]
     lines += ["", "[provenance]", *(f"{key} = {json.dumps(value)}" for key, value in about.items())]
-    parts = (hot_products(hot["products"]), hot_attention(of_both(hot["attention"], fa4["cudnn_attention"]), fa4["fa4"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"]),
+    parts = (hot_products(hot["products"]), attention(layers["in_layer"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"]),
              walked(kernels["walked: elements, µs, kernels"]), wires(data), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"], calls["rows"]), process(tried, one, two), bursts(data))  # fmt: skip
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 
@@ -270,7 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ceilings", type=Path, help="JSON of bursts and collectives on eight GPUs")
     parser.add_argument("sustained", type=Path, help="JSON of benchmarks/sustained.py")
-    parser.add_argument("fa4", type=Path, help="JSON of benchmarks/sustained_fa4.py")
+    parser.add_argument("layers", type=Path, help="JSON of benchmarks/attention_in_layers.py")
     parser.add_argument("steps", type=Path, help="JSON of benchmarks/flash_attention.py")
     parser.add_argument("profile", type=Path, help="JSON of benchmarks/profile_overlap.py")
     parser.add_argument("kernels", type=Path, help="JSON of benchmarks/walked_kernels.py")
@@ -283,7 +268,7 @@ def main() -> None:
     paths = (
         args.ceilings,
         args.sustained,
-        args.fa4,
+        args.layers,
         args.steps,
         args.profile,
         args.kernels,

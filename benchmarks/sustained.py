@@ -1,11 +1,11 @@
-"""One GPU: sustained rates of matrix products, fused attention and pointwise ops on a hot device.
+"""One GPU: sustained rates of matrix products and pointwise ops on a hot device.
 
     python benchmarks/sustained.py --date 2026-11-21 > benchmarks/results/sustained_h200.json
 
 In a training step, power limits the clock, so the rates of short bursts are not reached. Here, about 20 ms of large products
-run before each op that is timed. Rounds repeat for `--seconds`. The record has the median over rounds, in microseconds. The
-FLOPs of attention are those of its forward, for the causal half. Host times are those of launching one op from Python while
-the stream's queue is not full.
+run before each op that is timed. Rounds repeat for `--seconds`. The record has the median over rounds, in microseconds. Host
+times are those of launching one op from Python while the stream's queue is not full. The record's attention is of before
+`attention_in_layers.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
 Op = Callable[[], Any]
 T, D = 8192, 4096  # tokens and width of an 8B model's layer
@@ -51,11 +49,6 @@ DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
-ATTENTION = [  # batch, heads, KV heads, sequence, head size
-    (1, 32, 8, 8192, 128), (1, 16, 4, 8192, 128), (1, 8, 2, 8192, 128), (1, 4, 1, 8192, 128), (2, 32, 8, 4096, 128),
-    (4, 32, 8, 2048, 128), (8, 32, 8, 1024, 128), (1, 32, 8, 2048, 128), (1, 32, 8, 32768, 128), (4, 32, 8, 4096, 64),
-    (1, 32, 8, 4096, 64), (8, 12, 12, 1024, 64), (1, 8, 8, 1024, 64), (1, 8, 8, 1024, 128), (1, 32, 8, 4096, 128),
-]  # fmt: skip
 
 
 def shapes(dtype: str) -> list[tuple[int, int, int, int]]:
@@ -78,20 +71,6 @@ def product(dtype: str, times: int, m: int, n: int, k: int) -> Op:
         return lambda: torch.mm(a[0], b[0].t(), out=out[0])
     x, y, one = a[0].to(torch.float8_e4m3fn), b[0].to(torch.float8_e4m3fn), torch.ones((), device="cuda")
     return lambda: torch._scaled_mm(x, y.t(), one, one, out_dtype=kind, use_fast_accum=True)
-
-
-def attention(batch: int, heads: int, kv_heads: int, length: int, size: int) -> tuple[Op, Op]:
-    """Forward and backward of cuDNN's causal attention."""
-    q, k, v = (torch.randn(batch, h, length, size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-               for h in (heads, kv_heads, kv_heads))  # fmt: skip
-
-    def forward() -> torch.Tensor:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
-
-    out = forward()
-    gradient = torch.randn_like(out)
-    return forward, lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
 
 def hot(ops: list[Op], filler: Op, seconds: float) -> list[float]:
@@ -158,10 +137,6 @@ def main() -> None:
     found = hot([op for _, op in bytes_and_ops], filler, args.seconds / 4)
     record["moved"] = [[size, us] for (size, _), us in zip(bytes_and_ops, found, strict=True)]
     del bytes_and_ops
-    pairs = [attention(*shape) for shape in ATTENTION]
-    found = hot([op for pair in pairs for op in pair], filler, args.seconds / 2)
-    record["attention"] = [[*s, found[2 * i], found[2 * i + 1]] for i, s in enumerate(ATTENTION)]
-    del pairs
     record["products"] = {}
     for dtype in DTYPES:
         torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")

@@ -223,9 +223,8 @@ def choices() -> Iterator[str]:
     for ids in dict.fromkeys(form["ids"] for form in forms):
         times = sorted(form["ms"] for form in forms if form["ids"] == ids and form["table"][1] == 4096)
         yield f"- The embedding's gradient, ids {ids}, in {len(times)} ways: {times[0]:.2f} to {times[-1]:.2f} ms"
-    attention: Any = record("sustained_fa4_h200")
-    cudnn = {tuple(one[:5]): one[5:] for one in attention["cudnn_attention"]}
-    gains = [sum(cudnn[tuple(one[:5])]) / sum(one[5:]) for one in attention["fa4"] if tuple(one[:5]) in cudnn]
+    attention: Any = record("attention_in_layers_h200")["in_layer"]
+    gains = [sum(cudnn[6:]) / sum(fa4[6:]) for cudnn, fa4 in zip(attention["cudnn"], attention["fa4"], strict=True)]
     yield f"- FA4 in place of cuDNN, {len(gains)} shapes: {min(gains):.2f} to {max(gains):.2f} times as fast"
 
 
@@ -242,7 +241,7 @@ def page() -> str:
         "loss_forms_h200.json",
         "norm_forms_h200.json",
         "embedding_forms_h200.json",
-        "sustained_fa4_h200.json",
+        "attention_in_layers_h200.json",
     ]
     sections = [section(name, rows, top) for name in CASES if name in rows]
     shares = [of_the_ceiling(rows[name], rows[name].get("ceilings", top)) for name in CASES if name in rows]

@@ -342,11 +342,11 @@ def rates() -> str:
     wires = [(kind, ranks, *(f"{burst[kind][f'g{ranks}_{size}']['busbw']:.0f}" for size in sizes))
              for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") for ranks in (2, 4, 8)]  # fmt: skip
     moved, took = hot["moved"][-1]
-    fa4 = record("sustained_fa4_h200")
-    both = zip(fa4["cudnn_attention"], fa4["fa4"], strict=False)  # the longest sequence is of FA4 alone
+    layers = record("attention_in_layers_h200")["in_layer"]
+    both = zip(layers["cudnn"], layers["fa4"], strict=True)
     attention = [(f"{batch} x {heads} of {kv_heads} x {length:,}", size, *(f"{rate * 2 * batch * heads * length**2 * size / us / 1e6:.0f}"
                   for us, rate in zip((*cudnn, *found), (1, 2.5, 1, 2.5), strict=True)))
-                 for (batch, heads, kv_heads, length, size, *cudnn), (*_, f, b) in both for found in ((f, b),)]  # fmt: skip
+                 for (batch, heads, kv_heads, length, size, _, *cudnn), (*_, f, b) in both for found in ((f, b),)]  # fmt: skip
     return section(
         "Rates that the planner uses",
         f"""\
@@ -354,7 +354,9 @@ Compute rates are those of a hot GPU, where power limits the clock. The first ta
 measured in each dtype. The sum of two tensors reads and writes {moved / 1e9:.1f} GB at {moved / took / 1e6:.1f} TB/s.
 
 The second table has collectives of {burst["world"]} GPUs of one node: bus bandwidth in GB/s, by number of ranks and size.
-NVLink multicast (NVLS) was off. The third table has causal attention in TFLOP/s. `walked_kernels_h200.json` has the times of pointwise kernels whose tensors differ in memory
+NVLink multicast (NVLS) was off. The third table has causal attention in
+TFLOP/s, between products in the ratio of its layer: it draws less power than they do, so the more of a step it takes, the
+higher the clock. `walked_kernels_h200.json` has the times of pointwise kernels whose tensors differ in memory
 layout.
 
 Falls short: links between nodes were never measured. The planner uses published figures.""",
@@ -364,5 +366,10 @@ Falls short: links between nodes were never measured. The planner uses published
             "batch x heads of KV heads x sequence | head size | cuDNN forward | cuDNN backward | FA4 forward | FA4 backward",
             attention,
         ),
-        records=["sustained_h200.json", "sustained_fa4_h200.json", "ceilings_8xh200.json", "walked_kernels_h200.json"],
+        records=[
+            "sustained_h200.json",
+            "attention_in_layers_h200.json",
+            "ceilings_8xh200.json",
+            "walked_kernels_h200.json",
+        ],
     )

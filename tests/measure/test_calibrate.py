@@ -90,7 +90,7 @@ def test_of_a_gpu_it_writes_attention_by_kernel_and_the_catalogue_names_it(tmp_p
         every = workloads(torch.device("cuda"))
     assert {"cudnn", "flash"} <= {w.key[1] for w in every if w.key[0] == "attention"}
     assert {w.key[1] for w in every if w.key[0] == "product"} == {"bf16", "fp8", "tf32", "fp32", "fp64"}
-    rows.rows = {w.key: 200.0 if w.key[1] == "flash" else 100.0 for w in every}
+    rows.rows = {w.key: 2000.0 if w.key[1] == "flash" else 1000.0 for w in every}
     with patch.object(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200"):
         text = hardware_file(rows, torch.device("cuda"), {"device": "NVIDIA H200"})
     (tmp_path / "h200.toml").write_text(text, encoding="utf-8")
@@ -98,18 +98,18 @@ def test_of_a_gpu_it_writes_attention_by_kernel_and_the_catalogue_names_it(tmp_p
     assert here.gpu == cluster("1xH200").gpu and here.curves is not None and here.curves.flash == (0.5, 0.5)
     shape = attention_workloads.SHAPES[0]
     flops = 2 * shape[0] * shape[1] * shape[3] ** 2 * shape[4]
-    assert here.curves.attention[0] == pytest.approx((flops, 128, flops / 1e8, 2.5 * flops / 1e8), rel=1e-4)
+    assert here.curves.attention[0] == pytest.approx((flops, 128, flops / 1e9, 2.5 * flops / 1e9), rel=1e-4)
     assert catalogued("NVIDIA H100 80GB HBM3") == "H100" and catalogued("NVIDIA A100-SXM4-80GB") == "A100-80GB"
     assert catalogued("GeForce RTX 4090") is None
 
 
 def test_operations_compute_what_they_say() -> None:
     one = next(o for o in attention_workloads.OPS["attention"].implementations if o.name == "cudnn")
-    assert attention_workloads.speed_of(one, (1, 2, 1, 16, 128)) == "cudnn"
-    assert attention_workloads.speed_of(one, (1, 2, 1, 16, 192)) is None
+    assert attention_workloads.speed_of(one, (1, 2, 1, 16, 128, 256)) == "cudnn"
+    assert attention_workloads.speed_of(one, (1, 2, 1, 16, 192, 384)) is None
     reference = attention_workloads.OPS["attention"].implementations[-1]
     for way in ("forward", "input_gradient"):
-        attention_workloads.operation(CPU, reference, (1, 2, 1, 16, 8), way)()
+        attention_workloads.operation(CPU, reference, (1, 2, 1, 16, 8, 16), way)()
 
 
 def test_links_are_measured_together_or_not_at_all(measured: Path, tmp_path: Path) -> None:

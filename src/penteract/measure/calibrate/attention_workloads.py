@@ -17,17 +17,25 @@ from penteract.ops.declarations.fused_attention.fused import FusedAttention
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
 
-Shape = tuple[int, int, int, int, int]  # batch, heads, KV heads, sequence, head size
+Shape = tuple[int, int, int, int, int, int]  # batch, heads, KV heads, sequence, head size; width of the model
 SHAPES: tuple[Shape, ...] = (
-    (1, 32, 8, 8192, 128), (2, 32, 8, 4096, 128), (4, 32, 8, 4096, 64), (1, 32, 8, 2048, 128), (1, 32, 8, 8192, 64),
-    (1, 32, 8, 4096, 128), (2, 32, 8, 8192, 128), (1, 32, 8, 4096, 64), (1, 8, 2, 8192, 128), (1, 16, 4, 8192, 128),
-    (1, 4, 1, 8192, 128), (4, 32, 8, 2048, 128), (8, 32, 8, 1024, 128), (8, 12, 12, 1024, 64), (1, 8, 8, 1024, 64),
-    (1, 8, 8, 1024, 128), (1, 32, 8, 32768, 128), (1, 32, 8, 32768, 64),
+    (1, 32, 8, 8192, 128, 4096), (2, 32, 8, 4096, 128, 4096), (4, 32, 8, 4096, 64, 2048), (1, 32, 8, 2048, 128, 4096),
+    (1, 32, 8, 8192, 64, 2048), (1, 32, 8, 4096, 128, 4096), (2, 32, 8, 8192, 128, 4096), (1, 32, 8, 4096, 64, 2048),
+    (1, 8, 2, 8192, 128, 4096), (1, 16, 4, 8192, 128, 4096), (1, 4, 1, 8192, 128, 4096), (4, 32, 8, 2048, 128, 4096),
+    (8, 32, 8, 1024, 128, 4096), (8, 12, 12, 1024, 64, 768), (1, 8, 8, 1024, 64, 512), (1, 8, 8, 1024, 128, 1024),
+    (1, 32, 8, 32768, 128, 4096), (1, 32, 8, 32768, 64, 2048), (1, 32, 8, 16384, 64, 2048), (1, 16, 8, 32768, 64, 1024),
+    (1, 16, 8, 16384, 64, 1024), (1, 32, 8, 131_072, 128, 4096),
 )  # fmt: skip
 
 
-def attention(device: torch.device) -> Iterator[tuple[tuple[str | int, ...], Callable[[], Op]]]:
-    """(key, what makes the operation). Keys name the kernel by the curve that prices it (`FusedAttention.speed`)."""
+# Of a layer's products by token, width and width of its heads: queries and results, keys and values of a quarter of the
+# heads, and three of a feed-forward part 3.5 times as wide. Backward has twice as many.
+_PRODUCTS = 2 * (2 + 0.5 + 3 * 3.5)
+
+
+def attention(device: torch.device) -> Iterator[tuple[tuple[str | int, ...], Callable[[], Op], float]]:
+    """(key, what makes the operation, FLOPs of the products around it in a layer). Keys name the kernel by the curve
+    that prices it (`FusedAttention.speed`)."""
     for shape in SHAPES:
         for one in implementations(device):
             speed = speed_of(one, shape)
@@ -35,7 +43,14 @@ def attention(device: torch.device) -> Iterator[tuple[tuple[str | int, ...], Cal
                 continue
             for way in ("forward", "input_gradient"):
                 key = ("attention", speed, way, *shape)
-                yield key, lambda one=one, shape=shape, way=way: operation(device, one, shape, way)
+                around = products_around(shape) * (1 if way == "forward" else 2)
+                yield key, lambda one=one, shape=shape, way=way: operation(device, one, shape, way), around
+
+
+def products_around(shape: Shape) -> float:
+    """FLOPs of the products of a layer's forward, of those heads."""
+    batch, heads, _, length, size, width = shape
+    return _PRODUCTS * batch * length * width * heads * size
 
 
 def implementations(device: torch.device) -> list[Implementation]:
@@ -53,13 +68,13 @@ def _runs(can: KernelLimits, device: torch.device) -> bool:
 def speed_of(one: Implementation, shape: Shape) -> str | None:
     """The curve of an implementation, if it is its own and takes such heads; others are priced by that curve too."""
     made = one.serves(_site(shape), Layout(attention=one.name))  # type: ignore[arg-type]
-    if not isinstance(made, FusedAttention) or made.speed != one.name or shape[-1] > ATTENTION[made.speed].widest:
+    if not isinstance(made, FusedAttention) or made.speed != one.name or shape[4] > ATTENTION[made.speed].widest:
         return None
     return made.speed
 
 
 def _site(shape: Shape) -> Site:
-    batch, heads, kv_heads, length, size = shape
+    batch, heads, kv_heads, length, size, _ = shape
     q, k = (Spec((length, batch, n * size)) for n in (heads, kv_heads))
     row, rows = Spec((length,), "index"), Spec((length, batch), "index")
     attrs = {"head_size": size, "value_size": size, "scale": size**-0.5, "window": 0}

@@ -89,10 +89,7 @@ def _checked(device: torch.device, file: MeasuredRows, budget: float) -> DeviceC
     for workload in _few_of_each(workloads(device)):
         before = file.rows.get(workload.key)
         if before and (not ratios or time.monotonic() - begun < budget):
-            op = workload.make()
-            now = clock.launch_microseconds(op) if workload.host else clock.microseconds(op)
-            ratios[workload.key] = now / before
-            del op
+            ratios[workload.key] = workload.microseconds(clock) / before
     if not ratios:
         raise BadInput("CALIBRATION", "the file has no workload of this device", where=str(file.path),
                        found=file.about.get("device", ""), fix="a file of such a device")  # fmt: skip

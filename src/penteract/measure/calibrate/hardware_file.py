@@ -117,7 +117,7 @@ def _attention(rows: MeasuredRows) -> Iterator[str]:
     for key, found in (("shapes", cudnn), ("fa4", by_kernel["fa4"])):
         if found:
             yield f"{key} = ["
-            for (batch, heads, kv_heads, length, size), (forward, backward) in found.items():
+            for (batch, heads, kv_heads, length, size, _), (forward, backward) in found.items():
                 about = f"batch {batch}, {heads} heads of {kv_heads}, sequence {length}"
                 flops = 2 * batch * heads * length**2 * size
                 yield f"  [{flops}, {size}, {forward:.6g}, {backward:.6g}],  # {about}"
@@ -129,7 +129,7 @@ def attention_rates(rows: MeasuredRows, name: str) -> dict[tuple[int, ...], tupl
     ways = [dict(rows.under("attention", name, way)) for way in ("forward", "input_gradient")]
     found = dict[tuple[int, ...], tuple[float, float]]()
     for shape, us in ways[0].items():
-        batch, heads, _, length, size = shape
+        batch, heads, _, length, size, _ = shape
         flops = 2 * batch * heads * length**2 * size
         if shape in ways[1]:
             found[shape] = flops / us / 1e6, _BACKWARD * flops / ways[1][shape] / 1e6

@@ -1,7 +1,8 @@
 """The time of operations on a hot device.
 
 In a training step, power limits the clock of a GPU, so bursts are faster than any step. About 20 ms of large products
-run before each operation that is timed.
+run before each operation that is timed. Attention may take most of a step and needs less power than products, so that
+the clock is higher there: it is timed between the products of its layer.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 import torch
 
 Op = Callable[[], Any]
 ROUNDS, FILL_MS, REPEAT_MS, MOST_REPEATS = 5, 20.0, 8.0, 20
+WARM_MS, TIMED_MS, FILLER_FLOPS = 300.0, 200.0, 2 * 8192**3
 CPU_SECONDS, CPU_MOST = 0.05, 50  # of one operation, once it is warm
 CALLS = 200  # of a kernel whose launch is timed
 
@@ -42,6 +45,28 @@ class HotClock:
             found.append(_events(op, times))
         return 1e3 * statistics.median(found)
 
+    def microseconds_in_layer(self, op: Op, around: float) -> float:
+        """Of one operation between products of `around` FLOPs, once the clock has settled."""
+        op()
+        if self.device.type != "cuda":
+            return _on_cpu(op)
+        op()
+        torch.cuda.synchronize()
+        calls = min(MOST_REPEATS, ceil(FILLER_FLOPS / around))
+        products = max(1, round(calls * around / FILLER_FLOPS))
+        each = _events(op, 2) * calls + _events(self.filler, 2) * products
+        warm, timed = (max(3, ceil(ms / each)) for ms in (WARM_MS, TIMED_MS))
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(warm + timed)]
+        for begin, end in marks:
+            for _ in range(products):
+                self.filler()
+            begin.record()
+            for _ in range(calls):
+                op()
+            end.record()
+        torch.cuda.synchronize()
+        return 1e3 * statistics.median(begin.elapsed_time(end) / calls for begin, end in marks[warm:])
+
     def launch_microseconds(self, op: Op) -> float:
         """What the host needs to launch a small operation, while the device keeps up."""
         op()
@@ -62,7 +87,7 @@ class HotClock:
 
     @property
     def filler(self) -> Op:
-        """The product of bf16 matrices of 8192 by 8192 that heats."""
+        """The product of bf16 matrices of 8192 by 8192 that heats: `FILLER_FLOPS`."""
         return self._filler or self._heater()
 
     def heat(self) -> None:

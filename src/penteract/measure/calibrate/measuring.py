@@ -83,12 +83,10 @@ def measure(every: Sequence[Workload], rows: MeasuredRows, clock: HotClock, budg
 def _one(workload: Workload, clock: HotClock) -> float | None:
     """Microseconds; None where the device has too little memory, or the library refuses the shape."""
     try:
-        op = workload.make()
-        return clock.launch_microseconds(op) if workload.host else clock.microseconds(op)
+        return workload.microseconds(clock)
     except (RuntimeError, NotImplementedError):  # torch's out of memory is one
         return None
     finally:
-        op = None
         if clock.device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()

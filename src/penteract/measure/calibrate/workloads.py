@@ -15,7 +15,7 @@ from penteract.config.mesh import Mesh
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.registry import kernel
 from penteract.measure.calibrate.attention_workloads import attention
-from penteract.measure.calibrate.hot_clock import Op
+from penteract.measure.calibrate.hot_clock import HotClock, Op
 from penteract.ops.declarations import OPS
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
@@ -44,12 +44,21 @@ FP8_SINCE, TF32_SINCE = (8, 9), (8, 0)  # compute capabilities
 
 class Workload(NamedTuple):
     """`make`: -> the operation. `needed`: a hardware file cannot be without it, whatever the budget. `host`: the time
-    of its launch is wanted, not its own."""
+    of its launch is wanted, not its own. `around`: FLOPs of the products between two of its calls in a layer; 0: it is
+    timed behind products."""
 
     key: Key
     make: Callable[[], Op]
     needed: bool = False
     host: bool = False
+    around: float = 0.0
+
+    def microseconds(self, clock: HotClock) -> float:
+        """Of the operation, or of its launch."""
+        op = self.make()
+        if self.host:
+            return clock.launch_microseconds(op)
+        return clock.microseconds_in_layer(op, self.around) if self.around else clock.microseconds(op)
 
 
 def workloads(device: torch.device) -> list[Workload]:
@@ -193,5 +202,5 @@ def _call(device: torch.device, name: str, ins: tuple[Spec, ...], weights: tuple
 
 def attention_of(device: torch.device) -> Iterator[Workload]:
     """Forward and backward of each fused kernel of the registry that this device can run."""
-    for key, make in attention(device):
-        yield Workload(key, make, needed=False)
+    for key, make, around in attention(device):
+        yield Workload(key, make, around=around)
