@@ -1,7 +1,8 @@
 """Write the measured rates of a node as a TOML file of the catalogue.
 
     python benchmarks/make_8xh200.py ceilings_8xh200.json benchmarks/results/sustained_h200.json \
-        benchmarks/results/attention_in_layers_h200.json benchmarks/results/flash_attention.json \
+        benchmarks/results/attention_in_layers_h200.json benchmarks/results/update_forms_h200.json \
+        benchmarks/results/flash_attention.json \
         benchmarks/results/step_profile_2xh200.json benchmarks/results/walked_kernels_h200.json \
         benchmarks/results/planned_steps_4xh200.json benchmarks/results/bench_one_card_h200.json \
         benchmarks/results/bench_two_cards_h200.json benchmarks/results/host_calls_h200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
@@ -11,12 +12,13 @@ The files have:
 1. medians of short bursts on eight GPUs at once: matrix products, attention, copies, collectives;
 2. the rates that one GPU sustains while power limits its clock, as in a training step (`benchmarks/sustained.py`);
 3. fused attention between the products of its layer (`benchmarks/attention_in_layers.py`);
-4. whole steps of one GPU: the host time of a call on average (`benchmarks/flash_attention.py`);
-5. the host time of each kind of call and bucket event (`benchmarks/step_profile.py`, `benchmarks/profile_overlap.py`);
-6. pointwise kernels whose tensors differ in memory layout (`benchmarks/walked_kernels.py`);
-7. layouts one after the other in one process: what a further communicator takes (`benchmarks/planned_steps.py`);
-8. and 9. runs in processes of their own, on one GPU and on two: memory beside tensors (`penteract bench`);
-10. the host time of each kind of call on one GPU, bound and with the kernels that runs have (`benchmarks/host_calls.py`).
+4. AdamW's kernel by the form that it is compiled in (`benchmarks/update_forms.py`);
+5. whole steps of one GPU: the host time of a call on average (`benchmarks/flash_attention.py`);
+6. the host time of each kind of call and bucket event (`benchmarks/step_profile.py`, `benchmarks/profile_overlap.py`);
+7. pointwise kernels whose tensors differ in memory layout (`benchmarks/walked_kernels.py`);
+8. layouts one after the other in one process: what a further communicator takes (`benchmarks/planned_steps.py`);
+9. and 10. runs in processes of their own, on one GPU and on two: memory beside tensors (`penteract bench`);
+11. the host time of each kind of call on one GPU, bound and with the kernels that runs have (`benchmarks/host_calls.py`).
 
 Compute rates are those of the second file, of attention those of the third. The bursts are also written, for comparison.
 """
@@ -34,6 +36,13 @@ from typing import Any
 
 MIB = 2**20
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+FORM = {
+    "tile": 1024,
+    "warps": 4,
+    "exact": False,
+    "fused": True,
+    "stream": False,
+}  # as in `kernels/triton/optimizer/adamw.py`
 HEAD_SIZE = {"8b": 128, "1b": 64}
 HEADER = """\
 # Measured curves of 8 x NVIDIA H200 (HGX, NVLink 4). Written by benchmarks/make_8xh200.py; not edited by hand.
@@ -83,11 +92,18 @@ def flash_share(bursts: Mapping[str, Any]) -> Iterator[str]:
     yield f"flash = [{forward:.3f}, {backward:.3f}]"
 
 
-def memory(rows: Mapping[str, Any], moved: list[list[float]]) -> Iterator[str]:
+def update_rate(forms: list[dict[str, Any]]) -> float:
+    """GB/s of AdamW's kernel as it is compiled, on the largest shard."""
+    form = next(row for row in forms if all(row[key] == value for key, value in FORM.items()))
+    return 1e3 * max(form["tb_a_second"].items(), key=lambda one: int(one[0]))[1]
+
+
+def memory(rows: Mapping[str, Any], moved: list[list[float]], update: float) -> Iterator[str]:
     """The bandwidth of device and host memory, and the time of a pointwise kernel by bytes."""
     yield "\n# GB/s of device memory, bytes read and written; of pinned host memory with all eight at once, and alone.\n[memory]"
-    for key, name in (("copy", "d2d_copy_2GiB"), ("add", "add_bf16_2GiB"), ("adamw", "adamw_fused_fp32_500M")):
+    for key, name in (("copy", "d2d_copy_2GiB"), ("add", "add_bf16_2GiB")):
         yield f"{key} = {rows[name]['gbps']:.1f}"
+    yield f"adamw = {update:.1f}"
     for key in ("h2d", "d2h"):
         for who in ("all", "one"):
             yield f"{key}_{who} = {rows[f'{key}_pinned_512MiB_{who}']['gbps']:.2f}"
@@ -230,6 +246,7 @@ def toml(  # noqa: PLR0913 (a record each)
     data: Mapping[str, Any],
     hot: Mapping[str, Any],
     layers: Mapping[str, Any],
+    update: Mapping[str, Any],
     steps: Mapping[str, Any],
     profile: Mapping[str, Any],
     kernels: Mapping[str, Any],
@@ -246,7 +263,7 @@ def toml(  # noqa: PLR0913 (a record each)
              "nvls_multicast": multicast, "statistic": "median"}  # fmt: skip
     lines = [HEADER, "[node]", 'gpu = "H200"', f"gpus = {data['world']}", f"gpus_per_node = {data['world']}"]
     lines += ["", "[provenance]", *(f"{key} = {json.dumps(value)}" for key, value in about.items())]
-    parts = (hot_products(hot["products"]), attention(layers["in_layer"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"]),
+    parts = (hot_products(hot["products"]), attention(layers["in_layer"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"], update_rate(update["forms"])),
              walked(kernels["walked: elements, µs, kernels"]), wires(data), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"], calls["rows"]), process(tried, one, two), bursts(data))  # fmt: skip
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 
@@ -256,6 +273,7 @@ def main() -> None:
     parser.add_argument("ceilings", type=Path, help="JSON of bursts and collectives on eight GPUs")
     parser.add_argument("sustained", type=Path, help="JSON of benchmarks/sustained.py")
     parser.add_argument("layers", type=Path, help="JSON of benchmarks/attention_in_layers.py")
+    parser.add_argument("update", type=Path, help="JSON of benchmarks/update_kernel.py")
     parser.add_argument("steps", type=Path, help="JSON of benchmarks/flash_attention.py")
     parser.add_argument("profile", type=Path, help="JSON of benchmarks/profile_overlap.py")
     parser.add_argument("kernels", type=Path, help="JSON of benchmarks/walked_kernels.py")
@@ -269,6 +287,7 @@ def main() -> None:
         args.ceilings,
         args.sustained,
         args.layers,
+        args.update,
         args.steps,
         args.profile,
         args.kernels,

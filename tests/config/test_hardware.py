@@ -21,6 +21,7 @@ CATALOGUE = ROOT / "src/penteract/config/catalog/hardware"
 CEILINGS = ROOT / "benchmarks/results/ceilings_8xh200.json"
 SUSTAINED = ROOT / "benchmarks/results/sustained_h200.json"
 LAYERS = ROOT / "benchmarks/results/attention_in_layers_h200.json"
+UPDATE = ROOT / "benchmarks/results/update_forms_h200.json"
 STEPS = ROOT / "benchmarks/results/flash_attention.json"
 PROFILE = ROOT / "benchmarks/results/step_profile_2xh200.json"
 WALKED = ROOT / "benchmarks/results/walked_kernels_h200.json"
@@ -134,7 +135,7 @@ def test_a_measured_file_of_ones_own(tmp_path: Path) -> None:
 def test_the_committed_curves_are_what_the_script_makes_of_the_measurements() -> None:
     read = (
         json.loads(path.read_text())
-        for path in (CEILINGS, SUSTAINED, LAYERS, STEPS, PROFILE, WALKED, TRIED, ONE, TWO, CALLS)
+        for path in (CEILINGS, SUSTAINED, LAYERS, UPDATE, STEPS, PROFILE, WALKED, TRIED, ONE, TWO, CALLS)
     )
     made = _script().toml(*read, "2026-11-20")
     assert made == (CATALOGUE / "8xh200.toml").read_text()

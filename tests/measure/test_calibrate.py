@@ -21,7 +21,7 @@ from penteract.measure.calibrate import attention_workloads, checking, hot_clock
 from penteract.measure.calibrate.hardware_file import _node, catalogued, hardware_file, host_memory_gib
 from penteract.measure.calibrate.hot_clock import HotClock
 from penteract.measure.calibrate.measured_rows import MeasuredRows
-from penteract.measure.calibrate.workloads import Workload, workloads
+from penteract.measure.calibrate.workloads import Workload, _adamw_on_gpu, workloads
 from penteract.readings.costs.rates import Rates
 
 CPU = torch.device("cpu")
@@ -110,6 +110,20 @@ def test_operations_compute_what_they_say() -> None:
     reference = attention_workloads.OPS["attention"].implementations[-1]
     for way in ("forward", "input_gradient"):
         attention_workloads.operation(CPU, reference, (1, 2, 1, 16, 8, 16), way)()
+    pytest.importorskip("triton")
+    _adamw_on_gpu(CPU, 4096)()
+
+
+def test_attention_is_timed_between_the_products_of_its_layer() -> None:
+    """A layer of Llama-3-8B has 218 million weights in products: at 8,192 tokens 3.57 TFLOP forward."""
+    with patch.object(torch.cuda, "get_device_capability", lambda *_: (9, 0)):
+        every = workloads(torch.device("cuda"))
+    ways = {w.key[2]: w for w in every if w.key[0] == "attention" and w.key[3:] == (1, 32, 8, 8192, 128, 4096)}
+    weights = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)
+    assert ways["forward"].around == 2 * 8192 * weights and ways["input_gradient"].around == 4 * 8192 * weights
+    asked = list[object]()
+    clock: Any = SimpleNamespace(microseconds_in_layer=lambda op, around: asked.append(around) or 1.0)
+    assert Workload(("attention",), lambda: lambda: None, around=8.0).microseconds(clock) == 1.0 and asked == [8.0]
 
 
 def test_links_are_measured_together_or_not_at_all(measured: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.registry import kernel
+from penteract.engine.optim.optimizer import Factors
 from penteract.measure.calibrate.attention_workloads import attention
 from penteract.measure.calibrate.hot_clock import HotClock, Op
 from penteract.ops.declarations import OPS
@@ -163,10 +164,25 @@ def _copy(size: int, source: torch.device, target: torch.device) -> Op:
 
 
 def _adamw(device: torch.device, parameters: int) -> Op:
-    """torch's fused update with everything in fp32: 28 bytes a parameter are read or written."""
+    """The update of a step: on a GPU that of a bf16 run, elsewhere torch's with everything in fp32. For a parameter, 28
+    bytes are read or written."""
+    if device.type == "cuda":
+        return _adamw_on_gpu(device, parameters)
     p = torch.nn.Parameter(torch.zeros(parameters, device=device))
     p.grad = torch.ones_like(p)
     return torch.optim.AdamW([p], fused=True).step
+
+
+def _adamw_on_gpu(device: torch.device, parameters: int) -> Op:
+    from penteract.engine.kernels.triton.optimizer.adamw import update  # triton is there where GPUs are
+
+    gradient, mean, square = (torch.zeros(parameters, device=device) for _ in range(3))
+    lower = torch.zeros(parameters, device=device, dtype=torch.int16)
+    parameter = torch.zeros(parameters, device=device, dtype=torch.bfloat16)
+    factors, nonfinite = torch.ones(len(Factors._fields), device=device), torch.zeros((), device=device)
+    bound: dict[Any, Any] = {}
+    state = gradient, mean, square, lower, parameter, factors, nonfinite
+    return lambda: update(*state, (0.05, 1e-8), decay=True, bound=bound)
 
 
 # ---- the host ------------------------------------------------------------------------------------------------------
