@@ -2,8 +2,8 @@
 
     python benchmarks/default_path.py --out OUT.json [--parts speed,losses,start] [--seconds 200]
 
-- **speed**: the command as it is, beside the same batch with settings by hand: every micro-batch size that divides it, the
-  fastest kernels. `share`: the default's tokens per second over the best of those by hand.
+- **speed**: the command as it is, for three steps; then with a batch of 16 sequences, beside the same with settings by hand:
+  micro-batches of 1 to 16, the fastest kernels. `share`: the default's tokens per second over the best of those by hand.
 - **losses**: steps on text with the default's kernels with two seeds, and with the reference's kernels in plain torch with
   the first. `kernels_apart`, `seeds_apart`: mean absolute difference of the losses, nats a token.
 - **start**: seconds from the command to the end of the first step and of the second, for an 8B on two GPUs: with no compiled
@@ -31,7 +31,8 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 from provenance import hexadecimal, provenance
 from train_run import TrainRun
 
-PRESET, STEPS, LAST, LIMIT = "llama-3.2-1b", 24, 10, 240.0
+PRESET, STEPS, LAST, LIMIT = "llama-3.2-1b", 8, 5, 240.0
+AS_IT_IS, BATCH, SIZES = 3, 16, (1, 2, 4, 8, 16)  # steps; sequences of a step; of a micro-batch
 REFERENCE = ("--kernels.attention=reference", "--kernels.elementwise=reference", "--kernels.loss=reference",
              "--kernels.fuse=none")  # fmt: skip
 
@@ -61,19 +62,26 @@ class Run(TrainRun):
 def speed(folder: Path, note: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """The default beside settings by hand."""
 
-    def timed(words: list[str]) -> tuple[Run, float]:
-        run = Run(folder / "run", words, STEPS)
-        return run, median(run.column("perf/tokens_per_sec")[-LAST:])
+    def timed(words: list[str], steps: int = STEPS, last: int = LAST) -> tuple[Run, float]:
+        run = Run(folder / "run", [*words, f"--training.steps={steps + 1}"], steps)
+        return run, median(run.column("perf/tokens_per_sec")[-last:])
 
-    head = [f"--preset={PRESET}", f"--training.steps={STEPS + 1}"]
-    run, rate = timed(head)
+    head = [f"--preset={PRESET}"]
+    run, rate = timed(head, AS_IT_IS, AS_IT_IS - 1)
     names = ("sequence_length", "global_batch_size", "micro_batch_size", "attention", "elementwise", "fuse", "dtype")
     found: dict[str, Any] = {"default": {"tokens_per_s": round(rate), **{name: run.resolved(name) for name in names}}}
     found["said"] = [line for line in run.lines if "chosen" in line or "micro" in line][:4]
-    batch, by_hand = int(run.resolved("global_batch_size")), dict[str, Any]()
-    for size in (n for n in (1, 2, 4, 8, 16, 32) if batch % n == 0):
+    note(found)
+    head += [f"--batch.global_batch_size={BATCH}"]
+    small, rate = timed(head)
+    found["default, 16 sequences"] = {
+        "tokens_per_s": round(rate),
+        "micro_batch_size": small.resolved("micro_batch_size"),
+    }
+    by_hand = dict[str, Any]()
+    for size in SIZES:
         words = [f"--batch.micro_batch_size={size}", f"--batch.sequence_length={run.resolved('sequence_length')}",
-                 f"--batch.global_batch_size={batch}", "--precision.dtype=bf16", "--kernels.elementwise=triton",
+                 "--precision.dtype=bf16", "--kernels.elementwise=triton",
                  "--kernels.fuse=all", "--kernels.loss=chunked", f"--kernels.attention={run.resolved('attention')[1:-1]}"]  # fmt: skip
         try:
             by_hand[str(size)] = round(timed(head + words)[1])

@@ -214,6 +214,8 @@ def newcomers_path() -> str:
     before, older = found["start_of_1bd0ac83"], found["start_of_d8196e56"]
     turns = [", ".join(f"{seconds} ({commit})" for commit, seconds in turn["runs"]) for turn in found["starts_in_turn"]]
     rows = [(name, start[name]["first_step_s"], start[name]["second_step_s"]) for name in ("cold", "warm")]
+    speed = found["speed"]
+    alone, by_hand = speed["default, 16 sequences"], {k: v for k, v in speed["by_hand"].items() if isinstance(v, int)}
     drawn = min(weights["rows"], key=lambda row: min(row["seconds"]))
     return section(
         "The path of a newcomer",
@@ -228,8 +230,10 @@ commit {older["cold"]["first_step_s"]} and {older["warm"]["first_step_s"]} s. Co
 A GPU draws {drawn["elements"] / 1e9:.1f} billion weights, with their master weights, in {min(drawn["seconds"]):.2f} s; {sum(weights["equal"].values())} of {len(weights["equal"])} small models have
 the bits that a CPU draws.
 
-Falls short: 20 s cold and 10 s warm are the goal. Cold, kernels are compiled one after the other. How near its speed is to
-settings by hand was not measured.""",
+On one {found["device"]} it takes micro-batches of {alone["micro_batch_size"]} and {speed["default"]["sequence_length"]} tokens; with 16 sequences a step it trains {alone["tokens_per_s"]:,} tokens/s, {speed["share"]:.2f} of
+the best by hand ({", ".join(f"{rate:,} with micro-batches of {size}" for size, rate in by_hand.items())}; 16 do not fit).
+
+Falls short: 20 s cold and 10 s warm are the goal. Cold, kernels are compiled one after the other.""",
         table("caches | first step after, s | second step after, s", rows),
         records=["default_path_h200.json", "initial_weights_h200.json"],
     )
