@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from penteract.config.layout import Layout
 from penteract.errors import Bug
+from penteract.ops.declarations.registry import computes_attention
 from penteract.ops.lower import Instruction
 from penteract.parallel.data import Bucket
 from penteract.step.fsdp import Due, Event, FsdpRule, Touch, upcoming
@@ -28,15 +29,20 @@ Events = Mapping[At, Around]
 
 
 def events(
-    buckets: Sequence[Bucket], layout: Layout, instructions: Iterator[tuple[At, Instruction]], end: At
+    buckets: Sequence[Bucket], layout: Layout, instructions: Iterable[tuple[At, Instruction]], end: At
 ) -> Events:
     """All bucket events of a step. `end`: the position after the last action."""
     rule = FsdpRule(buckets, depth(layout, count_units(buckets)))
-    actions = _by_action(touches(buckets, instructions))
+    every = list(instructions)
+    actions = _by_action(touches(buckets, every))
+    attention = defaultdict[int, list[At]](list)
+    for at, instruction in every:
+        if instruction.call.phase == "input_gradient" and computes_attention(instruction.call.site.op_name):
+            attention[at[0]].append(at)
     needs, last = first_reads(buckets, actions), last_writes(actions)
     shared = sorted(b for b in last if buckets[b].across_pp_ranks)
     sums = {b: at for b, at in last.items() if not buckets[b].cut_gradients and not buckets[b].across_pp_ranks}
-    found = [rule.unit_reads(touched) for touched in actions.values()]
+    found = [rule.unit_reads(touched, attention[a]) for a, touched in actions.items()]
     next_reads = upcoming([[unit for _, unit in passing.reads] for passing in found])
     before, after = defaultdict[At, list[Event]](list), defaultdict[At, list[Event]](list)
     left = rule.begin()
@@ -50,7 +56,7 @@ def events(
     return {at: Around(tuple(before.get(at, ())), tuple(after.get(at, ()))) for at in {**before, **after}}
 
 
-def touches(buckets: Sequence[Bucket], instructions: Iterator[tuple[At, Instruction]]) -> Iterator[Touch]:
+def touches(buckets: Sequence[Bucket], instructions: Iterable[tuple[At, Instruction]]) -> Iterator[Touch]:
     """Every instruction with parameters, in walk order."""
     bucket_of = {q.name: b for b, bucket in enumerate(buckets) for q in bucket.params}
     for at, instruction in instructions:

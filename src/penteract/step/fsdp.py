@@ -2,15 +2,21 @@
 
 Unsharded buckets are waited for at their first use and reduced after their last write. What ZeRO 2 and 3 shard is whole
 only in ring buffers: parameters of a unit are gathered one unit before their use, and its gradients are reduced after
-the action that wrote them. The rule depends only on one action, the unit that is read next, and the ring buffers, so
-equal inputs give equal events. `events.py` applies it to every action of a step; the simulated clock applies it once to
-each distinct action.
+the action that wrote them.
+
+A reduction that is due begins with the next backward pass of attention of its action, if there is one. A collective
+takes multiprocessors from the kernels beside it. Attention's many short blocks lose about that share; a matrix product
+whose blocks all start at once may wait until the collective has ended.
+
+The rule depends only on one action, the unit that is read next, and the ring buffers, so equal inputs give equal
+events. `events.py` applies it to every action of a step; the simulated clock applies it once to each distinct action.
 
 Zhao 2023 (2304.11277) §3.3 and §4: prefetching, and the limit on gathered units.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,12 +43,14 @@ class Touch(NamedTuple):
 class UnitReads(NamedTuple):
     """What the rule needs of an action.
 
-    reads   the units whose sharded parameters are read, in order, each with its first reader
-    writes  for each bucket with sharded gradients: first writer, bucket, last writer; ordered by the first
+    reads      the units whose sharded parameters are read, in order, each with its first reader
+    writes     for each bucket with sharded gradients: first writer, bucket, last writer; ordered by the first
+    attention  backward passes of attention, in order
     """
 
     reads: Sequence[tuple[At, int]]
     writes: Sequence[tuple[At, int, At]]
+    attention: Sequence[At] = ()
 
 
 class FsdpState(NamedTuple):
@@ -125,6 +133,14 @@ class _Around:
     before: defaultdict[At, list[Event]] = field(default_factory=lambda: defaultdict(list))
     after: defaultdict[At, list[Event]] = field(default_factory=lambda: defaultdict(list))
 
+    def due(self, at: At, attention: Sequence[At], until: At | None = None) -> list[Event]:
+        """Where a reduction begins that is due after `at`: before the next of these passes of attention, if it comes
+        before `until`."""
+        i = bisect_right(attention, at)
+        if i < len(attention) and (until is None or attention[i] < until):
+            return self.before[attention[i]]
+        return self.after[at]
+
 
 Table = Mapping[At, Sequence[Event]]
 
@@ -154,8 +170,8 @@ class FsdpRule:
         """The state at the start of a step: nothing is gathered, since parameters have changed."""
         return FsdpState((NONE,) * self.depth)
 
-    def unit_reads(self, touches: Iterable[Touch]) -> UnitReads:
-        """Which units an action reads and which buckets it writes."""
+    def unit_reads(self, touches: Iterable[Touch], attention: Sequence[At]) -> UnitReads:
+        """Which units an action reads and which buckets it writes. `attention`: its backward passes of attention."""
         reads, buckets = list[tuple[At, int]](), self.buckets
         first: dict[int, At] = {}
         last: dict[int, At] = {}
@@ -167,7 +183,8 @@ class FsdpRule:
                     last[b] = at
                 elif not writes and buckets[b].cut_parameters and (not reads or reads[-1][1] != unit):
                     reads.append((at, unit))
-        return UnitReads(reads, [(at, b, last[b]) for at, b in sorted((at, b) for b, at in first.items())])
+        writes = [(at, b, last[b]) for at, b in sorted((at, b) for b, at in first.items())]
+        return UnitReads(reads, writes, attention)
 
     def action(
         self, left: FsdpState, passing: UnitReads, due: Due, following: int, last: Callable[[int], bool]
@@ -181,8 +198,8 @@ class FsdpRule:
         there, gathering, last_read = self._gathers(around, left, passing.reads, following)
         for at, b in due.needs:
             around.before[at].append(("wait_all_gather", b))
-        replicating = self._whole_sums(around, left.replicating, due.sums)
-        leaving = self._cut_sums(around, left.leaving, passing.writes, last)
+        replicating = self._whole_sums(around, left.replicating, due.sums, passing.attention)
+        leaving = self._cut_sums(around, left.leaving, passing, last)
         return around.before, around.after, FsdpState(there, gathering, last_read, leaving, replicating)
 
     def end(self, left: FsdpState, shared: Sequence[int], written: Callable[[int], At]) -> list[Event]:
@@ -228,29 +245,32 @@ class FsdpRule:
 
     # ---- gradients -------------------------------------------------------------------------------------------
 
-    def _whole_sums(self, around: _Around, waiting: int, sums: Sequence[tuple[At, int]]) -> int:
+    def _whole_sums(
+        self, around: _Around, waiting: int, sums: Sequence[tuple[At, int]], attention: Sequence[At]
+    ) -> int:
         """A bucket that is reduced once per step is reduced after its last write; over replicas, when the next one
         is."""
         for at, b in sorted(sums):
-            waiting = self._reduce(around.after[at], waiting, b)
+            waiting = self._reduce(around.due(at, attention), waiting, b)
         return waiting
 
     def _cut_sums(
         self,
         around: _Around,
         left: tuple[tuple[tuple[int, bool], ...], ...],
-        writes: Sequence[tuple[At, int, At]],
+        passing: UnitReads,
         last: Callable[[int], bool],
     ) -> tuple[tuple[tuple[int, bool], ...], ...]:
         """A bucket with sharded gradients is whole only within one action, in the entry of its unit.
 
         Before another unit takes the entry, its earlier reduce-scatters must have finished.
         """
-        if not writes:
+        if not (writes := passing.writes):
             return left
+        taken = self._taken(writes)
         leaving, tenant, closed = list(map(list, left)), [NONE] * DEPTH, {b: at for _, b, at in writes}
-        before, after, buckets = around.before, around.after, self.buckets
-        for at, b, until in writes:
+        before, buckets = around.before, self.buckets
+        for (at, b, until), over in zip(writes, taken, strict=True):
             unit = buckets[b].unit
             entry = unit % DEPTH
             here = before[at]
@@ -262,9 +282,21 @@ class FsdpRule:
                     self._wait_reduce_scatter(here, other, last=done)
                 leaving[entry], tenant[entry] = [], unit
             here.append(("acquire_gradient_buffer", b))
-            after[until].append(("reduce", b))
+            around.due(until, passing.attention, over).append(("reduce", b))
             leaving[entry].append((b, last(b)))
         return tuple(map(tuple, leaving))
+
+    def _taken(self, writes: Sequence[tuple[At, int, At]]) -> list[At | None]:
+        """For each of these buckets: where another unit takes its entry."""
+        units = [self.buckets[b].unit for _, b, _ in writes]
+        found, begins = list[At | None](), dict[int, tuple[int, At, At | None]]()
+        for (at, _, _), unit in reversed(list(zip(writes, units, strict=True))):
+            # The unit that holds the entry next, where it begins, and where the one after it does.
+            held, begin, then = begins.get(unit % DEPTH, (NONE, None, None))
+            over = then if held == unit else begin
+            begins[unit % DEPTH] = unit, at, over
+            found.append(over)
+        return found[::-1]
 
     def _reduce(self, events: list[Event], waiting: int, bucket: int) -> int:
         """Reduce a bucket. -> the bucket whose all-reduce over replicas is due next, or NONE."""

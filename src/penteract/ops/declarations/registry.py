@@ -72,6 +72,11 @@ class Op(NamedTuple):
     implementations: tuple[Implementation, ...]
 
 
+def computes_attention(op_name: str) -> bool:
+    """Whether the op is a pass of attention."""
+    return OPS[op_name].declaration.part == "attention"
+
+
 def implementation(site: Site, layout: Layout) -> tuple[Implementation, OpDeclaration]:
     """The implementation that computes a site under a layout, and its declaration there."""
     for one in OPS[site.op_name].implementations:

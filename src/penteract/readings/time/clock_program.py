@@ -11,6 +11,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from penteract.ops.declarations.registry import computes_attention
 from penteract.ops.params import Param
 from penteract.parallel.bucket_plans import BucketPlan
 from penteract.parallel.data import Bucket
@@ -102,6 +103,9 @@ class ClockProgram:
     _touched: dict[tuple[LayerType, str], Sequence[Touched]] = field(
         default_factory=dict[tuple[LayerType, str], Sequence[Touched]]
     )
+    _attentions: dict[tuple[LayerType, str], Sequence[int]] = field(
+        default_factory=dict[tuple[LayerType, str], Sequence[int]]
+    )
     _passes: dict[PassKey, Pass] = field(default_factory=dict[PassKey, Pass])
     _rows: dict[PassKey, Sequence[PlacedSegment]] = field(default_factory=dict[PassKey, "Sequence[PlacedSegment]"])
     _segments: dict[Any, int] = field(default_factory=dict[Any, int])
@@ -164,7 +168,8 @@ class ClockProgram:
             if turn != NEVER:
                 turns.append(((k, turn), unit))
         writes = sorted([(at, b) for b, at in first.items() if self.buckets[b].cut_gradients])
-        unit_reads = UnitReads(turns, [(at, b, last[b]) for at, b in writes])
+        attention = [(k, at) for k, unit in enumerate(units) for at in self._attention(self.layer_types[unit], action)]
+        unit_reads = UnitReads(turns, [(at, b, last[b]) for at, b in writes], attention)
         return Pass(units, unit_reads, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action),
                     self.layers[self.layer_types[units[0]]][0].reads_message(action))  # fmt: skip
 
@@ -184,6 +189,18 @@ class ClockProgram:
                     found[name] = Touched(name, read, written, last)
             self._touched[key] = tuple(found.values())
         return self._touched[key]
+
+    def _attention(self, kind: LayerType, action: str) -> Sequence[int]:
+        """Where a layer's backward passes of attention are in an action."""
+        key = kind, action
+        if key not in self._attentions:
+            layer = self.layers[kind][0]
+            jobs = [layer.outline.jobs[job] for job, _, _ in layer.outline.calls.get(action, ())]
+            self._attentions[key] = [
+                pos for pos, (place, phase) in enumerate(jobs)
+                if phase == "input_gradient" and computes_attention(layer.sites[place].op_name)
+            ]  # fmt: skip
+        return self._attentions[key]
 
     def _owners(self) -> Iterator[tuple[tuple[int, str], int]]:
         """The bucket of each (unit, parameter). Equal layers share `Param` objects: bucket plans take them in the order
