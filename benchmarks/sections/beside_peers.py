@@ -160,6 +160,11 @@ def collectives_beside_products() -> str:
     beside = next(row for row in record("beside_torchtitan_four")["rows"] if row["case"] == "A4")["tok_s_gpu"]
     again = [run["median_ms"] for run in runs if run["case"] == "F1" and run["free_tiles"] == "all"]
     before = [run["median_ms"] for run in runs if run["case"] == "F1" and run["free_tiles"] != "all"]
+    placed = [
+        run["median_ms"] / next(r for r in pair if r["more"] != run["more"])["median_ms"] - 1
+        for pair in zip(*[iter([run for run in runs if run["case"] == "A2"])] * 2, strict=True)
+        for run in pair if not run["more"]
+    ]  # fmt: skip
     return section(
         "What collectives take from the products beside them",
         f"""\
@@ -171,9 +176,12 @@ two and a half at 2; today's end with a layer.
 Copy engines gain nothing that shows beside what runs differ by, and gathers that nothing hides cost {four[5]["median_ms"] - one["median_ms"]:.0f} ms more than hidden ones.
 With ZeRO 1, two micro-batches of one sequence take {1 - two["median_ms"] / one["median_ms"]:.1%} less than one of two with ZeRO 2, where the plan says {two["planned_ms"] / one["planned_ms"] - 1:.1%} more.
 
+A reduction begins with the next backward pass of attention, whose many short blocks lose about what the collective takes. On
+two GPUs a step with reductions where they are due took {", ".join(f"{x:.1%}" for x in placed)} longer.
+
 Falls short: one run a row, and the same layout in another call was {beside / four[3]["tok_s_gpu"] - 1:.0%} faster, so differences under that may be noise. On
-one GPU, where nothing runs beside products, Qwen3 took {" and ".join(f"{x:.1f}" for x in again)} ms with free tiles, {" and ".join(f"{x:.1f}" for x in before)} without: the
-first of these runs may be a host that was slow, or not.""",
+one GPU, where nothing runs beside products, Qwen3 took {", ".join(f"{x:.1f}" for x in again)} ms with free tiles, {", ".join(f"{x:.1f}" for x in before)} without:
+each product then clears a counter, and a host that is busy with another run falls behind.""",
         table("case | buckets | free tiles | beside that | ms a step | from, to | tokens/s/GPU | planned, ms", rows),
         records=["collectives_beside_products_h200.json"],
     )
