@@ -267,10 +267,10 @@ class FsdpRule:
         """
         if not (writes := passing.writes):
             return left
-        taken = self._taken(writes)
+        reused = self._reused_at(writes)
         leaving, tenant, closed = list(map(list, left)), [NONE] * DEPTH, {b: at for _, b, at in writes}
         before, buckets = around.before, self.buckets
-        for (at, b, until), over in zip(writes, taken, strict=True):
+        for (at, b, until), over in zip(writes, reused, strict=True):
             unit = buckets[b].unit
             entry = unit % DEPTH
             here = before[at]
@@ -286,7 +286,7 @@ class FsdpRule:
             leaving[entry].append((b, last(b)))
         return tuple(map(tuple, leaving))
 
-    def _taken(self, writes: Sequence[tuple[At, int, At]]) -> list[At | None]:
+    def _reused_at(self, writes: Sequence[tuple[At, int, At]]) -> list[At | None]:
         """For each of these buckets: where another unit takes its entry."""
         units = [self.buckets[b].unit for _, b, _ in writes]
         found, begins = list[At | None](), dict[int, tuple[int, At, At | None]]()
