@@ -30,9 +30,10 @@ from penteract.engine.kernels.registry import kernels
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session.trainer import Place, Trainer
 from penteract.measure.rehearse.findings import Findings
-from penteract.measure.rehearse.rank_rehearsal import META, Blank
+from penteract.engine.data.blank import Blank
+from penteract.measure.rehearse.rank_rehearsal import META
 from penteract.measure.rehearse.rehearsing import RehearsedTarget
-from penteract.measure.rehearse.stand_ins import stand_ins
+from penteract.engine.kernels.stand_ins import stand_ins
 from penteract.measure.rehearse.wires import RehearsedDevice, WireLog
 
 TRITON = pytest.importorskip("triton.runtime")

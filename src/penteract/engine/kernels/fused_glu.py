@@ -15,7 +15,7 @@ import torch
 
 from penteract.engine.kernels.glu import glu_linear
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.moe.grouped_experts import DYNAMIC, Tile, config
+from penteract.engine.kernels.moe.grouped_experts import DYNAMIC, Tile, config, quack_without_gpu
 from penteract.engine.kernels.triton.fusions import as_one, fusions
 from penteract.engine.kernels.triton.swiglu import put_swiglu_input
 from penteract.errors import Bug
@@ -132,5 +132,6 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.view(-1, x.shape[-1])
 
 
+WITHOUT_GPU = {"QUACK": partial(quack_without_gpu, _load)}
 PACKAGES = {"QUACK": _load}  # imported before a run's first step
 QUACK = glus(torch.ops.aten, QuackGlu())

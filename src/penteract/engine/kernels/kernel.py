@@ -89,6 +89,10 @@ def in_turn(*calls: Bound) -> Bound:
     return run
 
 
+class LaunchReached(Exception):
+    """Where kernels are only compiled: all that a call needs is, and what is left needs a GPU."""
+
+
 @dataclass(frozen=True, slots=True)
 class TorchKernel:
     """One op on torch: results are written into `outs`, weight gradients written or added `into` views of buckets."""

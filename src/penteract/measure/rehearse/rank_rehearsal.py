@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from penteract.config.mesh import Mesh
@@ -15,7 +14,7 @@ from penteract.config.run import RunSpec
 from penteract.engine.checkpoint.packing import LARGEST_FILE, packed
 from penteract.engine.checkpoint.writing import entry
 from penteract.engine.comm.groups import Channel
-from penteract.engine.data import Sample
+from penteract.engine.data.blank import Blank
 from penteract.engine.kernels.kernel import TorchKernel
 from penteract.engine.kernels.registry import Target, kernels
 from penteract.engine.rank.rank import Rank
@@ -28,8 +27,8 @@ from penteract.measure.rehearse.checks.kernel_calls import KernelCall, KernelCou
 from penteract.measure.rehearse.checks.price_check import ACTIVATIONS, VALIDATION, OwnerCount, check_price, owners
 from penteract.measure.rehearse.findings import Fault, Findings, Stop
 from penteract.measure.rehearse.ledger import HOST, Ledger, Moment
-from penteract.measure.rehearse.routing import Given, Routing
-from penteract.measure.rehearse.stand_ins import stand_ins
+from penteract.engine.kernels.moe.routing import Given, Routing
+from penteract.engine.kernels.stand_ins import stand_ins
 from penteract.measure.rehearse.wires import RehearsedComm, RehearsedDevice, RehearsedWire, WireEvent, WireLog
 from penteract.readings.layers.expert_load import Recorded
 from penteract.readings.price import price
@@ -82,21 +81,6 @@ class RankRehearsal:
     checkpoint: tuple[SavedFile, ...] = ()
     faults: tuple[Fault, ...] = ()
     stopped: bool = False
-
-
-class Blank:
-    """Samples without text: sequences of one document."""
-
-    def __init__(self, length: int) -> None:
-        zeros = np.zeros(length, dtype=np.int64)
-        self._sample = Sample(zeros, zeros, zeros, np.arange(length))
-
-    def __len__(self) -> int:
-        return 1
-
-    def sample(self, index: int) -> Sample:
-        """The same for every index."""
-        return self._sample
 
 
 def rehearse_rank(

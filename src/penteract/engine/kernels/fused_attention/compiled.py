@@ -4,8 +4,8 @@ them again, which takes seconds. By default it forgets them."""
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
+
+from penteract.engine.device.own_folder import own_folder
 
 ENABLED, FOLDER = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"  # the package's
 
@@ -17,17 +17,6 @@ def keep_compiled(capability: tuple[int, int]) -> None:
     if ENABLED in os.environ or FOLDER in os.environ:
         return
     major, minor = capability
-    mine = Path(tempfile.gettempdir()) / f"penteract-{os.getuid()}"
-    if _private(mine):
+    if (mine := own_folder()) is not None:
         os.environ[ENABLED] = "1"
         os.environ[FOLDER] = str(mine / f"flash_attention_{major}{minor}")
-
-
-def _private(folder: Path) -> bool:
-    """Make a folder; whether nobody else can write into it."""
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError:
-        return False
-    return not folder.is_symlink() and found.st_uid == os.getuid() and not found.st_mode & 0o022

@@ -6,6 +6,7 @@ Its public functions allocate results, so the private ones beneath are called. T
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
@@ -15,7 +16,7 @@ import torch
 
 from penteract.config.rules.kernel_limits import ATTENTION, HOPPER
 from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, ChunkOrder, QueryChunk, read_by
-from penteract.engine.kernels.fused_attention.compiled import keep_compiled
+from penteract.engine.kernels.fused_attention.compiled import FOLDER, keep_compiled
 from penteract.engine.kernels.fused_attention.flash import ends
 from penteract.engine.kernels.fused_attention.normed_attention import ON_GPU, normed
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
@@ -176,5 +177,19 @@ def _ways(kernel: TorchKernel) -> dict[str, TorchKernel]:
     }
 
 
+def _without_gpu() -> str:
+    """Import the package to compile for GPUs that are not here. Their multiprocessors decide how it divides little
+    work; all of Hopper that have NVLink have as many."""
+    major, minor = HOPPER
+    for name, value in (
+        ("FLASH_ATTENTION_ARCH", f"sm_{major}{minor}"), ("CUTE_DSL_ARCH", f"sm_{major}{minor}a"),
+        ("FLASH_ATTENTION_NUM_SMS", "132"),
+    ):  # fmt: skip
+        os.environ.setdefault(name, value)
+    library()
+    return os.environ.get(FOLDER, "")
+
+
+WITHOUT_GPU = dict.fromkeys(("FA4", "FA4_DOCUMENTS"), _without_gpu)
 PACKAGES = dict.fromkeys(("FA4", "FA4_DOCUMENTS"), lambda: library())  # imported before a run's first step
 FA4, FA4_DOCUMENTS = _ways(whole(library)), _ways(documents(library))

@@ -7,16 +7,18 @@ on the device, so that nobody waits for a count.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 
-from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put
+from penteract.config.rules.kernel_limits import HOPPER
+from penteract.engine.kernels.kernel import Env, LaunchReached, Tensors, TorchKernel, put
 from penteract.ops.tape import Site
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # a, b, offsets -> rows, or sums
@@ -137,6 +139,21 @@ def _load() -> None:
     config(PLAIN_TILE)
 
 
+def quack_without_gpu(load: Callable[[], None]) -> str:
+    """Import the package to compile for Hopper where there is none. Once a kernel is compiled, the package asks the
+    GPU how many blocks run at once: that ends a call."""
+    major, minor = HOPPER
+    os.environ.setdefault("QUACK_ARCH", f"{major}{minor}")
+    os.environ.setdefault("CUTE_DSL_ARCH", f"sm_{major}{minor}a")
+    load()
+    import_module("cutlass").utils.HardwareInfo = _launch
+    return str(import_module("quack.cache").get_cache_path())
+
+
+def _launch(*about: Any) -> Any:
+    raise LaunchReached
+
+
 # Tiles go to whichever block is free, by a counter of four bytes that the package allocates and clears for each call.
 # With a fixed share each, blocks that a collective keeps from starting would do all of theirs after it. Sums stay the
 # same.
@@ -184,6 +201,7 @@ class Quack:
         )
 
 
+WITHOUT_GPU = {"QUACK": partial(quack_without_gpu, _load)}
 PACKAGES = {"QUACK": _load}  # imported before a run's first step
 GROUPED = {"expert_linear": expert_products(MadeBeside(by_torch))}
 EMULATED = {"expert_linear": expert_products(MadeBeside(emulated))}

@@ -1,4 +1,4 @@
-"""What takes the place of a GPU while a rehearsal runs: kernels in Triton end at their launch."""
+"""What takes the place of a GPU where a step runs without numbers: kernels in Triton end at their launch."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def _scaled_mm(a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor, out: tor
 
 
 @contextmanager
-def stand_ins() -> Generator[None]:
-    """Inside, launches of Triton do nothing, and tables that kernels make once are made anew."""
+def stand_ins(*, launches: bool = True) -> Generator[None]:
+    """Inside, launches of Triton do nothing, if `launches`, and tables that kernels make once are made anew."""
     caches = (rotary._turns, moments.codebook)
     with ExitStack() as stack:
-        if find_spec("triton") is not None:
+        if launches and find_spec("triton") is not None:
             stack.enter_context(patch.object(import_module("triton.runtime.jit").JITFunction, "run", _launch))
             interpreter = import_module("triton.runtime.interpreter")
             stack.enter_context(patch.object(interpreter.InterpretedFunction, "run", _launch))

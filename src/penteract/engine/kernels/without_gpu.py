@@ -1,0 +1,182 @@
+"""Kernels compiled on a host's cores, in processes that see no GPU, into the caches in which ranks look for them.
+
+The calls of a step are made with tensors without numbers (`stand_ins.py`). Where one would compile, this process forks,
+and the child compiles: kernels are compiled beside each other, and packages that need seconds to be imported are
+imported only there. What a package needs to compile without a GPU says `WITHOUT_GPU` of the module that calls it:
+table of kernels -> what imports it so that it does, and returns the folder where it keeps them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from penteract.engine.device.lazy_compiler import lazy_compiler
+from penteract.engine.kernels.kernel import Env, LaunchReached, TorchKernel
+from penteract.engine.kernels.moe.routing import Routing
+from penteract.ops.declarations import implementation
+from penteract.ops.declarations.registry import Implementation
+from penteract.ops.tape import Site
+from penteract.step.program import Program
+
+_PHASES = ("forward", "input_gradient", "weight_gradient")
+_GPU = "cuda:0"
+
+
+@dataclass(slots=True)
+class Compiling:
+    """Forks where a kernel has to be compiled. `rows`: the file into which each child writes a line of what it did;
+    `most`: children at once."""
+
+    rows: Path
+    most: int
+    own: int = field(default_factory=os.getpid)  # the process that forks
+    seen: set[Any] = field(default_factory=set[Any])
+    children: set[int] = field(default_factory=set[int])
+    made: str = ""  # in a child: what it compiles
+    began: float = 0.0
+    routing: Routing = field(init=False)
+
+    def child(self, name: str, key: Any) -> bool:
+        """Whether this is now the child that compiles what `key` stands for. It ends with `end`."""
+        if key in self.seen:
+            return False
+        self.seen.add(key)
+        while len(self.children) >= self.most:
+            self._reap()
+        began = time.monotonic()
+        if number := os.fork():
+            self.children.add(number)
+            return False
+        self.own, self.children, self.made, self.began = os.getpid(), set(), name, began
+        return True
+
+    def end(self, folder: str, error: str = "") -> NoReturn:
+        """End a child, once its own children have."""
+        self.wait()
+        row = {"name": self.made, "seconds": round(time.monotonic() - self.began, 2), "folder": folder, "error": error}
+        with suppress(OSError), self.rows.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        os._exit(0)
+
+    def wait(self) -> None:
+        """Wait for all children."""
+        while self.children:
+            self._reap()
+
+    def _reap(self) -> None:
+        self.children.discard(os.wait()[0])
+
+    # ---- Triton ------------------------------------------------------------------------------------------------------
+
+    def triton(self, capability: tuple[int, int]) -> None:
+        """From now on kernels in Triton are compiled for GPUs of this compute capability, and not launched."""
+        triton = import_module("triton")
+        target = import_module("triton.backends.compiler").GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+        triton.runtime.driver.set_active(_NoDriver(target))
+        triton.knobs.runtime.jit_cache_hook = self._before
+        triton.knobs.runtime.jit_post_compile_hook = self._after
+
+    def _before(self, *, fn: Any, key: Any, **about: Any) -> bool:
+        """Triton's hook before it compiles. True: it shall not, and launches nothing."""
+        return not self.child(fn.name, (fn.module, fn.name, str(key)))
+
+    def _after(self, **about: Any) -> None:
+        """Triton's hook once it has."""
+        self.end(str(import_module("triton").knobs.cache.dir))
+
+    # ---- packages ----------------------------------------------------------------------------------------------------
+
+    def of(self, p: Program, kernels: Mapping[str, TorchKernel]) -> dict[str, TorchKernel]:
+        """The kernels of a program: each call is made once, those of packages in a child."""
+        self.routing = Routing(p)
+        return {name: self._kernel(p, kernel) for name, kernel in kernels.items()}
+
+    def _kernel(self, p: Program, kernel: TorchKernel) -> TorchKernel:
+        made = [partial(self._call, p, phase, f) if (f := getattr(kernel, phase)) else None for phase in _PHASES]
+        return TorchKernel(*made)  # type: ignore[arg-type]
+
+    def _call(self, p: Program, phase: str, kernel: Callable[..., None], env: Env, site: Site, *about: Any) -> None:
+        if site.op_name == "split_sizes":
+            about[2][0] = self.routing.splits(site)
+            return
+        (one, _), key = implementation(site, p.layout), _key(site, phase, about)
+        if (prepare := _without_gpu(one)) is None:
+            if key not in self.seen:
+                self.seen.add(key)
+                kernel(env, site, *about)
+        elif self.child(f"{one.name} {site.op_name} {phase}", key):
+            with lazy_compiler():
+                folder = prepare()
+            FakeTensor.data_ptr = _address  # type: ignore[method-assign]
+            with FakeTensorMode(), suppress(LaunchReached):
+                kernel(env, site, *_on_gpu(about))
+            self.end(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _NoDriver:
+    """What Triton asks of a driver before it compiles."""
+
+    target: Any
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+
+def _without_gpu(one: Implementation) -> Callable[[], str] | None:
+    """What imports the package that compiles an implementation's kernels; None: it has none."""
+    module, _, table = one.kernels["cuda"].partition(":")
+    return getattr(import_module(module), "WITHOUT_GPU", {}).get(table)
+
+
+def _key(site: Site, phase: str, about: Any) -> Any:
+    """Calls with an equal one have the same kernels."""
+    return site.op_name, phase, repr(sorted(site.attrs.items(), key=str)), repr([_form(x) for x in about])
+
+
+def _form(x: Any) -> Any:
+    if isinstance(x, list | tuple):
+        return [_form(each) for each in x]
+    if isinstance(x, torch.Tensor):
+        return x.dtype, tuple(x.shape), tuple(x.stride()), x.data_ptr() % 16
+    return x
+
+
+def _address(x: torch.Tensor) -> int:
+    return x.storage_offset() * x.element_size()
+
+
+def _on_gpu(about: Any) -> Any:
+    """Tensors without numbers as those of a GPU, which lie the same way in the same storages."""
+    storages = dict[int, torch.Tensor]()
+
+    def made(x: Any) -> Any:
+        if isinstance(x, list | tuple):
+            return [made(each) for each in x]
+        if not isinstance(x, torch.Tensor):
+            return x
+        storage = x.untyped_storage()
+        if storage._cdata not in storages:
+            size = -(-storage.nbytes() // 16) * 16
+            storages[storage._cdata] = torch.empty(size, dtype=torch.uint8, device=_GPU)
+        return storages[storage._cdata].view(x.dtype).as_strided(x.shape, x.stride(), x.storage_offset())
+
+    return made(about)

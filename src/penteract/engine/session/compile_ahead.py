@@ -1,0 +1,123 @@
+"""The process that compiles a run's kernels before its ranks need them: `python -m penteract.engine.session.compile_ahead
+RUN.toml --capability=9.0 --ranks=0,1`. It makes the first step of each rank without numbers, on the host's cores."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from penteract.config.mesh import Mesh
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.resolve.write_run_file import run_values
+from penteract.config.rules.kernel_limits import installed_version
+from penteract.config.run import RunSpec
+from penteract.engine.comm.comm import Comm, Ranks
+from penteract.engine.comm.fake import FakeComm
+from penteract.engine.comm.journal import Journal
+from penteract.engine.data.blank import Blank
+from penteract.engine.device.compiled_ahead import CompiledAhead
+from penteract.engine.device.cpu_affinity import usable_here
+from penteract.engine.device.device import Meta
+from penteract.engine.kernels import registry
+from penteract.engine.kernels.stand_ins import stand_ins
+from penteract.engine.kernels.without_gpu import Compiling
+from penteract.engine.rank.rank import Rank
+from penteract.engine.rank.rank_progress import RankProgress
+from penteract.engine.session.trainer import Place, Trainer
+
+LONGEST_S = 90  # after which the process ends, with its children
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """GPUs of this host, which this process does not see."""
+
+    capability: tuple[int, int]
+    type: ClassVar[str] = "cuda"
+    name: ClassVar[str] = ""
+
+    @property
+    def cuda(self) -> tuple[int, int]:
+        major, minor = (torch.version.cuda or "0.0").split(".")[:2]
+        return int(major), int(minor)
+
+    def installed(self, package: str) -> str:
+        return installed_version(package)
+
+
+class _Alone(Meta):
+    """No device, and no peers."""
+
+    def comm(self, rank: int, journal: Journal | None = None, limit: float = 600.0) -> Comm:
+        return FakeComm(rank, self)
+
+    def on_wire(self, kind: str, ranks: Ranks, amount: int, what: str = "") -> Any:
+        return self
+
+    def wait(self) -> None: ...
+
+
+def compile_step_of(spec: RunSpec, rank: int, capability: tuple[int, int], compiling: Compiling) -> None:
+    """Go through the first step of a rank, and compile each kernel of it for GPUs of a compute capability."""
+    meta = torch.device("meta")
+    place = Place(
+        _Alone(), _Target(capability), lambda p: compiling.of(p, registry.kernels(p, torch.device("cuda"))),
+        lambda p, state, seed: None,
+    )  # fmt: skip
+    with stand_ins(launches=False):
+        trainer = Trainer.on(spec, Rank(rank, spec.layout.world, meta, None, RankProgress(spec.limits)), place)
+        samples: Any = Blank(spec.sequence_length)
+        trainer.start(1, samples, 0)
+
+
+def kinds_of_ranks(spec: RunSpec, ranks: Sequence[int]) -> list[int]:
+    """One of these ranks for each pipeline rank: the others have the same kernels."""
+    mesh = Mesh(spec.layout)
+    return sorted({mesh.coordinates(rank)["pp"]: rank for rank in reversed(ranks)}.values())
+
+
+def main(argv: list[str]) -> int:
+    """Compile; the kernels that were are noted for ranks and later runs."""
+    parser = argparse.ArgumentParser(prog="penteract.engine.session.compile_ahead")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--capability", type=lambda text: tuple(map(int, text.split("."))))
+    parser.add_argument("--ranks", type=lambda text: list(map(int, text.split(","))))
+    asked = parser.parse_args(argv)
+    signal.alarm(LONGEST_S)
+    with suppress(OSError):
+        os.nice(5)
+    torch.set_grad_enabled(False)
+    spec = resolve(asked.run, "").run
+    ahead = CompiledAhead.of(run_values(spec), asked.capability)
+    assert ahead is not None
+    rows = asked.run.with_suffix(".rows")
+    rows.unlink(missing_ok=True)
+    compiling, own = Compiling(rows, max(2, usable_here() - len(asked.ranks))), os.getpid()
+    registry.load_package = lambda name: None
+    compiling.triton(asked.capability)
+    try:
+        for rank in kinds_of_ranks(spec, asked.ranks):
+            compile_step_of(spec, rank, asked.capability, compiling)
+    except BaseException as error:
+        traceback.print_exc()
+        if os.getpid() != own:
+            compiling.end("", f"{type(error).__name__}: {error}"[:300])
+        raise
+    compiling.wait()
+    ahead.note([json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else [])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
