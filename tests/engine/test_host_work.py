@@ -25,15 +25,14 @@ from penteract.config.layout import FUSIONS, Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import RECIPES
 from penteract.config.run import Precision, RunSpec
+from penteract.engine.data.blank import Blank
 from penteract.engine.device import launches
-from penteract.engine.kernels.registry import kernels
+from penteract.engine.kernels.registry import TargetElsewhere, kernels
 from penteract.engine.rank.rank import Rank
+from penteract.engine.session.stand_ins import stand_ins
 from penteract.engine.session.trainer import Place, Trainer
 from penteract.measure.rehearse.findings import Findings
-from penteract.engine.data.blank import Blank
 from penteract.measure.rehearse.rank_rehearsal import META
-from penteract.measure.rehearse.rehearsing import RehearsedTarget
-from penteract.engine.kernels.stand_ins import stand_ins
 from penteract.measure.rehearse.wires import RehearsedDevice, WireLog
 
 TRITON = pytest.importorskip("triton.runtime")
@@ -86,7 +85,7 @@ def trainer(precision: str, layers: int) -> Trainer:
         layout=Layout(elementwise="triton", fuse=fuse, recompute=("*",), loss="chunked"),
     )  # fmt: skip
     place = Place(
-        RehearsedDevice(WireLog(Findings(0))), RehearsedTarget("cuda", "H200"),
+        RehearsedDevice(WireLog(Findings(0))), TargetElsewhere("cuda", "H200"),
         lambda p: kernels(p, torch.device("cuda")), lambda *_: None,
     )  # fmt: skip
     return Trainer.on(run, Rank(0, 1, META, None), place)

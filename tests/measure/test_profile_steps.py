@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from penteract.config.resolve.resolved_run import resolve
+from penteract.engine.kernels.registry import TargetElsewhere
 from penteract.measure.profile.record import steps
 from penteract.measure.profile.record.steps import TrainedSteps, profiled
 from penteract.measure.rehearse.rank_rehearsal import rehearse_rank
-from penteract.measure.rehearse.rehearsing import RehearsedTarget
 
 
 class Seen:
@@ -67,7 +67,7 @@ def test_and_nothing_else_is_left_on_a_wire(layout: str) -> None:
              "--training.validation_every=0"]  # fmt: skip
     spec = resolve(None, preset, [*small, *words], world=2).run
     for rank in range(2):
-        made = rehearse_rank(spec, rank, RehearsedTarget("cpu", "cpu", (0, 0)))
+        made = rehearse_rank(spec, rank, TargetElsewhere("cpu", "cpu", (0, 0)))
         assert not made.faults
         started = {event.number for event in made.events if not event.wait}
         assert started == {event.number for event in made.events if event.wait}

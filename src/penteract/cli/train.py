@@ -124,11 +124,13 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
             more = _words(preset=preset, compare=compared, init=start, json=json, debug=debug)
             job = SlurmRun(resolved=resolved, file=run, words=[*more, *given], folder=resumed or into)
             return job.go(dry_run=dry_run, as_json=json)
-        return torch_module("engine.runtime.start", "training needs").train(
-            resolved, launched=launch is not None, predicted=lambda: predict_run(resolved.run, card),
-            compare=compared, resume=resumed, init=start, into=None if resumed else into, grace=grace,
-            json=json, debug=debug, explain=partial(out_of_memory_line, run=resolved.run), prepared=prepared,
-        )  # fmt: skip
+        compiling = torch_module("engine.runtime.compiling", "training needs").compiling
+        with compiling(resolved, card and card.capability, os.environ):
+            return torch_module("engine.runtime.start", "training needs").train(
+                resolved, launched=launch is not None, predicted=lambda: predict_run(resolved.run, card),
+                compare=compared, resume=resumed, init=start, into=None if resumed else into, grace=grace,
+                json=json, debug=debug, explain=partial(out_of_memory_line, run=resolved.run), prepared=prepared,
+            )  # fmt: skip
 
 
 def _prepared(resolved: Resolved) -> Any:

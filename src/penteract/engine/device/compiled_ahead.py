@@ -5,6 +5,7 @@ Both find the same files, by a key of all that decides which kernels a run has:
 
     KEY.lock   locked as long as the process lives that compiles, whatever ends it
     KEY.json   what it compiled, and into which folders: it need not be done again while they are there
+    KEY.toml   the run, as its ranks have it; KEY.log: what was printed
 """
 
 from __future__ import annotations
@@ -63,6 +64,16 @@ class CompiledAhead:
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
+    @property
+    def run(self) -> Path:
+        """The file of the run."""
+        return self._at("toml")
+
+    @property
+    def log(self) -> Path:
+        """What the process prints."""
+        return self._at("log")
+
     def note(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Say what was compiled."""
         there = self._at(f"{os.getpid()}.json")
@@ -84,13 +95,24 @@ class CompiledAhead:
             return None
         return file
 
-    def wait(self, limit: float = WAIT_S) -> float:
-        """Wait while a process compiles; returns the seconds."""
+    def wait(self, limit: float = WAIT_S) -> str:
+        """Wait while a process compiles, for `limit` seconds at most; returns a line about what is left to the ranks,
+        "" if nothing is."""
+        if self.found is None:
+            self._wait(limit)
+        if (found := self.found) is None:
+            return f"kernels were not compiled ahead: see {self.log}" if self.log.exists() else ""
+        failed = [row for row in found if row["error"]]
+        if not failed:
+            return ""
+        return f"{len(failed)} kernels were not compiled ahead, first {failed[0]['name']}: {failed[0]['error'][:200]}"
+
+    def _wait(self, limit: float) -> None:
         began = time.monotonic()
         try:
             file = os.open(self._at("lock"), os.O_RDONLY)
         except OSError:
-            return 0.0
+            return
         try:
             while time.monotonic() - began < limit:
                 try:
@@ -100,7 +122,6 @@ class CompiledAhead:
                     time.sleep(_POLL_S)
         finally:
             os.close(file)
-        return time.monotonic() - began
 
     def _at(self, suffix: str) -> Path:
         return self.base.with_suffix(f".{suffix}")

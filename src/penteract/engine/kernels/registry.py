@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from penteract.config.layout import Layout
-from penteract.config.rules.kernel_limits import installed_version
+from penteract.config.rules.kernel_limits import FA4, HOPPER, QUACK, installed_version
 from penteract.engine.device.lazy_compiler import lazy_compiler
 from penteract.engine.kernels.kernel import Bindable, TorchKernel, bound
 from penteract.errors import BadInput
@@ -74,6 +74,20 @@ class TargetHere:
     def installed(self, package: str) -> str:
         """In this Python."""
         return installed_version(package)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetElsewhere:
+    """A device that is not here. What it needs of its hosts is taken to be there."""
+
+    type: str
+    name: str
+    capability: Version = HOPPER
+    cuda: Version = (13, 0)
+
+    def installed(self, package: str) -> str:
+        """The version that kernels call."""
+        return {name: version for name, version in (FA4, QUACK)}.get(package, "")
 
 
 def kernels(p: Program, device: torch.device) -> dict[str, TorchKernel]:

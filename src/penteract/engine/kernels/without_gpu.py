@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from penteract.engine.device.children import bound_to_parent
 from penteract.engine.device.lazy_compiler import lazy_compiler
 from penteract.engine.kernels.kernel import Env, LaunchReached, TorchKernel
 from penteract.engine.kernels.moe.routing import Routing
@@ -55,10 +56,11 @@ class Compiling:
         self.seen.add(key)
         while len(self.children) >= self.most:
             self._reap()
-        began = time.monotonic()
+        began, bind = time.monotonic(), bound_to_parent()
         if number := os.fork():
             self.children.add(number)
             return False
+        bind()
         self.own, self.children, self.made, self.began = os.getpid(), set(), name, began
         return True
 
@@ -161,7 +163,7 @@ def _form(x: Any) -> Any:
 
 
 def _address(x: torch.Tensor) -> int:
-    return x.storage_offset() * x.element_size()
+    return int(x.storage_offset()) * x.element_size()
 
 
 def _on_gpu(about: Any) -> Any:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Mapping, Sequence
+from typing import IO
 
+from penteract.engine.device.children import bound_to_parent
 from penteract.engine.device.cpu_affinity import threads_of
 from penteract.engine.rank.run_key import VARIABLE, new_key
-from penteract.errors import PeerLost
 
 
 def rank_environment(given: Mapping[str, str], rank: int, world: int, port: int) -> dict[str, str]:
@@ -50,18 +47,3 @@ def store_socket() -> socket.socket:
     """The socket of the ranks' store. Only this host reaches it: whoever reaches a store can write to it. Rank 0
     inherits it, so that nobody can take its port meanwhile."""
     return socket.create_server(("127.0.0.1", 0), backlog=1024)
-
-
-def bound_to_parent() -> Callable[[], None]:
-    """A function that a child calls first: on Linux the kernel then kills the child when its parent ends for any
-    reason."""
-    parent = os.getpid()
-    prctl: Any = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before the fork
-
-    def bind() -> None:
-        if prctl is not None:
-            prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-            if os.getppid() != parent:  # it had ended before
-                os._exit(PeerLost.exit_code)
-
-    return bind

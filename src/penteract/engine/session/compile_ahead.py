@@ -1,5 +1,5 @@
-"""The process that compiles a run's kernels before its ranks need them: `python -m penteract.engine.session.compile_ahead
-RUN.toml --capability=9.0 --ranks=0,1`. It makes the first step of each rank without numbers, on the host's cores."""
+"""The process that compiles a run's kernels before its ranks need them: `python -m …compile_ahead RUN.toml
+--capability=9.0 --ranks=0,1`. It makes the first step of each rank without numbers, on the host's cores."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from penteract.config.mesh import Mesh
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.resolve.write_run_file import run_values
-from penteract.config.rules.kernel_limits import installed_version
 from penteract.config.run import RunSpec
 from penteract.engine.comm.comm import Comm, Ranks
 from penteract.engine.comm.fake import FakeComm
@@ -30,30 +28,13 @@ from penteract.engine.device.compiled_ahead import CompiledAhead
 from penteract.engine.device.cpu_affinity import usable_here
 from penteract.engine.device.device import Meta
 from penteract.engine.kernels import registry
-from penteract.engine.kernels.stand_ins import stand_ins
 from penteract.engine.kernels.without_gpu import Compiling
 from penteract.engine.rank.rank import Rank
 from penteract.engine.rank.rank_progress import RankProgress
+from penteract.engine.session.stand_ins import stand_ins
 from penteract.engine.session.trainer import Place, Trainer
 
 LONGEST_S = 90  # after which the process ends, with its children
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """GPUs of this host, which this process does not see."""
-
-    capability: tuple[int, int]
-    type: ClassVar[str] = "cuda"
-    name: ClassVar[str] = ""
-
-    @property
-    def cuda(self) -> tuple[int, int]:
-        major, minor = (torch.version.cuda or "0.0").split(".")[:2]
-        return int(major), int(minor)
-
-    def installed(self, package: str) -> str:
-        return installed_version(package)
 
 
 class _Alone(Meta):
@@ -71,10 +52,10 @@ class _Alone(Meta):
 def compile_step_of(spec: RunSpec, rank: int, capability: tuple[int, int], compiling: Compiling) -> None:
     """Go through the first step of a rank, and compile each kernel of it for GPUs of a compute capability."""
     meta = torch.device("meta")
+    target, cuda = registry.TargetElsewhere("cuda", "", capability), torch.device("cuda")
     place = Place(
-        _Alone(), _Target(capability), lambda p: compiling.of(p, registry.kernels(p, torch.device("cuda"))),
-        lambda p, state, seed: None,
-    )  # fmt: skip
+        _Alone(), target, lambda p: compiling.of(p, registry.kernels(p, cuda)), initialise=lambda p, state, seed: None
+    )
     with stand_ins(launches=False):
         trainer = Trainer.on(spec, Rank(rank, spec.layout.world, meta, None, RankProgress(spec.limits)), place)
         samples: Any = Blank(spec.sequence_length)

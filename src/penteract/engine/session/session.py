@@ -22,6 +22,7 @@ from penteract.engine.rank.failures import from_exception
 from penteract.engine.rank.rank import Rank
 from penteract.engine.rank.stopping import Stopping
 from penteract.engine.run_folder import rundir
+from penteract.engine.session.awaited_kernels import await_kernels
 from penteract.engine.session.background.opening import open_background
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.compare import Comparison, load_gradients, save_gradients
@@ -163,6 +164,7 @@ class Session:
     def go(self) -> dict[str, Any]:
         """Train to the end; returns the closing line of `--json`."""
         compare = Comparison(self.options.compare) if self.options.compare else None
+        await_kernels(self.spec, self.rank)
         under_way: Begun | None = None
         options = self.options
         outputs = step_outputs(self.spec, self.rank, options.folder, self._title(), first=self.first,

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penteract.engine.runtime.rank_environment import bound_to_parent
+from penteract.engine.device.children import bound_to_parent
 from penteract.measure.bench.launcher import CaseJob, JobState
 
 _FORGET_S = 10.0  # for processes that were killed to be gone

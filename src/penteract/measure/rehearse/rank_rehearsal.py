@@ -16,10 +16,12 @@ from penteract.engine.checkpoint.writing import entry
 from penteract.engine.comm.groups import Channel
 from penteract.engine.data.blank import Blank
 from penteract.engine.kernels.kernel import TorchKernel
+from penteract.engine.kernels.moe.routing import Given, Routing
 from penteract.engine.kernels.registry import Target, kernels
 from penteract.engine.rank.rank import Rank
 from penteract.engine.rank.rank_progress import RankProgress
 from penteract.engine.session.saved import state_slices
+from penteract.engine.session.stand_ins import stand_ins
 from penteract.engine.session.trainer import Place, Trainer
 from penteract.errors import Bug
 from penteract.measure.rehearse.checked_run import CheckedRun, host_tensors
@@ -27,8 +29,6 @@ from penteract.measure.rehearse.checks.kernel_calls import KernelCall, KernelCou
 from penteract.measure.rehearse.checks.price_check import ACTIVATIONS, VALIDATION, OwnerCount, check_price, owners
 from penteract.measure.rehearse.findings import Fault, Findings, Stop
 from penteract.measure.rehearse.ledger import HOST, Ledger, Moment
-from penteract.engine.kernels.moe.routing import Given, Routing
-from penteract.engine.kernels.stand_ins import stand_ins
 from penteract.measure.rehearse.wires import RehearsedComm, RehearsedDevice, RehearsedWire, WireEvent, WireLog
 from penteract.readings.layers.expert_load import Recorded
 from penteract.readings.price import price

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 from penteract.config.hardware import HEADROOM, Cluster
 from penteract.config.layout import Layout
 from penteract.config.mesh import AXES, Mesh
-from penteract.config.rules.kernel_limits import FA4, HOPPER, QUACK
+from penteract.config.rules.kernel_limits import FA4, QUACK
 from penteract.config.rules.legal import check_legal
 from penteract.config.run import RunSpec
+from penteract.engine.kernels.registry import TargetElsewhere
 from penteract.errors import BadInput
 from penteract.measure.rehearse.checks.partners import unmatched
 from penteract.measure.rehearse.findings import Fault
@@ -38,20 +38,6 @@ from penteract.model.count import parameters
 from penteract.planner.ask import as_text
 
 Progress = Callable[[int, int], None]  # ranks that are done, and all
-
-
-@dataclass(frozen=True, slots=True)
-class RehearsedTarget:
-    """A device that is not here. What it needs of its hosts is taken to be there."""
-
-    type: str
-    name: str
-    capability: tuple[int, int] = HOPPER
-    cuda: tuple[int, int] = (13, 0)
-
-    def installed(self, package: str) -> str:
-        """The version that kernels call."""
-        return {name: version for name, version in (FA4, QUACK)}.get(package, "")
 
 
 def rehearse_run(
@@ -103,18 +89,18 @@ def rehearse_run(
     )  # fmt: skip
 
 
-def target_of(spec: RunSpec, cluster: Cluster | None) -> RehearsedTarget:
+def target_of(spec: RunSpec, cluster: Cluster | None) -> TargetElsewhere:
     """The device of a run: a cluster's GPU; without one, what its file names, or what its kernels are for."""
     if cluster is not None and cluster.gpu is not None:
-        return RehearsedTarget("cuda", cluster.gpu.name, cluster.gpu.capability)
+        return TargetElsewhere("cuda", cluster.gpu.name, cluster.gpu.capability)
     device, lay = spec.precision.device, spec.layout
     for_gpus = lay.elementwise != "reference" or lay.attention != "reference" or lay.experts == "quack"
     if device == "cuda" or (device == "auto" and for_gpus):
-        return RehearsedTarget("cuda", "cuda")
-    return RehearsedTarget("cpu", "cpu", (0, 0))
+        return TargetElsewhere("cuda", "cuda")
+    return TargetElsewhere("cpu", "cpu", (0, 0))
 
 
-def _assumed(lay: Layout, target: RehearsedTarget) -> tuple[str, ...]:
+def _assumed(lay: Layout, target: TargetElsewhere) -> tuple[str, ...]:
     """What a start on the ranks' hosts looks for, and a rehearsal does not."""
     wanted = {"fa4": FA4, "fa4_documents": FA4}.get(lay.attention), QUACK if lay.experts == "quack" else None
     packages = tuple(f"{name} {version}" for name, version in filter(None, wanted))

@@ -15,9 +15,9 @@ import torch
 
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.moe.experts import Splits
+from penteract.engine.kernels.moe.routing import Routing
 from penteract.measure.rehearse.findings import Findings, Stop
 from penteract.measure.rehearse.ledger import WORKSPACE, Ledger
-from penteract.engine.kernels.moe.routing import Routing
 from penteract.measure.rehearse.wires import WireLog
 from penteract.ops.declarations import implementation
 from penteract.ops.declarations.forms import TensorForm
