@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import torch
 
@@ -20,6 +21,8 @@ def await_kernels(spec: RunSpec, rank: Rank) -> None:
     if rank.device.type != "cuda":
         return
     ahead = CompiledAhead.of(run_values(spec), torch.cuda.get_device_capability(rank.device))
+    began = time.monotonic()
     line = "" if ahead is None else ahead.wait()
+    log.debug("waited %.1f s for kernels to be compiled", time.monotonic() - began)
     if line and rank.number == 0:
         log.info("%s", line)
