@@ -95,17 +95,11 @@ class CompiledAhead:
             return None
         return file
 
-    def wait(self, limit: float = WAIT_S) -> str:
-        """Wait while a process compiles, for `limit` seconds at most; returns a line about what is left to the ranks,
-        "" if nothing is."""
+    def wait(self, limit: float = WAIT_S) -> list[dict[str, Any]] | None:
+        """What was compiled, once no process is at it; None if it has to be done, or is not done in `limit` seconds."""
         if self.found is None:
             self._wait(limit)
-        if (found := self.found) is None:
-            return f"kernels were not compiled ahead: see {self.log}" if self.log.exists() else ""
-        failed = [row for row in found if row["error"]]
-        if not failed:
-            return ""
-        return f"{len(failed)} kernels were not compiled ahead, first {failed[0]['name']}: {failed[0]['error'][:200]}"
+        return self.found
 
     def _wait(self, limit: float) -> None:
         began = time.monotonic()

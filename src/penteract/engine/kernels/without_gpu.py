@@ -42,9 +42,8 @@ class Compiling:
 
     rows: Path
     most: int
-    own: int = field(default_factory=os.getpid)  # the process that forks
     seen: set[Any] = field(default_factory=set[Any])
-    children: set[int] = field(default_factory=set[int])
+    children: dict[int, str] = field(default_factory=dict[int, str])  # what each compiles
     made: str = ""  # in a child: what it compiles
     began: float = 0.0
     routing: Routing = field(init=False)
@@ -58,18 +57,17 @@ class Compiling:
             self._reap()
         began, bind = time.monotonic(), bound_to_parent()
         if number := os.fork():
-            self.children.add(number)
+            self.children[number] = name
             return False
         bind()
-        self.own, self.children, self.made, self.began = os.getpid(), set(), name, began
+        self.children, self.made, self.began = {}, name, began
         return True
 
     def end(self, folder: str, error: str = "") -> NoReturn:
         """End a child, once its own children have."""
-        self.wait()
-        row = {"name": self.made, "seconds": round(time.monotonic() - self.began, 2), "folder": folder, "error": error}
-        with suppress(OSError), self.rows.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        with suppress(BaseException):
+            self.wait()
+            self._note(self.made, round(time.monotonic() - self.began, 2), folder, error)
         os._exit(0)
 
     def wait(self) -> None:
@@ -78,7 +76,14 @@ class Compiling:
             self._reap()
 
     def _reap(self) -> None:
-        self.children.discard(os.wait()[0])
+        number, status = os.wait()
+        name = self.children.pop(number, "")
+        if status:
+            self._note(name, 0.0, "", f"its process ended with status {status}")
+
+    def _note(self, name: str, seconds: float, folder: str, error: str) -> None:
+        with self.rows.open("a") as file:
+            file.write(json.dumps({"name": name, "seconds": seconds, "folder": folder, "error": error}) + "\n")
 
     # ---- Triton ------------------------------------------------------------------------------------------------------
 

@@ -17,12 +17,13 @@ log = logging.getLogger("penteract")
 
 def await_kernels(spec: RunSpec, rank: Rank) -> None:
     """Wait while a process of this host compiles them: this one would do the same, and one after the other. What it did
-    not compile is compiled here when it is called, and a line of the log says why."""
+    not compile is compiled here when it is called."""
     if rank.device.type != "cuda":
         return
     ahead = CompiledAhead.of(run_values(spec), torch.cuda.get_device_capability(rank.device))
     began = time.monotonic()
-    line = "" if ahead is None else ahead.wait()
-    log.debug("waited %.1f s for kernels to be compiled", time.monotonic() - began)
-    if line and rank.number == 0:
-        log.info("%s", line)
+    found = None if ahead is None else ahead.wait()
+    seconds, failed = time.monotonic() - began, [row for row in found or [] if row["error"]]
+    log.debug("waited %.1f s for kernels, of which %d were not compiled ahead: %s", seconds, len(failed), failed[:3])
+    if ahead is not None and found is None and ahead.log.exists() and rank.number == 0:
+        log.info("kernels were not compiled ahead: see %s", ahead.log)

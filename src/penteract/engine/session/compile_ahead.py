@@ -18,7 +18,6 @@ import torch
 
 from penteract.config.mesh import Mesh
 from penteract.config.resolve.resolved_run import resolve
-from penteract.config.resolve.write_run_file import run_values
 from penteract.config.run import RunSpec
 from penteract.engine.comm.comm import Comm, Ranks
 from penteract.engine.comm.fake import FakeComm
@@ -80,8 +79,7 @@ def main(argv: list[str]) -> int:
         os.nice(5)
     torch.set_grad_enabled(False)
     spec = resolve(asked.run, "").run
-    ahead = CompiledAhead.of(run_values(spec), asked.capability)
-    assert ahead is not None
+    ahead = CompiledAhead(asked.run.with_suffix(""))
     rows = asked.run.with_suffix(".rows")
     rows.unlink(missing_ok=True)
     compiling, own = Compiling(rows, max(2, usable_here() - len(asked.ranks))), os.getpid()

@@ -37,8 +37,9 @@ def stand_ins(*, launches: bool = True) -> Generator[None]:
     """Inside, launches of Triton do nothing, if `launches`, and tables that kernels make once are made anew."""
     caches = (rotary._turns, moments.codebook)
     with ExitStack() as stack:
-        if launches and find_spec("triton") is not None:
-            stack.enter_context(patch.object(import_module("triton.runtime.jit").JITFunction, "run", _launch))
+        if find_spec("triton") is not None:
+            if launches:
+                stack.enter_context(patch.object(import_module("triton.runtime.jit").JITFunction, "run", _launch))
             interpreter = import_module("triton.runtime.interpreter")
             stack.enter_context(patch.object(interpreter.InterpretedFunction, "run", _launch))
         stack.enter_context(patch.object(torch, "_scaled_mm", _scaled_mm))
