@@ -1,0 +1,332 @@
+"""Kernels are compiled once a host, beside each other, before ranks need them; whatever happens to that process, runs
+go on."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penteract.config.resolve.resolved_run import Resolved, resolve
+from penteract.config.resolve.write_run_file import run_values
+from penteract.engine.device.compiled_ahead import CompiledAhead
+from penteract.engine.runtime import compiling
+from penteract.engine.session import awaited_kernels
+from penteract.engine.session.compile_ahead import kinds_of_ranks
+
+HOPPER, TINY = (9, 0), ["--kernels.elementwise=triton", "--kernels.fuse=all", "--precision.dtype=bf16"]
+SOURCES = str(Path(compiling.__file__).parents[3])
+ROW = {"name": "one", "seconds": 0.1, "error": ""}
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files, of this process and of those that it starts."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), SOURCES]))
+    monkeypatch.setattr(compiling, "usable_here", lambda: 16)
+    return tmp_path
+
+
+@pytest.fixture
+def ahead() -> CompiledAhead:
+    return of(run())
+
+
+def run(*words: str) -> Resolved:
+    return resolve(None, None, [*TINY, *words])
+
+
+def of(resolved: Resolved, capability: tuple[int, int] = HOPPER) -> CompiledAhead:
+    found = CompiledAhead.of(run_values(resolved.run), capability)
+    assert found is not None
+    return found
+
+
+def is_free(ahead: CompiledAhead) -> bool:
+    """Whether whoever asks compiles."""
+    if (lock := ahead.hold()) is None:
+        return False
+    os.close(lock)
+    return True
+
+
+# ---- the files -------------------------------------------------------------------------------------------------------
+
+
+def test_the_key_is_of_what_decides_kernels(ahead: CompiledAhead) -> None:
+    assert of(run("--training.steps=77", "--output.folder=elsewhere", "--checkpoint.every=9")) == ahead
+    assert of(run("--batch.micro_batch_size=2")) != ahead
+    assert of(run("--kernels.fuse=none")) != ahead
+    assert of(run(), (8, 0)) != ahead
+
+
+def test_one_of_two_callers_compiles(ahead: CompiledAhead) -> None:
+    lock = ahead.hold()
+    assert lock is not None and ahead.hold() is None
+    os.close(lock)
+    assert is_free(ahead)
+
+
+def test_what_was_compiled_need_not_be_again(ahead: CompiledAhead, tmp_path: Path) -> None:
+    (cache := tmp_path / "cache").mkdir()
+    ahead.note([ROW | {"folder": str(cache)}])
+    assert ahead.hold() is None and ahead.wait() == ahead.found == [ROW | {"folder": str(cache)}]
+    cache.rmdir()  # emptied by somebody
+    assert ahead.found is None
+    assert is_free(ahead)
+
+
+def test_a_wait_has_a_limit(ahead: CompiledAhead) -> None:
+    assert ahead.wait() is None  # nobody compiles
+    lock = ahead.hold()
+    assert lock is not None
+    began = time.monotonic()
+    assert ahead.wait(0.3) is None and 0.3 <= time.monotonic() - began < 5
+    os.close(lock)
+    assert ahead.wait(60) is None and time.monotonic() - began < 30
+
+
+# ---- the process -----------------------------------------------------------------------------------------------------
+
+FAKE = {
+    "done": "Path(sys.argv[1]).with_suffix('.json').write_text('[]')",
+    "fails": "raise SystemExit(3)",
+    "hangs": "time.sleep(600)",
+    "dies": "os.kill(os.getpid(), 9)",
+}
+
+
+def faked(kind: str, at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that does this in place of compiling."""
+    (at / f"fake_{kind}.py").write_text(f"import os, sys, time\nfrom pathlib import Path\n{FAKE[kind]}\n")
+    monkeypatch.setattr(compiling, "COMPILER", f"fake_{kind}")
+
+
+@pytest.mark.parametrize("kind", FAKE)
+def test_a_run_goes_on_whatever_happens(
+    kind: str, ahead: CompiledAhead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faked(kind, tmp_path, monkeypatch)
+    with compiling.compiling(run(), HOPPER, os.environ) as process:
+        assert process is not None and ahead.run.exists()
+        found = ahead.wait(1.0 if kind == "hangs" else 60.0)
+        assert found == ([] if kind == "done" else None)
+        if kind == "hangs":
+            assert process.poll() is None and ahead.hold() is None  # one compiles: nobody else begins
+    assert process.poll() is not None
+    assert is_free(ahead) == (kind != "done")
+
+
+def test_a_warm_run_starts_nothing(ahead: CompiledAhead, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead.note([])
+    monkeypatch.setattr(subprocess, "Popen", pytest.fail)
+    with compiling.compiling(run(), HOPPER, os.environ) as process:
+        assert process is None
+
+
+def test_nor_do_other_ranks_small_hosts_and_runs_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", pytest.fail)
+    with compiling.compiling(run(), None, os.environ) as none:
+        assert none is None
+    with compiling.compiling(run(), HOPPER, {**os.environ, "LOCAL_RANK": "1"}) as none:
+        assert none is None
+    monkeypatch.setattr(compiling, "usable_here", lambda: 1 + compiling.SPARE - 1)
+    with compiling.compiling(run(), HOPPER, os.environ) as none:
+        assert none is None
+
+
+def test_a_process_that_cannot_start_is_none(ahead: CompiledAhead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling.sys, "executable", "/nowhere/python")
+    with compiling.compiling(run(), HOPPER, os.environ) as process:
+        assert process is None
+    assert is_free(ahead)
+
+
+def test_ranks_under_a_launcher_name_those_of_their_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faked("hangs", tmp_path, monkeypatch)
+    place = {"LOCAL_RANK": "0", "RANK": "2", "LOCAL_WORLD_SIZE": "2"}
+    with compiling.compiling(run("--parallel.dp=4"), HOPPER, {**os.environ, **place}) as process:
+        assert process is not None and "--ranks=2,3" in list(process.args)  # type: ignore[call-overload]
+
+
+def test_a_rank_says_where_to_look(
+    ahead: CompiledAhead, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "penteract")
+    monkeypatch.setattr(awaited_kernels.torch.cuda, "get_device_capability", lambda _: HOPPER)  # pyright: ignore
+    rank: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), number=0)
+    awaited_kernels.await_kernels(run().run, rank)
+    assert not caplog.messages  # nobody tried
+    ahead.log.touch()
+    awaited_kernels.await_kernels(run().run, rank)
+    assert caplog.messages == [f"kernels were not compiled ahead: see {ahead.log}"]
+    awaited_kernels.await_kernels(run().run, SimpleNamespace(device=SimpleNamespace(type="cpu")))  # type: ignore[arg-type]
+
+
+def test_each_pipeline_rank_is_gone_through_once() -> None:
+    spec = run("--parallel.dp=2", "--parallel.pp=2").run
+    assert [spec.layout.world, kinds_of_ranks(spec, range(4))] == [4, [0, 2]]
+    assert kinds_of_ranks(spec, range(2, 4)) == [2]
+
+
+# ---- its children ----------------------------------------------------------------------------------------------------
+
+FORKS = """
+import json, os, signal, sys, time
+from pathlib import Path
+from penteract.engine.kernels.without_gpu import Compiling
+
+def make(most=8):
+    return Compiling(Path("rows"), most)
+
+def rows():
+    return [json.loads(line) for line in Path("rows").read_text().splitlines()]
+
+def job(c, name, work, key=None):
+    if c.child(name, key or name):
+        work()
+        c.end("cache")
+"""
+
+
+def forks(code: str, at: Path) -> str:
+    """What a process prints whose children do as `code` says."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS + code], cwd=at, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_children_compile_beside_each_other(tmp_path: Path) -> None:
+    code = """
+began, c = time.monotonic(), make()
+for i in range(6):
+    job(c, f"job {i}", lambda: time.sleep(1))
+    job(c, f"again {i}", lambda: time.sleep(1), f"job {i}")
+c.wait()
+print(time.monotonic() - began < 4, sorted(row["name"] for row in rows()) == [f"job {i}" for i in range(6)])
+began, c = time.monotonic(), make(1)
+for i in range(3):
+    job(c, f"job {i}", lambda: time.sleep(0.4))
+c.wait()
+print(time.monotonic() - began > 1.1)
+"""
+    assert forks(code, tmp_path).split() == ["True"] * 3
+
+
+def test_a_child_that_dies_is_noted(tmp_path: Path) -> None:
+    code = """
+c = make()
+job(c, "dies", lambda: os.kill(os.getpid(), signal.SIGSEGV))
+job(c, "lives", lambda: None)
+c.wait()
+print(sorted((row["name"], row["error"]) for row in rows()))
+"""
+    assert forks(code, tmp_path) == f"{[('dies', 'its process ended with status 11'), ('lives', '')]}\n"
+
+
+def test_children_that_hang_end_with_their_parent(tmp_path: Path) -> None:
+    code = """
+signal.alarm(1)
+c = make()
+lock = open("lock", "w")
+import fcntl; fcntl.flock(lock, fcntl.LOCK_EX)
+job(c, "hangs", lambda: time.sleep(600))
+c.wait()
+"""
+    began = time.monotonic()
+    forks(code, tmp_path)
+    with (tmp_path / "lock").open() as lock:
+        for _ in range(100):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(0.05)
+        else:
+            pytest.fail("a child still has the lock")
+    assert time.monotonic() - began < 40
+
+
+# ---- Triton's kernels ------------------------------------------------------------------------------------------------
+
+LAUNCHED = """
+import json, sys
+from pathlib import Path
+import torch
+from penteract.config.resolve.resolved_run import resolve
+from penteract.engine.kernels.without_gpu import Compiling
+from penteract.engine.session import compile_ahead, stand_ins
+import triton
+
+torch.set_grad_enabled(False)
+spec, found = resolve(sys.argv[1], "").run, {"compiled": set(), "launched": set()}
+class Watched(Compiling):
+    def child(self, name, key):
+        found["compiled"].add(name)
+        return False
+c = Watched(Path("rows"), 1)
+c.triton((9, 0))
+for rank in range(spec.layout.world):
+    compile_ahead.compile_step_of(spec, rank, (9, 0), c)
+stand_ins._launch = lambda self, *about, **named: found["launched"].add(self.fn.__name__)
+real = stand_ins.stand_ins
+compile_ahead.stand_ins = lambda launches: real()
+for rank in range(spec.layout.world):
+    compile_ahead.compile_step_of(spec, rank, (9, 0), Watched(Path("rows"), 1))
+print(json.dumps({k: sorted(v) for k, v in found.items()}))
+"""
+
+
+def without_interpreter(*words: str, at: Path) -> str:
+    """What Python prints where Triton compiles."""
+    env = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {"TRITON_CACHE_DIR": str(at / "triton"), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, *words], env=env, cwd=at, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("--parallel.pp=2", "--kernels.loss=chunked")], ids=["tiny", "pipeline"])
+def test_kernels_are_those_that_a_step_launches(words: tuple[str, ...], ahead: CompiledAhead, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    file = tmp_path / "run.toml"
+    file.write_text(compiling.to_toml(run(*words)))
+    found = json.loads(without_interpreter("-c", LAUNCHED, str(file), at=tmp_path))
+    assert found["compiled"] and found["compiled"] == found["launched"]
+
+
+# As the module does when it is run, but for three kernels alone: each takes half a second.
+THREE = """
+import sys
+from penteract.engine.kernels.without_gpu import Compiling
+from penteract.engine.session.compile_ahead import main
+
+first, child = [], Compiling.child
+def few(self, name, key):
+    first.extend([key] * (key not in first))
+    return key in first[:3] and child(self, name, key)
+Compiling.child = few
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_they_are_compiled_without_a_gpu(ahead: CompiledAhead, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    ahead.run.write_text(compiling.to_toml(run("--model.layers=1")))
+    for _ in range(2):  # the second finds all that the first has compiled
+        without_interpreter("-c", THREE, str(ahead.run), "--capability=9.0", "--ranks=0", at=tmp_path)
+        assert ahead.found is not None and [row["error"] for row in ahead.found] == [""] * 3
+        assert len(list(tmp_path.glob("triton/*/*.cubin"))) == 3
+        ahead.base.with_suffix(".json").unlink()
