@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -70,6 +70,17 @@ class Compiling:
             self._note(self.made, round(time.monotonic() - self.began, 2), folder, error)
         os._exit(0)
 
+    @contextmanager
+    def failing(self, name: str) -> Generator[None]:
+        """Note what is raised inside; it ends a child. Some versions of torch cannot make each call without numbers."""
+        try:
+            yield
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"[:300]
+            if self.made:
+                self.end("", why)
+            self._note(name, 0.0, "", why)
+
     def wait(self) -> None:
         """Wait for all children."""
         while self.children:
@@ -122,7 +133,8 @@ class Compiling:
         if (prepare := _without_gpu(one)) is None:
             if key not in self.seen:
                 self.seen.add(key)
-                kernel(env, site, *about)
+                with self.failing(f"{one.name} {site.op_name} {phase}"):
+                    kernel(env, site, *about)
         elif self.child(f"{one.name} {site.op_name} {phase}", key):
             with lazy_compiler():
                 folder = prepare()
