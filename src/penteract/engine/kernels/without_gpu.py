@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -71,15 +72,15 @@ class Compiling:
         os._exit(0)
 
     @contextmanager
-    def failing(self, name: str) -> Generator[None]:
-        """Note what is raised inside; it ends a child. Some versions of torch cannot make each call without numbers."""
+    def failing(self) -> Generator[None]:
+        """What is raised inside ends a child; here it is printed. A product that some version of torch cannot make
+        without numbers keeps no kernel from being compiled."""
         try:
             yield
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"[:300]
             if self.made:
-                self.end("", why)
-            self._note(name, 0.0, "", why)
+                self.end("", f"{type(error).__name__}: {error}"[:300])
+            traceback.print_exc()
 
     def wait(self) -> None:
         """Wait for all children."""
@@ -133,7 +134,7 @@ class Compiling:
         if (prepare := _without_gpu(one)) is None:
             if key not in self.seen:
                 self.seen.add(key)
-                with self.failing(f"{one.name} {site.op_name} {phase}"):
+                with self.failing():
                     kernel(env, site, *about)
         elif self.child(f"{one.name} {site.op_name} {phase}", key):
             with lazy_compiler():
