@@ -20,8 +20,8 @@ from penteract.config.resolve.resolved_run import Resolved, resolve
 from penteract.config.resolve.write_run_file import run_values
 from penteract.engine.device.compiled_ahead import CompiledAhead
 from penteract.engine.runtime import compiling
-from penteract.engine.session import awaited_kernels
-from penteract.engine.session.compile_ahead import kinds_of_ranks
+from penteract.engine.session.ahead import awaited
+from penteract.engine.session.ahead.compile_step import kinds_of_ranks
 
 HOPPER, TINY = (9, 0), ["--kernels.elementwise=triton", "--kernels.fuse=all", "--precision.dtype=bf16"]
 SOURCES = str(Path(compiling.__file__).parents[3])
@@ -164,14 +164,14 @@ def test_a_rank_says_where_to_look(
     ahead: CompiledAhead, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "penteract")
-    monkeypatch.setattr(awaited_kernels.torch.cuda, "get_device_capability", lambda _: HOPPER)  # pyright: ignore
+    monkeypatch.setattr(awaited.torch.cuda, "get_device_capability", lambda _: HOPPER)  # pyright: ignore
     rank: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), number=0)
-    awaited_kernels.await_kernels(run().run, rank)
+    awaited.await_kernels(run().run, rank)
     assert not caplog.messages  # nobody tried
     ahead.log.touch()
-    awaited_kernels.await_kernels(run().run, rank)
+    awaited.await_kernels(run().run, rank)
     assert caplog.messages == [f"kernels were not compiled ahead: see {ahead.log}"]
-    awaited_kernels.await_kernels(run().run, SimpleNamespace(device=SimpleNamespace(type="cpu")))  # type: ignore[arg-type]
+    awaited.await_kernels(run().run, SimpleNamespace(device=SimpleNamespace(type="cpu")))  # type: ignore[arg-type]
 
 
 def test_each_pipeline_rank_is_gone_through_once() -> None:
@@ -185,7 +185,7 @@ def test_each_pipeline_rank_is_gone_through_once() -> None:
 FORKS = """
 import json, os, signal, sys, time
 from pathlib import Path
-from penteract.engine.kernels.without_gpu import Compiling
+from penteract.engine.session.ahead.without_gpu import Compiling
 
 def make(most=8):
     return Compiling(Path("rows"), most)
@@ -266,8 +266,9 @@ import json, sys
 from pathlib import Path
 import torch
 from penteract.config.resolve.resolved_run import resolve
-from penteract.engine.kernels.without_gpu import Compiling
-from penteract.engine.session import compile_ahead, stand_ins
+from penteract.engine.session.ahead.without_gpu import Compiling
+from penteract.engine.session import stand_ins
+from penteract.engine.session.ahead import compile_step
 import triton
 
 torch.set_grad_enabled(False)
@@ -279,12 +280,12 @@ class Watched(Compiling):
 c = Watched(Path("rows"), 1)
 c.triton((9, 0))
 for rank in range(spec.layout.world):
-    compile_ahead.compile_step_of(spec, rank, (9, 0), c)
+    compile_step.compile_step_of(spec, rank, (9, 0), c)
 stand_ins._launch = lambda self, *about, **named: found["launched"].add(self.fn.__name__)
 real = stand_ins.stand_ins
-compile_ahead.stand_ins = lambda launches: real()
+compile_step.stand_ins = lambda launches: real()
 for rank in range(spec.layout.world):
-    compile_ahead.compile_step_of(spec, rank, (9, 0), Watched(Path("rows"), 1))
+    compile_step.compile_step_of(spec, rank, (9, 0), Watched(Path("rows"), 1))
 print(json.dumps({k: sorted(v) for k, v in found.items()}))
 """
 
@@ -310,8 +311,8 @@ def test_kernels_are_those_that_a_step_launches(words: tuple[str, ...], ahead: C
 # As the module does when it is run, but for three kernels alone: each takes half a second.
 THREE = """
 import sys
-from penteract.engine.kernels.without_gpu import Compiling
-from penteract.engine.session.compile_ahead import main
+from penteract.engine.session.ahead.without_gpu import Compiling
+from penteract.engine.session.ahead.compile_step import main
 
 first, child = [], Compiling.child
 def few(self, name, key):

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from penteract.cli.resolve.folders import find_run, has_checkpoint
-from penteract.cli.resolve.gpu_defaults import card_here, settle_defaults
+from penteract.cli.resolve.gpu_defaults import Card, card_here, settle_defaults
 from penteract.cli.resolve.predicted_run import predict_run
 from penteract.cli.resolve.slurm_run import SlurmRun
 from penteract.cli.resolve.weights import check_resumable, check_weights, find_weights, words_of
@@ -124,8 +124,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
             more = _words(preset=preset, compare=compared, init=start, json=json, debug=debug)
             job = SlurmRun(resolved=resolved, file=run, words=[*more, *given], folder=resumed or into)
             return job.go(dry_run=dry_run, as_json=json)
-        compiling = torch_module("engine.runtime.compiling", "training needs").compiling
-        with compiling(resolved, card and card.capability, os.environ):
+        with _compiling(resolved, card):
             return torch_module("engine.runtime.start", "training needs").train(
                 resolved, launched=launch is not None, predicted=lambda: predict_run(resolved.run, card),
                 compare=compared, resume=resumed, init=start, into=None if resumed else into, grace=grace,
@@ -138,6 +137,12 @@ def _prepared(resolved: Resolved) -> Any:
     need not."""
     module = import_module("penteract.engine.runtime.prepared")
     return module.PreparedRanks.of(resolved.run.layout.world, os.environ) or nullcontext()
+
+
+def _compiling(resolved: Resolved, card: Card | None) -> Any:
+    """A context in which the kernels of the run are compiled for this host's GPUs, where they are not yet."""
+    module = torch_module("engine.runtime.compiling", "training needs")
+    return module.compiling(resolved, card and card.capability, os.environ)
 
 
 def _check_options(

@@ -15,7 +15,7 @@ from penteract.engine.device.children import bound_to_parent
 from penteract.engine.device.compiled_ahead import CompiledAhead
 from penteract.engine.device.cpu_affinity import usable_here
 
-COMPILER = "penteract.engine.session.compile_ahead"
+COMPILER = "penteract.engine.session.ahead.compile_step"
 SPARE = 4  # cores beside one for each rank: with fewer, ranks compile sooner by themselves
 
 

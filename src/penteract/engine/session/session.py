@@ -22,7 +22,7 @@ from penteract.engine.rank.failures import from_exception
 from penteract.engine.rank.rank import Rank
 from penteract.engine.rank.stopping import Stopping
 from penteract.engine.run_folder import rundir
-from penteract.engine.session.awaited_kernels import await_kernels
+from penteract.engine.session.ahead.awaited import await_kernels
 from penteract.engine.session.background.opening import open_background
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.compare import Comparison, load_gradients, save_gradients

@@ -1,4 +1,4 @@
-"""The process that compiles a run's kernels before its ranks need them: `python -m …compile_ahead RUN.toml
+"""The process that compiles a run's kernels before its ranks need them: `python -m …compile_step RUN.toml
 --capability=9.0 --ranks=0,1`. It makes the first step of each rank without numbers, on the host's cores."""
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from penteract.engine.device.compiled_ahead import CompiledAhead
 from penteract.engine.device.cpu_affinity import usable_here
 from penteract.engine.device.device import Meta
 from penteract.engine.kernels import registry
-from penteract.engine.kernels.without_gpu import Compiling
 from penteract.engine.rank.rank import Rank
 from penteract.engine.rank.rank_progress import RankProgress
+from penteract.engine.session.ahead.without_gpu import Compiling
 from penteract.engine.session.stand_ins import stand_ins
 from penteract.engine.session.trainer import Place, Trainer
 
@@ -68,7 +68,7 @@ def kinds_of_ranks(spec: RunSpec, ranks: Sequence[int]) -> list[int]:
 
 def main(argv: list[str]) -> int:
     """Compile; the kernels that were are noted for ranks and later runs."""
-    parser = argparse.ArgumentParser(prog="penteract.engine.session.compile_ahead")
+    parser = argparse.ArgumentParser(prog="penteract.engine.session.ahead.compile_step")
     parser.add_argument("run", type=Path)
     parser.add_argument("--capability", type=lambda text: tuple(map(int, text.split("."))))
     parser.add_argument("--ranks", type=lambda text: list(map(int, text.split(","))))
