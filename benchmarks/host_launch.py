@@ -35,6 +35,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.precision.fp8 import LARGEST
 from penteract.config.precision.policy import RECIPES
 from penteract.config.run import Data, Precision, RunSpec
+from penteract.engine.data.blank import Blank
 from penteract.engine.device import launches
 from penteract.engine.kernels.quantised.quantise import TINY
 from penteract.engine.kernels.triton import norm
@@ -42,7 +43,6 @@ from penteract.engine.kernels.triton.optimizer import adamw
 from penteract.engine.kernels.triton.quantised import fp8_linear
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session.trainer import Trainer
-from penteract.measure.rehearse.rank_rehearsal import Blank
 
 MODEL = ModelSpec(
     layers=28, hidden_size=1024, heads=16, kv_heads=8, head_size=64, ffn_size=4096, vocab_size=32000,

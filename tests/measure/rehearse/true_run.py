@@ -16,11 +16,11 @@ from penteract.engine.device.storages import bytes_of
 from penteract.engine.executor.batch_loader import BatchLoader
 from penteract.engine.kernels.moe import experts
 from penteract.engine.kernels.moe.experts import Splits
+from penteract.engine.kernels.registry import TargetElsewhere
 from penteract.engine.rank.rank import Rank
 from penteract.engine.rank.rank_progress import RankProgress
 from penteract.engine.session.trainer import Trainer
 from penteract.measure.rehearse.rank_rehearsal import RankRehearsal, rehearse_rank
-from penteract.measure.rehearse.rehearsing import RehearsedTarget
 from penteract.measure.rehearse.wires import RehearsedWire
 from samples import sample
 
@@ -112,7 +112,7 @@ def differences(rank: int, groups: ProcessGroups, spec: RunSpec) -> list[str]:
     """Where a true rank and its rehearsal differ."""
     truth = true_step(spec, rank)
     left = iter(truth.splits)
-    made = rehearse_rank(spec, rank, RehearsedTarget("cpu", "cpu", (0, 0)), given=lambda *_: next(left))
+    made = rehearse_rank(spec, rank, TargetElsewhere("cpu", "cpu", (0, 0)), given=lambda *_: next(left))
     return [*map(str, made.faults), *_calls(truth, made), *_bytes(truth, made)]
 
 
