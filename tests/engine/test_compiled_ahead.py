@@ -10,18 +10,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from penteract.config.resolve.resolved_run import Resolved, resolve
 from penteract.config.resolve.write_run_file import run_values
 from penteract.engine.device.compiled_ahead import CompiledAhead
+from penteract.engine.kernels import registry
 from penteract.engine.runtime import compiling
-from penteract.engine.session.ahead import awaited
+from penteract.engine.session.ahead import awaited, without_gpu
 from penteract.engine.session.ahead.compile_step import kinds_of_ranks
+from penteract.ops.declarations import OPS
 
 HOPPER, TINY = (9, 0), ["--kernels.elementwise=triton", "--kernels.fuse=all", "--precision.dtype=bf16"]
 SOURCES = str(Path(compiling.__file__).parents[3])
@@ -164,7 +169,7 @@ def test_a_rank_says_where_to_look(
     ahead: CompiledAhead, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "penteract")
-    monkeypatch.setattr(awaited.torch.cuda, "get_device_capability", lambda _: HOPPER)  # pyright: ignore
+    monkeypatch.setattr(registry.torch.cuda, "get_device_capability", lambda _: HOPPER)  # pyright: ignore
     rank: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), number=0)
     awaited.await_kernels(run().run, rank)
     assert not caplog.messages  # nobody tried
@@ -257,6 +262,31 @@ c.wait()
         else:
             pytest.fail("a child still has the lock")
     assert time.monotonic() - began < 40
+
+
+# ---- kernels of packages ---------------------------------------------------------------------------------------------
+
+
+def test_each_package_says_how_it_compiles_without_a_gpu() -> None:
+    tables = {one.kernels["cuda"] for op in OPS.values() for one in op.implementations if "cuda" in one.kernels}
+    for table in tables:
+        module, _, name = table.partition(":")
+        found = import_module(module)
+        assert (name in getattr(found, "PACKAGES", {})) == (name in getattr(found, "WITHOUT_GPU", {})), table
+
+
+def test_tensors_of_a_call_lie_as_those_without_numbers() -> None:
+    block = torch.empty(4096, dtype=torch.uint8, device="meta")
+    two = block.view(torch.bfloat16)[8:].as_strided((3, 4), (8, 1), 12)
+    given: Any = [[two, block.view(torch.float32)[5]], [torch.empty(3, 5, device="meta").t(), None], True]
+    with FakeTensorMode():
+        made = without_gpu._on_gpu(given)
+    assert made[1][1] is None and made[2] is True
+    (a, b), c = made[0], made[1][0]
+    for x, like in ((a, two), (b, given[0][1]), (c, given[1][0])):
+        assert x.is_cuda and (x.dtype, x.shape, x.stride()) == (like.dtype, like.shape, like.stride())
+        assert x.storage_offset() == like.storage_offset()
+    assert a.untyped_storage()._cdata == b.untyped_storage()._cdata != c.untyped_storage()._cdata
 
 
 # ---- Triton's kernels ------------------------------------------------------------------------------------------------

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
-import torch
-
 from penteract.config.resolve.write_run_file import run_values
 from penteract.config.run import RunSpec
 from penteract.engine.device.compiled_ahead import CompiledAhead
+from penteract.engine.kernels.registry import TargetHere
 from penteract.engine.rank.rank import Rank
 
 log = logging.getLogger("penteract")
@@ -18,9 +17,10 @@ log = logging.getLogger("penteract")
 def await_kernels(spec: RunSpec, rank: Rank) -> None:
     """Wait while a process of this host compiles them: this one would do the same, and one after the other. What it did
     not compile is compiled here when it is called."""
-    if rank.device.type != "cuda":
+    capability = TargetHere(rank.device).capability
+    if not any(capability):  # no GPU
         return
-    ahead = CompiledAhead.of(run_values(spec), torch.cuda.get_device_capability(rank.device))
+    ahead = CompiledAhead.of(run_values(spec), capability)
     began = time.monotonic()
     found = None if ahead is None else ahead.wait()
     seconds, failed = time.monotonic() - began, [row for row in found or [] if row["error"]]
