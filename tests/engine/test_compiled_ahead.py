@@ -291,32 +291,37 @@ def test_tensors_of_a_call_lie_as_those_without_numbers() -> None:
 
 # ---- Triton's kernels ------------------------------------------------------------------------------------------------
 
-LAUNCHED = """
+ASKED = """
 import json, sys
 from pathlib import Path
 import torch
 from penteract.config.resolve.resolved_run import resolve
-from penteract.engine.session.ahead.without_gpu import Compiling
-from penteract.engine.session import stand_ins
-from penteract.engine.session.ahead import compile_step
-import triton
+from penteract.engine.comm.fake import FakeComm
+from penteract.engine.device.device import Cpu
+from penteract.engine.session.ahead import compile_step, without_gpu
 
 torch.set_grad_enabled(False)
-spec, found = resolve(sys.argv[1], "").run, {"compiled": set(), "launched": set()}
-class Watched(Compiling):
+spec, found = resolve(sys.argv[1], "").run, {}
+
+class Asked(without_gpu.Compiling):
     def child(self, name, key):
-        found["compiled"].add(name)
+        found[where].add(str(key))
         return False
-c = Watched(Path("rows"), 1)
-c.triton((9, 0))
-for rank in range(spec.layout.world):
-    compile_step.compile_step_of(spec, rank, (9, 0), c)
-stand_ins._launch = lambda self, *about, **named: found["launched"].add(self.fn.__name__)
-real = stand_ins.stand_ins
-compile_step.stand_ins = lambda launches: real()
-for rank in range(spec.layout.world):
-    compile_step.compile_step_of(spec, rank, (9, 0), Watched(Path("rows"), 1))
-print(json.dumps({k: sorted(v) for k, v in found.items()}))
+
+class Alone(Cpu):  # with tensors that have numbers and addresses
+    def comm(self, rank, *about):
+        return FakeComm(rank, without())
+
+without, device, rank_of = compile_step._Alone, torch.device, compile_step.Rank
+for where in ("meta", "cpu"):
+    found[where], asked = set(), Asked(Path("rows"), 1)
+    asked.triton((9, 0))
+    if where == "cpu":
+        compile_step._Alone = Alone
+        compile_step.Rank = lambda number, world, at, *about: rank_of(number, world, device("cpu"), *about)
+    for rank in range(spec.layout.world):
+        compile_step.compile_step_of(spec, rank, (9, 0), asked)
+print(json.dumps([sorted(found[where]) for where in found]))
 """
 
 
@@ -329,13 +334,14 @@ def without_interpreter(*words: str, at: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("words", [(), ("--parallel.pp=2", "--kernels.loss=chunked")], ids=["tiny", "pipeline"])
-def test_kernels_are_those_that_a_step_launches(words: tuple[str, ...], ahead: CompiledAhead, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [(), ("--parallel.pp=2", "--kernels.fuse=none")], ids=["fused", "pipeline"])
+def test_tensors_with_addresses_ask_for_the_same_kernels(words: tuple[str, ...], tmp_path: Path) -> None:
+    """What decides which kernel Triton compiles: dtypes, whether addresses and integers are multiples of 16."""
     pytest.importorskip("triton")
     file = tmp_path / "run.toml"
     file.write_text(compiling.to_toml(run(*words)))
-    found = json.loads(without_interpreter("-c", LAUNCHED, str(file), at=tmp_path))
-    assert found["compiled"] and found["compiled"] == found["launched"]
+    compiled, asked = json.loads(without_interpreter("-c", ASKED, str(file), at=tmp_path))
+    assert len(compiled) > 10 and compiled == asked
 
 
 # As the module does when it is run, but for three kernels alone: each takes half a second.
