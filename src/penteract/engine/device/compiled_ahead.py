@@ -47,7 +47,8 @@ class CompiledAhead:
         if (mine := own_folder()) is None:
             return None
         about = [f"{key}={value}" for key, value in sorted(values.items()) if not key.startswith(_NO_KERNEL)]
-        about += [str(capability), platform.python_version(), *map(installed_version, _PACKAGES), *map(_set, _CACHES)]
+        about += [str(capability), platform.python_version(), *map(installed_version, _PACKAGES)]
+        about += [_given(name, mine) for name in _CACHES]
         key = hashlib.sha256("\n".join([*about, *_sources()]).encode()).hexdigest()[:32]
         folder = mine / "compiled"
         with suppress(OSError):
@@ -121,8 +122,10 @@ class CompiledAhead:
         return self.base.with_suffix(f".{suffix}")
 
 
-def _set(name: str) -> str:
-    return os.environ.get(name, "")
+def _given(name: str, mine: Path) -> str:
+    """What the user's environment says. A rank adds folders of its own choice, below `mine`, as it imports packages."""
+    value = os.environ.get(name, "")
+    return "" if value.startswith(str(mine)) else value
 
 
 def _sources() -> list[str]:
