@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -34,23 +35,57 @@ def rounds_to_the_nearest(small_heap: None, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(autouse=True, scope="session")
-def looks_for_builtins_once() -> Iterator[None]:
+def looks_once() -> Iterator[None]:
     """Each call of a kernel, and of each function in it, looks through all of Triton's language for what is to be
     interpreted: a third of its time. Here it looks once, and a function in a kernel leaves all as the kernel has put
-    it."""
+    it. Each look at a dtype makes a table of all of them anew, a tenth: numpy's is kept by the name, as is the type of
+    blocks of as many. And a quarter went into looking whether sums of integers overflow, of which it says nothing
+    unless it debugs."""
     from triton.runtime import interpreter
 
     looked: Any = interpreter
-    found = dict[ModuleType | type, list[str]]()
+    builtins = dict[ModuleType | type, list[str]]()
+    numpy_dtypes = dict[str, Any]()
+    sees_core = dict[Any, bool]()
+    put, numpy_dtype, blocks_of = looked._patch_lang, looked._get_np_dtype, looked.tl.block_type.with_element_ty
+
+    def patch_lang(function: Any) -> Any:
+        if function not in sees_core:
+            sees_core[function] = any(value is looked.tl.core for value in function.__globals__.values())
+        if looked.tl.core.is_builtin(looked.tl.load) or sees_core[function]:
+            return put(function)
+        return looked._LangPatchScope()  # within a kernel that has put all
 
     def patch(package: ModuleType | type, builder: Any, scope: Any) -> None:
-        if package not in found:
-            found[package] = [n for n, member in inspect.getmembers(package) if looked.tl.core.is_builtin(member)]
-        names = found[package]
+        if package not in builtins:
+            builtins[package] = [n for n, member in inspect.getmembers(package) if looked.tl.core.is_builtin(member)]
+        names = builtins[package]
         if names and looked.tl.core.is_builtin(getattr(package, names[0])):  # else the kernel has done so
             for name in names:
                 looked._patch_attr(package, name, getattr(package, name), builder, scope)
 
+    def get_np_dtype(dtype: Any) -> Any:
+        element = dtype.element_ty if type(dtype) is looked.tl.block_type else dtype
+        if type(element) is not looked.tl.dtype:  # a pointer
+            return numpy_dtype(dtype)
+        if element.name not in numpy_dtypes:
+            numpy_dtypes[element.name] = numpy_dtype(element)
+        return numpy_dtypes[element.name]
+
+    def with_element_ty(block: Any, element: Any) -> Any:
+        if type(element) is not looked.tl.dtype:
+            return blocks_of(block, element)
+        known: dict[str, Any] = vars(block).setdefault("of_as_many", {})
+        if element.name not in known:
+            known[element.name] = blocks_of(block, element)
+        return known[element.name]
+
+    options = looked.interpreter_builder.options
+    assert not options.debug
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(looked.interpreter_builder, "options", replace(options, sanitize_overflow=False))
+        patched.setattr(looked.tl.block_type, "with_element_ty", with_element_ty)
+        patched.setattr(looked, "_patch_lang", patch_lang)
         patched.setattr(looked, "_patch_builtin", patch)
+        patched.setattr(looked, "_get_np_dtype", get_np_dtype)
         yield
