@@ -12,7 +12,7 @@ The files have:
 1. medians of short bursts on eight GPUs at once: matrix products, attention, copies, collectives;
 2. the rates that one GPU sustains while power limits its clock, as in a training step (`benchmarks/sustained.py`);
 3. fused attention between the products of its layer (`benchmarks/attention_in_layers.py`);
-4. AdamW's kernel by the form that it is compiled in (`benchmarks/update_forms.py`);
+4. AdamW's kernel by the form that it is compiled in (`benchmarks/update_kernel.py --only bf16`);
 5. whole steps of one GPU: the host time of a call on average (`benchmarks/flash_attention.py`);
 6. the host time of each kind of call and bucket event (`benchmarks/step_profile.py`, `benchmarks/profile_overlap.py`);
 7. pointwise kernels whose tensors differ in memory layout (`benchmarks/walked_kernels.py`);

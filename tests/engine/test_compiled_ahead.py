@@ -170,13 +170,35 @@ def test_a_rank_says_where_to_look(
 ) -> None:
     caplog.set_level("INFO", "penteract")
     monkeypatch.setattr(registry.torch.cuda, "get_device_capability", lambda _: HOPPER)  # pyright: ignore
-    rank: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), number=0)
+    rank: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), number=0, progress=SimpleNamespace(limit=60.0))
     awaited.await_kernels(run().run, rank)
     assert not caplog.messages  # nobody tried
     ahead.log.touch()
     awaited.await_kernels(run().run, rank)
-    assert caplog.messages == [f"kernels were not compiled ahead: see {ahead.log}"]
+    assert caplog.messages == [f"not all kernels were compiled ahead: see {ahead.log}"]
     awaited.await_kernels(run().run, SimpleNamespace(device=SimpleNamespace(type="cpu")))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "noted"),
+    [
+        ("lambda *_: 1 / 0", 1, None),  # a later run tries again
+        ("lambda *_: None", 0, []),
+        ("lambda *_: time.sleep(60)", 1, []),  # nor does a later run wait for it
+    ],
+)
+def test_what_is_noted_of_a_step(step: str, code: int, noted: list[Any] | None, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    (tmp_path / "a.toml").write_text('preset = "tiny"\n')
+    source = f"""
+import sys, time
+from penteract.engine.session.ahead import compile_step as c
+c.WAIT_S, c.compile_step_of = 1, {step}
+sys.exit(c.main(["a.toml", "--capability=9.0", "--ranks=0"]))
+"""
+    words = [sys.executable, "-c", source]
+    done = subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": SOURCES}, check=False)
+    assert done.returncode == code and CompiledAhead(tmp_path / "a").found == noted
 
 
 def test_each_pipeline_rank_is_gone_through_once() -> None:

@@ -139,7 +139,7 @@ def test_links_are_measured_together_or_not_at_all(measured: Path, tmp_path: Pat
 
 def test_the_rows_are_lines_of_json_under_a_schema(measured: Path) -> None:
     head, *rows = map(json.loads, measuring.rows_path(measured).read_text().splitlines())
-    assert head["schema"] == "penteract.calibration/1" and len(rows) == len(workloads(CPU))
+    assert head["schema"] == "penteract.calibration/2" and len(rows) == len(workloads(CPU))
     assert tomllib.loads(measured.read_text())["provenance"]["date"]
 
 

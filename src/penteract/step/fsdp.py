@@ -4,7 +4,8 @@ Unsharded buckets are waited for at their first use and reduced after their last
 only in ring buffers: parameters of a unit are gathered one unit before their use, and its gradients are reduced after
 the action that wrote them.
 
-A reduction that is due begins with the next backward pass of attention of its action, if there is one. A collective
+A reduction that is due begins with the next backward pass of attention of its action, if one comes before its buffer is
+needed again. A collective
 takes multiprocessors from the kernels beside it. Attention's many short blocks lose about that share; a matrix product
 whose blocks all start at once may wait until the collective has ended.
 

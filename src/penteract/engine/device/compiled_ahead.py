@@ -5,7 +5,7 @@ Both find the same files, by a key of all that decides which kernels a run has:
 
     KEY.lock   locked as long as the process lives that compiles, whatever ends it
     KEY.json   what it compiled, and into which folders: it need not be done again while they are there
-    KEY.toml   the run, as its ranks have it; KEY.log: what was printed
+    KEY.toml   the run, as its ranks have it; KEY.rows: what was compiled so far; KEY.log: what was printed
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _PACKAGES = ("torch", "triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass
 _CACHES = ("TRITON_CACHE_DIR", "TRITON_HOME", "HOME", "TMPDIR", "QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
 # Sections of a run that decide no kernel.
 _NO_KERNEL = ("output.", "slurm.", "checkpoint.", "limits.", "training.", "learning_rate.", "tokenizer.", "data.source",
-              "data.revision")  # fmt: skip
+              "data.revision", "data.validation_fraction", "data.allow_change", "model.name", "model.initial_std",
+              "optimizer.learning_rate", "optimizer.weight_decay")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,10 @@ class CompiledAhead:
         about = [f"{key}={value}" for key, value in sorted(values.items()) if not key.startswith(_NO_KERNEL)]
         about += [str(capability), platform.python_version(), *map(installed_version, _PACKAGES)]
         about += [_given(name, mine) for name in _CACHES]
-        key = hashlib.sha256("\n".join([*about, *_sources()]).encode()).hexdigest()[:32]
+        try:
+            key = hashlib.sha256("\n".join([*about, *_sources()]).encode()).hexdigest()[:32]
+        except OSError:  # a file went as they were listed
+            return None
         folder = mine / "compiled"
         with suppress(OSError):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -129,7 +133,6 @@ def _given(name: str, mine: Path) -> str:
 
 
 def _sources() -> list[str]:
-    """The files of the engine, each with its size and when it was written."""
-    engine = Path(__file__).parents[1]
-    found = sorted((str(path), path.stat()) for path in engine.rglob("*.py"))
+    """The files of this package, each with its size and when it was written."""
+    found = sorted((str(path), path.stat()) for path in Path(__file__).parents[2].rglob("*.py"))
     return [sys.executable, *(f"{name} {at.st_size} {at.st_mtime_ns}" for name, at in found)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 def own_folder() -> Path | None:
     """Make it; None where others can write into it, since what lies there is run."""
-    folder = Path(tempfile.gettempdir()) / f"penteract-{os.getuid()}"
     try:
+        folder = Path(tempfile.gettempdir()) / f"penteract-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 
 from penteract.config.resolve.resolved_run import Resolved
@@ -26,7 +26,9 @@ def compiling(
     """Within: a process compiles for the ranks of this host. None where that is done already, where another rank's
     process does it, without GPUs (which have a `capability`), or with too few cores. It uses no GPU, and nothing fails
     if it does."""
-    process = None if capability is None else _begun(resolved, capability, environment)
+    process = None
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        process = None if capability is None else _begun(resolved, capability, environment)
     try:
         yield process
     finally:
@@ -40,13 +42,14 @@ def _begun(
 ) -> subprocess.Popen[bytes] | None:
     world = resolved.run.layout.world
     here, first = int(environment.get("LOCAL_WORLD_SIZE", world)), int(environment.get("RANK", 0))
+    last = min(first + here, world)
     if int(environment.get("LOCAL_RANK", 0)) or usable_here() < here + SPARE or find_spec("triton") is None:
         return None
     ahead = CompiledAhead.of(run_values(resolved.run), capability)
     if ahead is None or (lock := ahead.hold()) is None:
         return None
     words = ["-m", COMPILER, str(ahead.run), f"--capability={'.'.join(map(str, capability))}"]
-    words.append(f"--ranks={','.join(map(str, range(first, first + here)))}")
+    words.append(f"--ranks={','.join(map(str, range(first, last)))}")
     hidden = dict(environment) | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     try:
         ahead.run.write_text(to_toml(resolved))
@@ -55,7 +58,5 @@ def _begun(
                 [sys.executable, *words], env=hidden, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
                 pass_fds=(lock,), start_new_session=True, preexec_fn=bound_to_parent(),
             )  # fmt: skip
-    except OSError:
-        return None
     finally:
         os.close(lock)  # the process has it

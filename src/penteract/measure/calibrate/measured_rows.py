@@ -11,7 +11,7 @@ from penteract.config.files.regular import read_regular
 from penteract.errors import BadInput, DiskFailure
 
 Key = tuple[str | int, ...]
-SCHEMA = "penteract.calibration/1"
+SCHEMA = "penteract.calibration/2"
 _LARGEST = 2**26
 
 

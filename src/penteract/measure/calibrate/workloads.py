@@ -6,6 +6,7 @@ Each workload has a key, which names it in the rows on disk, and makes its opera
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -166,7 +167,7 @@ def _copy(size: int, source: torch.device, target: torch.device) -> Op:
 def _adamw(device: torch.device, parameters: int) -> Op:
     """The update of a step: on a GPU that of a bf16 run, elsewhere torch's with everything in fp32. For a parameter, 28
     bytes are read or written."""
-    if device.type == "cuda":
+    if device.type == "cuda" and find_spec("triton") is not None:
         return _adamw_on_gpu(device, parameters)
     p = torch.nn.Parameter(torch.zeros(parameters, device=device))
     p.grad = torch.ones_like(p)
@@ -174,7 +175,7 @@ def _adamw(device: torch.device, parameters: int) -> Op:
 
 
 def _adamw_on_gpu(device: torch.device, parameters: int) -> Op:
-    from penteract.engine.kernels.triton.optimizer.adamw import update  # triton is there where GPUs are
+    from penteract.engine.kernels.triton.optimizer.adamw import update
 
     gradient, mean, square = (torch.zeros(parameters, device=device) for _ in range(3))
     lower = torch.zeros(parameters, device=device, dtype=torch.int16)

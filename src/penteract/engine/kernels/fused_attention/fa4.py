@@ -178,8 +178,8 @@ def _ways(kernel: TorchKernel) -> dict[str, TorchKernel]:
 
 
 def _without_gpu() -> str:
-    """Import the package to compile for GPUs that are not here. Their multiprocessors decide how it divides little
-    work; all of Hopper that have NVLink have as many."""
+    """Import the package to compile for GPUs that are not here. How many multiprocessors they have decides how
+    it divides little work: here as many as an H100 and an H200 with NVLink have."""
     major, minor = HOPPER
     for name, value in (
         ("FLASH_ATTENTION_ARCH", f"sm_{major}{minor}"), ("CUTE_DSL_ARCH", f"sm_{major}{minor}a"),

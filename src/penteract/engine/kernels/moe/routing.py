@@ -1,4 +1,4 @@
-"""Where routers send tokens in a rehearsal: evenly, or as a run did."""
+"""Where routers send tokens where tensors have no numbers: evenly, or as a run did."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from penteract.engine.comm.comm import Comm, Ranks
 from penteract.engine.comm.fake import FakeComm
 from penteract.engine.comm.journal import Journal
 from penteract.engine.data.blank import Blank
-from penteract.engine.device.compiled_ahead import CompiledAhead
+from penteract.engine.device.compiled_ahead import WAIT_S, CompiledAhead
 from penteract.engine.device.cpu_affinity import usable_here
 from penteract.engine.device.device import Meta
 from penteract.engine.kernels import registry
@@ -32,7 +32,7 @@ from penteract.engine.session.ahead.without_gpu import Compiling
 from penteract.engine.session.stand_ins import stand_ins
 from penteract.engine.session.trainer import Place, Trainer
 
-LONGEST_S = 90  # after which the process ends, with its children
+MOST, EXPENDABLE = 16, "500"  # children at once; of all processes, these are the first that a lack of memory ends
 
 
 class _Alone(Meta):
@@ -73,22 +73,40 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--capability", type=lambda text: tuple(map(int, text.split("."))))
     parser.add_argument("--ranks", type=lambda text: list(map(int, text.split(","))))
     asked = parser.parse_args(argv)
-    signal.alarm(LONGEST_S)
     with suppress(OSError):
         os.nice(5)
+        Path("/proc/self/oom_score_adj").write_text(EXPENDABLE)
     torch.set_grad_enabled(False)
     spec = resolve(asked.run, "").run
     ahead = CompiledAhead(asked.run.with_suffix(""))
     rows = asked.run.with_suffix(".rows")
     rows.unlink(missing_ok=True)
-    compiling = Compiling(rows, max(2, usable_here() - len(asked.ranks)))
+    compiling = Compiling(rows, min(MOST, max(2, usable_here() - len(asked.ranks))))
+
+    def made() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+
+    def late(*_: object) -> None:
+        """Ranks wait no longer, and compile what is left: a later run need not wait for it again."""
+        left = dict(name="", seconds=WAIT_S, folder="", error="was not compiled while ranks waited")
+        ahead.note([*made(), *(left | {"name": name} for name in compiling.children.values())])
+        os._exit(1)  # its children end with it
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(int(WAIT_S))
     registry.load_package = lambda name: None
     compiling.triton(asked.capability)
+    whole = True
     for rank in kinds_of_ranks(spec, asked.ranks):
         with compiling.failing():
             compile_step_of(spec, rank, asked.capability, compiling)
+            continue
+        whole = False
     compiling.wait()
-    ahead.note([json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else [])
+    signal.alarm(0)
+    if not whole or compiling.died:  # a later run tries again
+        return 1
+    ahead.note(made())
     return 0
 
 

@@ -47,6 +47,7 @@ class Compiling:
     children: dict[int, str] = field(default_factory=dict[int, str])  # what each compiles
     made: str = ""  # in a child: what it compiles
     began: float = 0.0
+    died: bool = False  # whether a child did
     routing: Routing = field(init=False)
 
     def child(self, name: str, key: Any) -> bool:
@@ -91,6 +92,7 @@ class Compiling:
         number, status = os.wait()
         name = self.children.pop(number, "")
         if status:
+            self.died = True
             self._note(name, 0.0, "", f"its process ended with status {status}")
 
     def _note(self, name: str, seconds: float, folder: str, error: str) -> None:
