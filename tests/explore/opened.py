@@ -69,12 +69,16 @@ class Opened:
         self.until(f"`${{{shown}}} `.includes(arg)", f"{words.strip()} ")
         self.settled()
 
-    def serious(self, axe: str, what: str = "") -> list[str]:
-        """What axe finds that keeps people out. `what`: the arguments of its run."""
-        self.page.evaluate(axe)
+    def serious(self, axe: str, what: str = "document", rules: str = "") -> list[str]:
+        """What axe finds that keeps people out. `what`: the part of the page; `rules`: the only ones, else all. The
+        page tells what is wrong, not all that is right, which is a hundred times as long."""
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(f"() => {{ {axe} }}")
+        only = f", runOnly: {rules}" if rules else ""
+        found = f"axe.run({what}, {{ resultTypes: ['violations']{only} }})"
         return [
             f"{v['id']}: {node['html'][:160]} {node['any'][0]['message'] if node['any'] else ''}"
-            for v in self.page.evaluate(f"axe.run({what})")["violations"]
+            for v in self.page.evaluate(f"{found}.then((found) => found.violations)")
             if v["impact"] in ("serious", "critical") for node in v["nodes"]
         ]  # fmt: skip
 
