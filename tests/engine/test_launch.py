@@ -9,6 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +24,9 @@ from penteract.engine.device.cpu_affinity import usable_here
 from penteract.engine.run_folder import rundir
 from penteract.engine.runtime import launch as launcher
 from penteract.engine.runtime.launch import launch
+from together import together
 
-pytestmark = pytest.mark.waits(29)
+pytestmark = pytest.mark.waits(17)
 
 RANK = Path(__file__).with_name("ranks.py")
 
@@ -32,17 +36,27 @@ def run(folder: Path, world: int, orders: dict[str, Any], environment: dict[str,
     return launch(world, [str(RANK), str(folder), json.dumps(orders)], folder, environment or dict(os.environ))
 
 
-def run_with_torch(folder: Path, orders: dict[str, Any]) -> tuple[int | None, str]:
-    """Two ranks that need torch, forked as their launcher is from a process that has it. -> the launcher's exit code,
-    and what was printed to stderr."""
+@dataclass(frozen=True)
+class Outcome:
+    """A launcher's exit code, what was printed to stderr, and how many seconds it took."""
+
+    folder: Path
+    code: int | None
+    said: str
+    seconds: float
+
+
+def run_with_torch(folder: Path, orders: dict[str, Any]) -> Outcome:
+    """Two ranks that need torch, forked as their launcher is from a process that has it."""
     out, err = folder / "out", folder / "err"
+    begun = time.monotonic()
     process = forks.start(_launch, folder, orders, environment=os.environ, out=out, err=err)
     try:
         process.join(60)
     finally:
         process.kill()
         process.join()
-    return process.exitcode, err.read_text()
+    return Outcome(folder, process.exitcode, err.read_text(), time.monotonic() - begun)
 
 
 def _launch(folder: Path, orders: dict[str, Any]) -> int:
@@ -134,31 +148,46 @@ def test_an_error_before_the_ranks_know_of_each_other_is_said(
     assert capfd.readouterr().err == "error[DEVICE]: no such device\n"
 
 
-def test_the_culprits_code_and_line(tmp_path: Path) -> None:
-    code, said = run_with_torch(tmp_path, {"1": "raise"})
-    assert code == 73
-    err = [line for line in said.splitlines() if line.startswith("error[")]
+# What the ranks of a run with torch do. They wait for each other most of the time: all runs are at once.
+WITH_TORCH: dict[str, dict[str, str]] = {
+    "raises": {"1": "raise"},
+    "both, rank 0 first": {"0": "raise first", "1": "raise"},
+    "both, rank 1 first": {"0": "raise", "1": "raise first"},
+    "killed": {"1": "kill"},
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Future[Outcome]]:
+    folders = {name: tmp_path_factory.mktemp("run") for name in WITH_TORCH}
+    return together({name: partial(run_with_torch, folders[name], orders) for name, orders in WITH_TORCH.items()})
+
+
+def test_the_culprits_code_and_line(outcomes: Mapping[str, Future[Outcome]]) -> None:
+    run = outcomes["raises"].result()
+    assert run.code == 73
+    err = [line for line in run.said.splitlines() if line.startswith("error[")]
     assert [line.split("]")[0] for line in err] == ["error[NUMERICS"]
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_an_error_that_all_ranks_fail_with_is_printed_once(tmp_path: Path, first: int) -> None:
+def test_an_error_that_all_ranks_fail_with_is_printed_once(
+    outcomes: Mapping[str, Future[Outcome]], first: int
+) -> None:  # fmt: skip
     """Whichever rank is the first to tell the others of it."""
-    orders = {str(r): "raise first" if r == first else "raise" for r in range(2)}
-    code, said = run_with_torch(tmp_path, orders)
-    assert code == 73
-    err = [line for line in said.splitlines() if line.startswith("error[")]
+    run = outcomes[f"both, rank {first} first"].result()
+    assert run.code == 73
+    err = [line for line in run.said.splitlines() if line.startswith("error[")]
     assert [line.split("]")[0] for line in err] == ["error[NUMERICS"]
-    rows = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run.folder / "errors.jsonl").read_text().splitlines()]
     assert [row["rank"] for row in rows] == [first]
 
 
-def test_a_killed_rank_ends_the_run(tmp_path: Path) -> None:
-    begun = time.monotonic()
-    code, said = run_with_torch(tmp_path, {"1": "kill"})
-    assert code == 72
-    assert time.monotonic() - begun < 40
-    assert "rank 1 was ended by SIGKILL" in said
+def test_a_killed_rank_ends_the_run(outcomes: Mapping[str, Future[Outcome]]) -> None:
+    run = outcomes["killed"].result()
+    assert run.code == 72
+    assert run.seconds < 40
+    assert "rank 1 was ended by SIGKILL" in run.said
 
 
 @pytest.mark.parametrize(

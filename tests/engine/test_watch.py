@@ -7,9 +7,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,9 @@ from engine.ranks import main
 from penteract.engine.rank.failures import is_of_a_peer
 from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.watch import Watcher
+from together import together
 
-pytestmark = pytest.mark.waits(21)
+pytestmark = pytest.mark.waits(11)
 
 
 class World:
@@ -70,53 +74,90 @@ STARTING_S = 45.0  # the first time with torch to import, on a busy machine
 LEAVING_S = 10.0  # what is promised
 
 
-def ended(ranks: World, first: int) -> list[int | None]:
-    """All exit codes, the others' within what is promised from the end of rank `first`."""
-    ranks.codes(STARTING_S, [first])
-    return ranks.codes(LEAVING_S)
+@dataclass(frozen=True)
+class Case:
+    """Ranks, what some of them do, and whose end the others follow; without one, all end by themselves."""
+
+    world: int
+    orders: dict[str, str]
+    first: int | None = None
+
+    def outcome(self, folder: Path) -> Outcome:
+        with started(folder, self.world, **self.orders) as ranks:
+            if self.first is not None:
+                ranks.codes(STARTING_S, [self.first])
+            codes = ranks.codes(STARTING_S if self.first is None else LEAVING_S)
+            return Outcome(folder, codes, [ranks.said(r) for r in range(self.world)])
 
 
-def test_all_leave_when_one_raises(tmp_path: Path) -> None:
-    with started(tmp_path, 3, rank1="raise", rank2="sleep") as ranks:  # rank 0 hangs in gloo, rank 2 outside of it
-        assert ended(ranks, 1) == [72, 73, 72]
-        for other in (0, 2):
-            assert "error[PEER]: rank 1 failed with NUMERICS: the loss is not finite" in ranks.said(other)
-        assert ranks.said(1) == "error[NUMERICS]: the loss is not finite · step 7 · fix: a smaller rate"
-    (row,) = rundir.errors(tmp_path)
+@dataclass(frozen=True)
+class Outcome:
+    """All exit codes, the others' within what is promised from the end of the first rank, and the errors that each
+    printed."""
+
+    folder: Path
+    codes: list[int | None]
+    said: list[str]
+
+
+# Ranks wait for each other most of the time: all cases run at once.
+CASES = {
+    "raises": Case(3, {"rank1": "raise", "rank2": "sleep"}, 1),  # rank 0 hangs in gloo, rank 2 outside of it
+    "rank 0 fails": Case(3, {"rank0": "bug", "rank1": "sleep"}, 0),
+    "rank 0 is killed": Case(3, {"rank0": "kill"}, 0),
+    "rank 1 is killed": Case(3, {"rank1": "kill"}, 1),
+    "all stop": Case(2, {"rank0": "preempted", "rank1": "preempted"}),
+    "late": Case(3, {"rank0": "end", "rank1": "late", "rank2": "end"}),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Future[Outcome]]:
+    folders = {name: tmp_path_factory.mktemp("run") for name in CASES}
+    return together({name: partial(case.outcome, folders[name]) for name, case in CASES.items()})
+
+
+def test_all_leave_when_one_raises(outcomes: Mapping[str, Future[Outcome]]) -> None:
+    ranks = outcomes["raises"].result()
+    assert ranks.codes == [72, 73, 72]
+    for other in (0, 2):
+        assert "error[PEER]: rank 1 failed with NUMERICS: the loss is not finite" in ranks.said[other]
+    assert ranks.said[1] == "error[NUMERICS]: the loss is not finite · step 7 · fix: a smaller rate"
+    (row,) = rundir.errors(ranks.folder)
     assert (row["rank"], row["code"], row["exit_code"], row["host"]) == (1, "NUMERICS", 73, socket.gethostname())
     assert "BadNumerics" in row["traceback"]
-    assert json.loads((tmp_path / "status.json").read_text())["exit_code"] == 73  # of the run: rank 1's, not rank 0's
+    status = json.loads((ranks.folder / "status.json").read_text())
+    assert status["exit_code"] == 73  # of the run: rank 1's, not rank 0's
 
 
-def test_the_rank_that_holds_the_store_is_heard_too(tmp_path: Path) -> None:
-    with started(tmp_path, 3, rank0="bug", rank1="sleep") as ranks:
-        assert ended(ranks, 0) == [70, 72, 72]
-        assert "rank 0 failed with BUG: ZeroDivisionError: by zero" in ranks.said(1)
-    assert [row["rank"] for row in rundir.errors(tmp_path)] == [0]
+def test_the_rank_that_holds_the_store_is_heard_too(outcomes: Mapping[str, Future[Outcome]]) -> None:
+    ranks = outcomes["rank 0 fails"].result()
+    assert ranks.codes == [70, 72, 72]
+    assert "rank 0 failed with BUG: ZeroDivisionError: by zero" in ranks.said[1]
+    assert [row["rank"] for row in rundir.errors(ranks.folder)] == [0]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_is_missed(tmp_path: Path, victim: int) -> None:
-    with started(tmp_path, 3, **{f"rank{victim}": "kill"}) as ranks:
-        codes = ended(ranks, victim)
-        assert codes == [-9 if r == victim else 72 for r in range(3)]
-        assert f"rank {victim} failed with LOST" in ranks.said(2)
-    assert {row["rank"] for row in rundir.errors(tmp_path)} == {victim}
+def test_a_killed_rank_is_missed(outcomes: Mapping[str, Future[Outcome]], victim: int) -> None:
+    ranks = outcomes[f"rank {victim} is killed"].result()
+    assert ranks.codes == [-9 if r == victim else 72 for r in range(3)]
+    assert f"rank {victim} failed with LOST" in ranks.said[2]
+    assert {row["rank"] for row in rundir.errors(ranks.folder)} == {victim}
 
 
-def test_all_that_stop_together_are_no_failure(tmp_path: Path) -> None:
-    with started(tmp_path, 2, rank0="preempted", rank1="preempted") as ranks:
-        assert ranks.codes(STARTING_S) == [75, 75]
-    (row,) = rundir.errors(tmp_path)
+def test_all_that_stop_together_are_no_failure(outcomes: Mapping[str, Future[Outcome]]) -> None:
+    ranks = outcomes["all stop"].result()
+    assert ranks.codes == [75, 75]
+    (row,) = rundir.errors(ranks.folder)
     assert row["code"] == "STOPPED"
-    assert json.loads((tmp_path / "status.json").read_text())["state"] == "stopped"
+    assert json.loads((ranks.folder / "status.json").read_text())["state"] == "stopped"
 
 
-def test_a_late_rank_is_waited_for(tmp_path: Path) -> None:
-    with started(tmp_path, 3, rank0="end", rank1="late", rank2="end") as ranks:
-        assert ranks.codes(STARTING_S) == [0, 0, 0]
-    assert rundir.errors(tmp_path) == []
-    assert json.loads((tmp_path / "status.json").read_text())["state"] == "done"
+def test_a_late_rank_is_waited_for(outcomes: Mapping[str, Future[Outcome]]) -> None:
+    ranks = outcomes["late"].result()
+    assert ranks.codes == [0, 0, 0]
+    assert rundir.errors(ranks.folder) == []
+    assert json.loads((ranks.folder / "status.json").read_text())["state"] == "done"
 
 
 class Heard(Watcher):
