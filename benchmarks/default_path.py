@@ -1,6 +1,6 @@
 """What a newcomer gets: `penteract train --preset llama-3.2-1b` on a GPU, and how soon.
 
-    python benchmarks/default_path.py --out OUT.json [--parts speed,losses,start] [--seconds 200]
+    python benchmarks/default_path.py --out OUT.json [--parts speed,losses,start]
 
 - **speed**: the command as it is, for three steps; then with a batch of 16 sequences, beside the same with settings by hand:
   micro-batches of 1 to 16, the fastest kernels. `share`: the default's tokens per second over the best of those by hand.
@@ -9,7 +9,7 @@
 - **start**: seconds from the command to the end of the first step and of the second, for an 8B on two GPUs: with no compiled
   kernel kept from before, and again.
 
-Each run is a process of its own. A part that does not fit into `--seconds` is left out.
+Each run is a process of its own, and is written as soon as it is done.
 """
 
 from __future__ import annotations

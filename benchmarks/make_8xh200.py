@@ -34,15 +34,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from penteract.measure.calibrate.attention_workloads import forward_flops
+
 MIB = 2**20
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-FORM = {
-    "tile": 1024,
-    "warps": 4,
-    "exact": False,
-    "fused": True,
-    "stream": False,
-}  # as in `kernels/triton/optimizer/adamw.py`
+FORM = {"tile": 1024, "warps": 4, "exact": False, "fused": True, "stream": False}  # in which AdamW's kernel is compiled
 HEAD_SIZE = {"8b": 128, "1b": 64}
 HEADER = """\
 # Measured curves of 8 x NVIDIA H200 (HGX, NVLink 4). Written by benchmarks/make_8xh200.py; not edited by hand.
@@ -74,8 +70,9 @@ def attention(rows: Mapping[str, list[list[float]]]) -> Iterator[str]:
 
 def attention_rates(rows: list[list[float]]) -> Iterator[str]:
     """A line for each shape."""
-    for batch, heads, kv_heads, length, size, width, forward, backward in rows:
-        flops = 2 * batch * heads * length**2 * size
+    for row in rows:
+        batch, heads, kv_heads, length, size, width, forward, backward = row
+        flops = forward_flops(row)
         rates = f"{flops / forward / 1e6:.2f}, {2.5 * flops / backward / 1e6:.2f}"
         about = f"batch {batch}, {heads} heads of {kv_heads}, sequence {length}, width {width}"
         yield f"  [{flops:.0f}, {size}, {rates}],  # {about}"

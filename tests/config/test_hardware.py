@@ -6,7 +6,7 @@ import importlib.util
 import json
 import sys
 import tomllib
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -151,8 +151,17 @@ def test_the_curves_say_what_the_measurements_say() -> None:
     for phase, shape in shapes.items():
         rate = data["gemm_bf16"][f"8b_kv_T8192_{phase}"]["tflops"]
         assert [*shape, pytest.approx(rate, abs=0.01)] in tree["burst"]["gemm"]
+    forward, backward = json.loads(LAYERS.read_text())["in_layer"]["fa4"][0][6:]  # 32 heads of 128, 8,192 tokens
+    flops = 32 * 128 * 8192**2 * 2  # of two products, half of which is masked
+    rates = pytest.approx(flops / forward / 1e6, abs=0.01), pytest.approx(2.5 * flops / backward / 1e6, abs=0.01)
+    assert tree["attention"]["fa4"][0] == [flops, 128, *rates]
     assert tree["burst"]["attention"][0] == [2 * 32 * 8192**2 * 128, 128, pytest.approx(619.23), pytest.approx(529.44)]
     assert tree["provenance"]["nvls_multicast"] == "off" and tree["provenance"]["nccl"] == data["nccl"]
+
+
+def test_an_update_has_the_rate_of_the_form_that_runs() -> None:
+    adamw = pytest.importorskip("penteract.engine.kernels.triton.optimizer.adamw")
+    assert asdict(adamw.FORM) == _script().FORM
 
 
 def _script() -> ModuleType:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penteract.config.layout import Layout
 from penteract.errors import Bug
-from penteract.ops.declarations.registry import computes_attention
+from penteract.ops.declarations.registry import is_attention_backward
 from penteract.ops.lower import Instruction
 from penteract.parallel.data import Bucket
 from penteract.step.fsdp import Due, Event, FsdpRule, Touch, upcoming
@@ -37,7 +37,7 @@ def events(
     actions = _by_action(touches(buckets, every))
     attention = defaultdict[int, list[At]](list)
     for at, instruction in every:
-        if instruction.call.phase == "input_gradient" and computes_attention(instruction.call.site.op_name):
+        if is_attention_backward(instruction.call.site.op_name, instruction.call.phase):
             attention[at[0]].append(at)
     needs, last = first_reads(buckets, actions), last_writes(actions)
     shared = sorted(b for b in last if buckets[b].across_pp_ranks)

@@ -5,9 +5,8 @@ only in ring buffers: parameters of a unit are gathered one unit before their us
 the action that wrote them.
 
 A reduction that is due begins with the next backward pass of attention of its action, if one comes before its buffer is
-needed again. A collective
-takes multiprocessors from the kernels beside it. Attention's many short blocks lose about that share; a matrix product
-whose blocks all start at once may wait until the collective has ended.
+needed again. A collective takes multiprocessors from the kernels beside it. Attention's many short blocks lose about
+that share; a matrix product whose blocks all start at once may wait until the collective has ended.
 
 The rule depends only on one action, the unit that is read next, and the ring buffers, so equal inputs give equal
 events. `events.py` applies it to every action of a step; the simulated clock applies it once to each distinct action.
@@ -51,7 +50,7 @@ class UnitReads(NamedTuple):
 
     reads: Sequence[tuple[At, int]]
     writes: Sequence[tuple[At, int, At]]
-    attention: Sequence[At] = ()
+    attention: Sequence[At]
 
 
 class FsdpState(NamedTuple):

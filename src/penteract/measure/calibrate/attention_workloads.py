@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -45,6 +45,12 @@ def attention(device: torch.device) -> Iterator[tuple[tuple[str | int, ...], Cal
                 key = ("attention", speed, way, *shape)
                 around = products_around(shape) * (1 if way == "forward" else 2)
                 yield key, lambda one=one, shape=shape, way=way: operation(device, one, shape, way), around
+
+
+def forward_flops(shape: Sequence[int]) -> int:
+    """FLOPs of attention's forward, causal half."""
+    batch, heads, _, length, size, *_ = shape
+    return 2 * batch * heads * length**2 * size
 
 
 def products_around(shape: Shape) -> float:

@@ -14,6 +14,7 @@ from penteract.config.files.hardware_schema import MEASURED
 from penteract.config.files.schema import option
 from penteract.config.hardware import DTYPES, gpu
 from penteract.errors import BadInput
+from penteract.measure.calibrate.attention_workloads import forward_flops
 from penteract.measure.calibrate.links.link_tables import (
     between_table,
     copy_rate,
@@ -117,10 +118,10 @@ def _attention(rows: MeasuredRows) -> Iterator[str]:
     for key, found in (("shapes", cudnn), ("fa4", by_kernel["fa4"])):
         if found:
             yield f"{key} = ["
-            for (batch, heads, kv_heads, length, size, _), (forward, backward) in found.items():
+            for shape, (forward, backward) in found.items():
+                batch, heads, kv_heads, length, size, _ = shape
                 about = f"batch {batch}, {heads} heads of {kv_heads}, sequence {length}"
-                flops = 2 * batch * heads * length**2 * size
-                yield f"  [{flops}, {size}, {forward:.6g}, {backward:.6g}],  # {about}"
+                yield f"  [{forward_flops(shape)}, {size}, {forward:.6g}, {backward:.6g}],  # {about}"
             yield "]"
 
 
@@ -129,8 +130,7 @@ def attention_rates(rows: MeasuredRows, name: str) -> dict[tuple[int, ...], tupl
     ways = [dict(rows.under("attention", name, way)) for way in ("forward", "input_gradient")]
     found = dict[tuple[int, ...], tuple[float, float]]()
     for shape, us in ways[0].items():
-        batch, heads, _, length, size, _ = shape
-        flops = 2 * batch * heads * length**2 * size
+        flops = forward_flops(shape)
         if shape in ways[1]:
             found[shape] = flops / us / 1e6, _BACKWARD * flops / ways[1][shape] / 1e6
     return found

@@ -72,9 +72,9 @@ class Op(NamedTuple):
     implementations: tuple[Implementation, ...]
 
 
-def computes_attention(op_name: str) -> bool:
-    """Whether the op is a pass of attention."""
-    return OPS[op_name].declaration.part == "attention"
+def is_attention_backward(op_name: str, phase: str) -> bool:
+    """Whether this phase of the op is a backward pass of attention: the place for a reduction (`step/fsdp.py`)."""
+    return phase == "input_gradient" and OPS[op_name].declaration.part == "attention"
 
 
 def implementation(site: Site, layout: Layout) -> tuple[Implementation, OpDeclaration]:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from penteract.ops.declarations.registry import computes_attention
+from penteract.ops.declarations.registry import is_attention_backward
 from penteract.ops.params import Param
 from penteract.parallel.bucket_plans import BucketPlan
 from penteract.parallel.data import Bucket
@@ -198,7 +198,7 @@ class ClockProgram:
             jobs = [layer.outline.jobs[job] for job, _, _ in layer.outline.calls.get(action, ())]
             self._attentions[key] = [
                 pos for pos, (place, phase) in enumerate(jobs)
-                if phase == "input_gradient" and computes_attention(layer.sites[place].op_name)
+                if is_attention_backward(layer.sites[place].op_name, phase)
             ]  # fmt: skip
         return self._attentions[key]
 

@@ -146,11 +146,11 @@ def quack_without_gpu(load: Callable[[], None]) -> str:
     os.environ.setdefault("QUACK_ARCH", f"{major}{minor}")
     os.environ.setdefault("CUTE_DSL_ARCH", f"sm_{major}{minor}a")
     load()
-    import_module("cutlass").utils.HardwareInfo = _launch
+    import_module("cutlass").utils.HardwareInfo = _needs_gpu
     return str(import_module("quack.cache").get_cache_path())
 
 
-def _launch(*about: Any) -> Any:
+def _needs_gpu(*about: Any) -> Any:
     raise LaunchReached
 
 

@@ -88,8 +88,8 @@ def main(argv: list[str]) -> int:
 
     def late(*_: object) -> None:
         """Ranks wait no longer, and compile what is left: a later run need not wait for it again."""
-        left = dict(name="", seconds=WAIT_S, folder="", error="was not compiled while ranks waited")
-        ahead.note([*made(), *(left | {"name": name} for name in compiling.children.values())])
+        left = {"seconds": WAIT_S, "folder": "", "error": "was not compiled while ranks waited"}
+        ahead.note([*made(), *({"name": name, **left} for name in compiling.children.values())])
         os._exit(1)  # its children end with it
 
     signal.signal(signal.SIGALRM, late)
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
         with compiling.failing():
             compile_step_of(spec, rank, asked.capability, compiling)
             continue
-        whole = False
+        whole = False  # what was raised is printed
     compiling.wait()
     signal.alarm(0)
     if not whole or compiling.died:  # a later run tries again
