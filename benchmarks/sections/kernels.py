@@ -342,7 +342,14 @@ def rates() -> str:
     wires = [(kind, ranks, *(f"{burst[kind][f'g{ranks}_{size}']['busbw']:.0f}" for size in sizes))
              for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") for ranks in (2, 4, 8)]  # fmt: skip
     moved, took = hot["moved"][-1]
-    layers = record("attention_in_layers_h200")["in_layer"]
+    found = record("attention_in_layers_h200")
+    layers = found["in_layer"]
+    told = "; ".join(
+        f"{step[3]:,} tokens: {' and '.join(f'{us:,.0f}' for us in step[6:])} in a step, "
+        + ", ".join(f"{' and '.join(f'{us:,.0f}' for us in next(r for r in found[where]['cudnn'] if r[:6] == step[:6])[6:])} {how}"
+                    for where, how in (("in_layer", "so"), ("behind_products", "behind products alone")))
+        for step in found["in_steps"]["cudnn"]
+    )  # fmt: skip
     both = zip(layers["cudnn"], layers["fa4"], strict=True)
     attention = [(f"{batch} x {heads} of {kv_heads} x {length:,}", size, *(f"{rate * 2 * batch * heads * length**2 * size / us / 1e6:.0f}"
                   for us, rate in zip((*cudnn, *found), (1, 2.5, 1, 2.5), strict=True)))
@@ -356,7 +363,7 @@ measured in each dtype. The sum of two tensors reads and writes {moved / 1e9:.1f
 The second table has collectives of {burst["world"]} GPUs of one node: bus bandwidth in GB/s, by number of ranks and size.
 NVLink multicast (NVLS) was off. The third table has causal attention in
 TFLOP/s, between products in the ratio of its layer: it draws less power than they do, so the more of a step it takes, the
-higher the clock. `walked_kernels_h200.json` has the times of pointwise kernels whose tensors differ in memory
+higher the clock. Microseconds of cuDNN's forward and backward, 16 heads of 64: {told}. `walked_kernels_h200.json` has the times of pointwise kernels whose tensors differ in memory
 layout.
 
 Falls short: links between nodes were never measured. The planner uses published figures.""",
