@@ -57,6 +57,11 @@ def may_wait(logits: torch.Tensor, form: SharedForm) -> bool:
     return not logits.is_cuda or parts <= torch.cuda.get_device_properties(logits.device).multi_processor_count
 
 
+def one_by_one(logits: torch.Tensor) -> bool:
+    """Whether an interpreter runs the programs. Tensors without numbers stand for those of a GPU."""
+    return logits.device.type == "cpu"
+
+
 def losses_of(
     logits: torch.Tensor, stride: int, targets: torch.Tensor, g: torch.Tensor, z: float, form: SharedForm
 ) -> Callable[[torch.Tensor], None]:
@@ -74,7 +79,7 @@ def losses_of(
             Z=bool(z), PARTS=parts, SLOTS=triton.next_power_of_2(parts), COLUMNS=wide, WRITES=writes,
             num_warps=form.warps,
         )
-        for i, writes in enumerate((True,) if logits.is_cuda else (False, True))
+        for i, writes in enumerate((False, True) if one_by_one(logits) else (True,))
     ]  # fmt: skip
 
     def put(losses: torch.Tensor) -> None:
