@@ -3,6 +3,6 @@
 from importlib.util import find_spec
 
 if find_spec("triton") is not None:
-    from penteract.engine.kernels.triton.cache_keys import callees_first
+    from penteract.engine.device.cache_keys import callees_first
 
     callees_first()  # before a kernel has a key

@@ -16,11 +16,11 @@ def callees_first() -> None:
     """From now on the constants of a function that a kernel calls are looked for before they are taken, whichever
     version of Triton this is."""
     finder: Any = jit.DependenciesFinder
-    if (taken := getattr(finder, "_update_hash", None)) is None:  # a version that nobody has read
+    if (taking := getattr(finder, "_update_hash", None)) is None:  # a version that nobody has read
         return
 
     def looked_for(self: Any, func: Any) -> None:
         _ = func.cache_key  # which looks for them
-        taken(self, func)
+        taking(self, func)
 
     finder._update_hash = looked_for
