@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from penteract.config.resolve.write_run_file import run_values
 from penteract.engine.device.compiled_ahead import CompiledAhead
 from penteract.engine.kernels import registry
 from penteract.engine.runtime import compiling
-from penteract.engine.session.ahead import awaited, without_gpu
+from penteract.engine.session.ahead import awaited, package_calls
 from penteract.engine.session.ahead.compile_step import kinds_of_ranks
 from penteract.ops.declarations import OPS
 
@@ -192,8 +193,8 @@ def test_what_is_noted_of_a_step(step: str, code: int, noted: list[Any] | None, 
     (tmp_path / "a.toml").write_text('preset = "tiny"\n')
     source = f"""
 import sys, time
-from penteract.engine.session.ahead import compile_step as c
-c.WAIT_S, c.compile_step_of = 1, {step}
+from penteract.engine.session.ahead import compile_step as c, first_step
+c.WAIT_S, first_step.compile_first_step = 1, {step}
 sys.exit(c.main(["a.toml", "--capability=9.0", "--ranks=0"]))
 """
     words = [sys.executable, "-c", source]
@@ -300,12 +301,14 @@ def test_each_package_says_how_it_compiles_without_a_gpu() -> None:
 def test_tensors_of_a_call_lie_as_those_without_numbers() -> None:
     block = torch.empty(4096, dtype=torch.uint8, device="meta")
     two = block.view(torch.bfloat16)[8:].as_strided((3, 4), (8, 1), 12)
-    given: Any = [[two, block.view(torch.float32)[5]], [torch.empty(3, 5, device="meta").t(), None], True]
+    other, third = block.view(torch.float32)[5], torch.empty(3, 5, device="meta").t()
+    given: Any = [[two, other], [third, None], True]
+    given = pickle.loads(pickle.dumps(package_calls.described(given)))  # to another process
     with FakeTensorMode():
-        made = without_gpu._on_gpu(given)
+        made = package_calls.on_gpu(given)
     assert made[1][1] is None and made[2] is True
     (a, b), c = made[0], made[1][0]
-    for x, like in ((a, two), (b, given[0][1]), (c, given[1][0])):
+    for x, like in ((a, two), (b, other), (c, third)):
         assert x.is_cuda and (x.dtype, x.shape, x.stride()) == (like.dtype, like.shape, like.stride())
         assert x.storage_offset() == like.storage_offset()
     assert a.untyped_storage()._cdata == b.untyped_storage()._cdata != c.untyped_storage()._cdata
@@ -321,7 +324,7 @@ from penteract.config.resolve.resolved_run import resolve
 from penteract.engine.comm.fake import FakeComm
 from penteract.engine.device.device import Cpu
 from penteract.engine.kernels.triton.fused_loss import shared_rows
-from penteract.engine.session.ahead import compile_step, without_gpu
+from penteract.engine.session.ahead import first_step, without_gpu
 
 torch.set_grad_enabled(False)
 spec, found = resolve(sys.argv[1], "").run, {}
@@ -337,15 +340,15 @@ class Alone(Cpu):  # with tensors that have numbers and addresses
 
 own = shared_rows.one_by_one
 shared_rows.one_by_one = lambda logits: logits.is_meta and own(logits)  # others stand for a GPU's
-without, device, rank_of = compile_step._Alone, torch.device, compile_step.Rank
+without, device, rank_of = first_step._Alone, torch.device, first_step.Rank
 for where in ("meta", "cpu"):
     found[where], asked = set(), Asked(Path("rows"), 1)
     asked.triton((9, 0))
     if where == "cpu":
-        compile_step._Alone = Alone
-        compile_step.Rank = lambda number, world, at, *about: rank_of(number, world, device("cpu"), *about)
+        first_step._Alone = Alone
+        first_step.Rank = lambda number, world, at, *about: rank_of(number, world, device("cpu"), *about)
     for rank in range(spec.layout.world):
-        compile_step.compile_step_of(spec, rank, (9, 0), asked)
+        first_step.compile_first_step(spec, rank, (9, 0), asked)
 print(json.dumps([sorted(found[where]) for where in found]))
 """
 

@@ -132,6 +132,6 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.view(-1, x.shape[-1])
 
 
-WITHOUT_GPU = {"QUACK": partial(quack_without_gpu, _load)}
+WITHOUT_GPU = {"QUACK": quack_without_gpu(_load)}
 PACKAGES = {"QUACK": _load}  # imported before a run's first step
 QUACK = glus(torch.ops.aten, QuackGlu())

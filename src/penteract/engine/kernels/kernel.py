@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -91,6 +91,19 @@ def in_turn(*calls: Bound) -> Bound:
 
 class LaunchReached(Exception):
     """Where kernels are only compiled: all that a call needs is, and what is left needs a GPU."""
+
+
+class WithoutGpu(NamedTuple):
+    """How a package compiles for GPUs that are not here.
+
+    environment  what it reads where it would ask the GPU; set before any package is imported
+    load         imports it, with nothing that another package would notice -> the folder where it keeps kernels
+    before       what a call needs beside that, in a process that calls no other package
+    """
+
+    environment: Mapping[str, str]
+    load: Callable[[], str]
+    before: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

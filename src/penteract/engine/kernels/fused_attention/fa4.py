@@ -20,7 +20,7 @@ from penteract.engine.kernels.fused_attention.compiled import FOLDER, keep_compi
 from penteract.engine.kernels.fused_attention.flash import ends
 from penteract.engine.kernels.fused_attention.normed_attention import ON_GPU, normed
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
-from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel, WithoutGpu
 from penteract.ops.tape import Site
 
 Library = Callable[[], Any]  # -> the module with `_flash_attn_fwd` and `_flash_attn_bwd`
@@ -177,19 +177,17 @@ def _ways(kernel: TorchKernel) -> dict[str, TorchKernel]:
     }
 
 
-def _without_gpu() -> str:
-    """Import the package to compile for GPUs that are not here. How many multiprocessors they have decides how
-    it divides little work: here as many as an H100 and an H200 with NVLink have."""
-    major, minor = HOPPER
-    for name, value in (
-        ("FLASH_ATTENTION_ARCH", f"sm_{major}{minor}"), ("CUTE_DSL_ARCH", f"sm_{major}{minor}a"),
-        ("FLASH_ATTENTION_NUM_SMS", "132"),
-    ):  # fmt: skip
-        os.environ.setdefault(name, value)
+def _load() -> str:
     library()
     return os.environ.get(FOLDER, "")
 
 
-WITHOUT_GPU = dict.fromkeys(("FA4", "FA4_DOCUMENTS"), _without_gpu)
+_SM = "sm_{}{}".format(*HOPPER)
+# How many multiprocessors a GPU has decides how the package divides little work: as many as an H100 and an H200 with
+# NVLink have.
+WITHOUT_GPU = dict.fromkeys(
+    ("FA4", "FA4_DOCUMENTS"),
+    WithoutGpu({"FLASH_ATTENTION_ARCH": _SM, "CUTE_DSL_ARCH": f"{_SM}a", "FLASH_ATTENTION_NUM_SMS": "132"}, _load),
+)
 PACKAGES = dict.fromkeys(("FA4", "FA4_DOCUMENTS"), lambda: library())  # imported before a run's first step
 FA4, FA4_DOCUMENTS = _ways(whole(library)), _ways(documents(library))

@@ -7,10 +7,9 @@ on the device, so that nobody waits for a count.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from penteract.config.rules.kernel_limits import HOPPER
-from penteract.engine.kernels.kernel import Env, LaunchReached, Tensors, TorchKernel, put
+from penteract.engine.kernels.kernel import Env, LaunchReached, Tensors, TorchKernel, WithoutGpu, put
 from penteract.ops.tape import Site
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # a, b, offsets -> rows, or sums
@@ -139,15 +138,20 @@ def _load() -> None:
     config(PLAIN_TILE)
 
 
-def quack_without_gpu(load: Callable[[], None]) -> str:
-    """Import the package to compile for Hopper where there is none. Once a kernel is compiled, the package asks the
-    GPU how many blocks run at once: that ends a call."""
-    major, minor = HOPPER
-    os.environ.setdefault("QUACK_ARCH", f"{major}{minor}")
-    os.environ.setdefault("CUTE_DSL_ARCH", f"sm_{major}{minor}a")
-    load()
+def quack_without_gpu(load: Callable[[], None]) -> WithoutGpu:
+    """How the package compiles for Hopper where there is none; `load` imports it."""
+
+    def folder() -> str:
+        load()
+        return str(import_module("quack.cache").get_cache_path())
+
+    arch = "{}{}".format(*HOPPER)
+    return WithoutGpu({"QUACK_ARCH": arch, "CUTE_DSL_ARCH": f"sm_{arch}a"}, folder, _end_when_compiled)
+
+
+def _end_when_compiled() -> None:
+    """Once a kernel is compiled, the package asks the GPU how many blocks run at once: that ends a call."""
     import_module("cutlass").utils.HardwareInfo = _needs_gpu
-    return str(import_module("quack.cache").get_cache_path())
 
 
 def _needs_gpu(*about: Any) -> Any:
@@ -201,7 +205,7 @@ class Quack:
         )
 
 
-WITHOUT_GPU = {"QUACK": partial(quack_without_gpu, _load)}
+WITHOUT_GPU = {"QUACK": quack_without_gpu(_load)}
 PACKAGES = {"QUACK": _load}  # imported before a run's first step
 GROUPED = {"expert_linear": expert_products(MadeBeside(by_torch))}
 EMULATED = {"expert_linear": expert_products(MadeBeside(emulated))}

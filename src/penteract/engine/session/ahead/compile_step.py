@@ -1,5 +1,9 @@
 """The process that compiles a run's kernels before its ranks need them: `python -m …compile_step RUN.toml
---capability=9.0 --ranks=0,1`. It makes the first step of each rank without numbers, on the host's cores."""
+--capability=9.0 --ranks=0,1`. It makes the first step of each rank without numbers, on the host's cores.
+
+Ranks wait for its slowest kernel, which is one that a package compiles. So it imports torch and what tells which
+packages those are, and a child begins to import them; the rest of this is done meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +23,36 @@ import torch
 from penteract.config.mesh import Mesh
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import RunSpec
-from penteract.engine.comm.comm import Comm, Ranks
-from penteract.engine.comm.fake import FakeComm
-from penteract.engine.comm.journal import Journal
-from penteract.engine.data.blank import Blank
 from penteract.engine.device.compiled_ahead import WAIT_S, CompiledAhead
 from penteract.engine.device.cpu_affinity import usable_here
-from penteract.engine.device.device import Meta
 from penteract.engine.kernels import registry
-from penteract.engine.rank.rank import Rank
-from penteract.engine.rank.rank_progress import RankProgress
+from penteract.engine.kernels.kernel import WithoutGpu
+from penteract.engine.session.ahead.package_calls import without_gpu
 from penteract.engine.session.ahead.without_gpu import Compiling
-from penteract.engine.session.stand_ins import stand_ins
-from penteract.engine.session.trainer import Place, Trainer
+from penteract.ops.declarations import implementation
+from penteract.step.program import compile_step
 
+STEP = "penteract.engine.session.ahead.first_step"  # imported late
 MOST, EXPENDABLE = 16, "500"  # children at once; of all processes, these are the first that a lack of memory ends
-
-
-class _Alone(Meta):
-    """No device, and no peers."""
-
-    def comm(self, rank: int, journal: Journal | None = None, limit: float = 600.0) -> Comm:
-        return FakeComm(rank, self)
-
-    def on_wire(self, kind: str, ranks: Ranks, amount: int, what: str = "") -> Any:
-        return self
-
-    def wait(self) -> None: ...
-
-
-def compile_step_of(spec: RunSpec, rank: int, capability: tuple[int, int], compiling: Compiling) -> None:
-    """Go through the first step of a rank, and compile each kernel of it for GPUs of a compute capability."""
-    meta = torch.device("meta")
-    target, cuda = registry.TargetElsewhere("cuda", "", capability), torch.device("cuda")
-    place = Place(
-        _Alone(), target, lambda p: compiling.of(p, registry.kernels(p, cuda)), initialise=lambda p, state, seed: None
-    )
-    with stand_ins(launches=False):
-        trainer = Trainer.on(spec, Rank(rank, spec.layout.world, meta, None, RankProgress(spec.limits)), place)
-        samples: Any = Blank(spec.sequence_length)
-        trainer.start(1, samples, 0)
 
 
 def kinds_of_ranks(spec: RunSpec, ranks: Sequence[int]) -> list[int]:
     """One of these ranks for each pipeline rank: the others have the same kernels."""
     mesh = Mesh(spec.layout)
     return sorted({mesh.coordinates(rank)["pp"]: rank for rank in reversed(ranks)}.values())
+
+
+def packages_of(spec: RunSpec, rank: int) -> list[WithoutGpu]:
+    """What compiles the kernels of a rank's step, beside Triton. Empty where that cannot be told."""
+    with suppress(Exception):  # what goes through the step says why
+        p = compile_step(
+            spec.model, spec.layout, spec.sequence_length, rank=rank, precision=spec.precision.policy,
+            optimizer_kinds=spec.optimizer.optimizer_kinds,
+        )  # fmt: skip
+        chosen = [implementation(site, p.layout)[0] for site in registry.computed_sites(p)]
+        found = {one.kernels["cuda"]: without_gpu(one) for one in chosen}
+        return [how for how in found.values() if how is not None]
+    return []
 
 
 def main(argv: list[str]) -> int:
@@ -88,18 +77,21 @@ def main(argv: list[str]) -> int:
 
     def late(*_: object) -> None:
         """Ranks wait no longer, and compile what is left: a later run need not wait for it again."""
-        left = {"seconds": WAIT_S, "folder": "", "error": "was not compiled while ranks waited"}
-        ahead.note([*made(), *({"name": name, **left} for name in compiling.children.values())])
+        done, left = made(), {"seconds": WAIT_S, "folder": "", "error": "was not compiled while ranks waited"}
+        ahead.note([*done, *({"name": name, **left} for name in compiling.pending(row["name"] for row in done))])
         os._exit(1)  # its children end with it
 
     signal.signal(signal.SIGALRM, late)
     signal.alarm(int(WAIT_S))
     registry.load_package = lambda name: None
     compiling.triton(asked.capability)
-    whole = True
-    for rank in kinds_of_ranks(spec, asked.ranks):
+    kinds, whole = kinds_of_ranks(spec, asked.ranks), True
+    with compiling.failing():
+        compiling.import_packages(packages_of(spec, kinds[0]))
+    step = import_module(STEP)
+    for rank in kinds:
         with compiling.failing():
-            compile_step_of(spec, rank, asked.capability, compiling)
+            step.compile_first_step(spec, rank, asked.capability, compiling)
             continue
         whole = False  # what was raised is printed
     compiling.wait()

@@ -1,9 +1,9 @@
 """Kernels compiled on a host's cores, in processes that see no GPU, into the caches in which ranks look for them.
 
 The calls of a step are made with tensors without numbers (`stand_ins.py`). Where one would compile, this process forks,
-and the child compiles: kernels are compiled beside each other, and packages that need seconds to be imported are
-imported only there. What a package needs to compile without a GPU says `WITHOUT_GPU` of the module that calls it:
-table of kernels -> what imports it so that it does, and returns the folder where it keeps them.
+and the child compiles: kernels are compiled beside each other. Packages that need seconds to be imported are imported
+once, in a child of their own that is forked before all, and it forks for each of their calls (`package_calls.py`). What
+a package needs to compile without a GPU says `WITHOUT_GPU` of the module that calls it: table of kernels -> how.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,19 +22,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from penteract.engine.device.children import bound_to_parent
-from penteract.engine.device.lazy_compiler import lazy_compiler
-from penteract.engine.kernels.kernel import Env, LaunchReached, TorchKernel
+from penteract.engine.kernels.kernel import Env, TorchKernel, WithoutGpu
 from penteract.engine.kernels.moe.routing import Routing
+from penteract.engine.session.ahead.package_calls import PackageCall, Sender, load, pipe, without_gpu
 from penteract.ops.declarations import implementation
-from penteract.ops.declarations.registry import Implementation
 from penteract.ops.tape import Site
 from penteract.step.program import Program
 
 _PHASES = ("forward", "input_gradient", "weight_gradient")
-_GPU = "cuda:0"
 
 
 @dataclass(slots=True)
@@ -48,13 +46,22 @@ class Compiling:
     made: str = ""  # in a child: what it compiles
     began: float = 0.0
     died: bool = False  # whether a child did
+    sender: Sender | None = None  # of calls to the child that imports packages
     routing: Routing = field(init=False)
 
     def child(self, name: str, key: Any) -> bool:
         """Whether this is now the child that compiles what `key` stands for. It ends with `end`."""
+        return self.new(key) and self.fork(name)
+
+    def new(self, key: Any) -> bool:
+        """Whether what `key` stands for was not met before."""
         if key in self.seen:
             return False
         self.seen.add(key)
+        return True
+
+    def fork(self, name: str) -> bool:
+        """Whether this is now a child. It ends with `end`."""
         while len(self.children) >= self.most:
             self._reap()
         began, bind = time.monotonic(), bound_to_parent()
@@ -62,7 +69,7 @@ class Compiling:
             self.children[number] = name
             return False
         bind()
-        self.children, self.made, self.began = {}, name, began
+        self.children, self.made, self.began, self.sender = {}, name, began, None
         return True
 
     def end(self, folder: str, error: str = "") -> NoReturn:
@@ -83,8 +90,15 @@ class Compiling:
                 self.end("", f"{type(error).__name__}: {error}"[:300])
             traceback.print_exc()
 
+    def pending(self, done: Iterable[str]) -> list[str]:
+        """What children are at, and calls of packages that are not among those that are done."""
+        calls = Counter([] if self.sender is None else self.sender.sent) - Counter(done)
+        return [*self.children.values(), *calls.elements()]
+
     def wait(self) -> None:
         """Wait for all children."""
+        if self.sender is not None:
+            self.sender.close()
         while self.children:
             self._reap()
 
@@ -119,6 +133,25 @@ class Compiling:
 
     # ---- packages ----------------------------------------------------------------------------------------------------
 
+    def import_packages(self, packages: Sequence[WithoutGpu]) -> None:
+        """Import these in a child, which forks for each call once it has."""
+        if not packages:
+            return
+        receiver, sender = pipe()
+        if self.fork("import of packages"):
+            with self.failing():
+                sender.pipe.close()
+                load(packages)
+                receiver.each(self._compile)
+                self.end("")
+        receiver.pipe.close()
+        self.sender = sender
+
+    def _compile(self, call: PackageCall) -> None:
+        """In a child."""
+        if self.fork(call.name):
+            self.end(call.compile())
+
     def of(self, p: Program, kernels: Mapping[str, TorchKernel]) -> dict[str, TorchKernel]:
         """The kernels of a program: each call is made once, those of packages in a child."""
         self.routing = Routing(p)
@@ -131,20 +164,14 @@ class Compiling:
     def _call(self, p: Program, phase: str, kernel: Callable[..., None], env: Env, site: Site, *about: Any) -> None:
         if site.op_name == "split_sizes":
             about[2][0] = self.routing.splits(site)
-            return
-        (one, _), key = implementation(site, p.layout), _key(site, phase, about)
-        if (prepare := _without_gpu(one)) is None:
-            if key not in self.seen:
-                self.seen.add(key)
+        elif self.new(_key(site, phase, about)):
+            if without_gpu(implementation(site, p.layout)[0]) is None:
                 with self.failing():
                     kernel(env, site, *about)
-        elif self.child(f"{one.name} {site.op_name} {phase}", key):
-            with lazy_compiler():
-                folder = prepare()
-            FakeTensor.data_ptr = _address  # type: ignore[method-assign]
-            with FakeTensorMode(), suppress(LaunchReached):
-                kernel(env, site, *_on_gpu(about))
-            self.end(folder)
+                return
+            call = PackageCall.of(env, site, phase, about)
+            if self.sender is None or not self.sender.take(call):
+                self._compile(call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +190,6 @@ class _NoDriver:
         return self.target
 
 
-def _without_gpu(one: Implementation) -> Callable[[], str] | None:
-    """What imports the package that compiles an implementation's kernels; None: it has none."""
-    module, _, table = one.kernels["cuda"].partition(":")
-    return getattr(import_module(module), "WITHOUT_GPU", {}).get(table)
-
-
 def _key(site: Site, phase: str, about: Any) -> Any:
     """Calls with an equal one have the same kernels."""
     return site.op_name, phase, repr(sorted(site.attrs.items(), key=str)), repr([_form(x) for x in about])
@@ -180,25 +201,3 @@ def _form(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return x.dtype, tuple(x.shape), tuple(x.stride()), x.data_ptr() % 16
     return x
-
-
-def _address(x: torch.Tensor) -> int:
-    return int(x.storage_offset()) * x.element_size()
-
-
-def _on_gpu(about: Any) -> Any:
-    """Tensors without numbers as those of a GPU, which lie the same way in the same storages."""
-    storages = dict[int, torch.Tensor]()
-
-    def made(x: Any) -> Any:
-        if isinstance(x, list | tuple):
-            return [made(each) for each in x]
-        if not isinstance(x, torch.Tensor):
-            return x
-        storage = x.untyped_storage()
-        if storage._cdata not in storages:
-            size = -(-storage.nbytes() // 16) * 16
-            storages[storage._cdata] = torch.empty(size, dtype=torch.uint8, device=_GPU)
-        return storages[storage._cdata].view(x.dtype).as_strided(x.shape, x.stride(), x.storage_offset())
-
-    return made(about)

@@ -1,0 +1,98 @@
+"""Packages of kernels are imported while the first step is gone through; its calls go to whoever imports them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.resolve.write_run_file import to_toml
+from penteract.engine.kernels.fused_attention.fa4 import WITHOUT_GPU as ATTENTION
+from penteract.engine.kernels.fused_glu import WITHOUT_GPU as GLU
+from penteract.engine.session.ahead import compile_step
+
+WORDS = [
+    "--preset=llama-3.2-1b", "--model.layers=1", "--precision.dtype=bf16", "--kernels.elementwise=triton",
+    "--kernels.fuse=norm,mlp,qkv,glu", "--kernels.attention=fa4_documents", "--batch.sequence_length=2048",
+]  # fmt: skip
+
+# The process, with packages that are imported and compile in no time; kernels in Triton are not asked for.
+MAIN = """
+import os, sys, time
+from pathlib import Path
+from torch._subclasses.fake_tensor import FakeTensorMode
+from penteract.engine.session.ahead import compile_step, package_calls, without_gpu
+
+def load(packages):
+    Path("imported").open("a").write(f"{len(packages)}\\n")
+    IMPORTING
+
+def compiled(call):
+    with FakeTensorMode():
+        tensors = package_calls.on_gpu(call.about)
+    assert all(x.is_cuda for x in tensors[0]) and call.mesh.layout.world == 1
+    Path(f"from {os.getppid() == first}").touch()
+    return "."
+
+first = os.getpid()
+without_gpu.load, package_calls.PackageCall.compile = load, compiled
+without_gpu.Compiling._before = lambda *about, **named: True
+sys.exit(compile_step.main(["run.toml", "--capability=9.0", "--ranks=0"]))
+"""
+CALLS = {
+    "fa4_documents packed_attention forward", "fa4_documents packed_attention input_gradient",
+    "quack merged_glu forward", "quack merged_glu weight_gradient", "quack glu_linear input_gradient",
+}  # fmt: skip
+
+
+def gone_through(importing: str, at: Path) -> tuple[int, dict[str, str]]:
+    """Exit code, and the error of each row."""
+    pytest.importorskip("triton")
+    (at / "run.toml").write_text(to_toml(resolve(None, None, WORDS)))
+    env = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    words = [sys.executable, "-c", MAIN.replace("IMPORTING", importing)]
+    done = subprocess.run(words, cwd=at, env=env, timeout=120, capture_output=True, text=True, check=False)
+    rows = [json.loads(line) for line in (at / "run.rows").read_text().splitlines()]
+    return done.returncode, {row["name"]: row["error"] for row in rows}
+
+
+@pytest.mark.parametrize("importing", ["pass", "time.sleep(6)"], ids=["sooner", "later"])
+def test_calls_are_made_where_packages_are_imported_once(importing: str, tmp_path: Path) -> None:
+    code, errors = gone_through(importing, tmp_path)
+    assert code == 0 and errors == dict.fromkeys([*CALLS, "import of packages"], "")
+    assert (tmp_path / "imported").read_text() == "2\n"
+    assert [path.name for path in tmp_path.glob("from *")] == ["from False"]
+    assert json.loads((tmp_path / "run.json").read_text())
+
+
+def test_where_packages_cannot_be_imported_a_row_says_why(tmp_path: Path) -> None:
+    code, errors = gone_through("raise ImportError('gone')", tmp_path)
+    assert code == 0 and errors["import of packages"] == "ImportError: gone"
+    assert set(errors) <= {*CALLS, "import of packages"}  # calls that find nobody are made here
+
+
+def test_where_who_imports_dies_a_later_run_tries_again(tmp_path: Path) -> None:
+    code, errors = gone_through("os.kill(os.getpid(), 9)", tmp_path)
+    assert code == 1 and errors["import of packages"] == "its process ended with status 9"
+    assert not (tmp_path / "run.json").exists()
+
+
+def _fails(*about: object, **named: object) -> None:
+    raise ValueError
+
+
+def test_packages_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*words: str) -> list[Any]:
+        return compile_step.packages_of(resolve(None, None, [*WORDS, *words]).run, 0)
+
+    assert sorted(map(id, found())) == sorted(map(id, (ATTENTION["FA4_DOCUMENTS"], GLU["QUACK"])))
+    assert found("--kernels.fuse=none") == [ATTENTION["FA4_DOCUMENTS"]]
+    assert found("--kernels.fuse=none", "--kernels.attention=flash", "--data.pack_documents=false") == []
+    monkeypatch.setattr(compile_step, "compile_step", _fails)
+    assert found() == []  # going through the step says why
