@@ -25,6 +25,7 @@ from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import RunSpec
 from penteract.engine.device.compiled_ahead import WAIT_S, CompiledAhead
 from penteract.engine.device.cpu_affinity import usable_here
+from penteract.engine.device.lazy_compiler import leave_out_compiler
 from penteract.engine.kernels import registry
 from penteract.engine.kernels.kernel import WithoutGpu
 from penteract.engine.session.ahead.package_calls import without_gpu
@@ -88,6 +89,7 @@ def main(argv: list[str]) -> int:
     kinds, whole = kinds_of_ranks(spec, asked.ranks), True
     with compiling.failing():
         compiling.import_packages(packages_of(spec, kinds[0]))
+    leave_out_compiler()
     step = import_module(STEP)
     for rank in kinds:
         with compiling.failing():

@@ -16,13 +16,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from penteract.config.mesh import Mesh
-from penteract.engine.device.lazy_compiler import lazy_compiler
+from penteract.engine.device.lazy_compiler import lazy_compiler, leave_out_compiler
 from penteract.engine.kernels.kernel import Env, LaunchReached, WithoutGpu
 from penteract.engine.kernels.registry import kernel
 from penteract.ops.declarations import Implementation, implementation
 from penteract.ops.tape import Site
 
 _GPU = "cuda:0"
+_SHAPES = "torch.fx.experimental.symbolic_shapes"  # what torch imports for tensors without numbers
 _ROOM = 2**20  # bytes of calls that wait while packages are imported
 
 
@@ -70,6 +71,7 @@ class PackageCall:
         assert how is not None
         folder = load([how])[0]
         how.before()
+        leave_out_compiler()
         FakeTensor.data_ptr = _address  # type: ignore[method-assign]
         make: Any = getattr(kernel(self.site.op_name, self._by, "cuda"), self.phase)
         with FakeTensorMode(), suppress(LaunchReached):
@@ -89,7 +91,9 @@ def load(packages: Iterable[WithoutGpu]) -> list[str]:
         for name, value in one.environment.items():
             os.environ.setdefault(name, value)
     with lazy_compiler():
-        return [one.load() for one in packages]
+        folders = [one.load() for one in packages]
+    import_module(_SHAPES)
+    return folders
 
 
 # ---- between processes -----------------------------------------------------------------------------------------------
