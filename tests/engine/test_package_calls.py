@@ -33,7 +33,7 @@ def load(packages):
     Path("imported").open("a").write(f"{len(packages)}\\n")
     IMPORTING
 
-def compiled(call):
+def compiled(call, apart):
     with FakeTensorMode():
         tensors = package_calls.on_gpu(call.about)
     assert all(x.is_cuda for x in tensors[0]) and call.mesh.layout.world == 1
@@ -81,6 +81,42 @@ def test_where_who_imports_dies_a_later_run_tries_again(tmp_path: Path) -> None:
     code, errors = gone_through("os.kill(os.getpid(), 9)", tmp_path)
     assert code == 1 and errors["import of packages"] == "its process ended with status 9"
     assert not (tmp_path / "run.json").exists()
+
+
+# A package that compiles and keeps three kernels in a call, the second of which cannot be.
+APART = """
+import json, os
+from pathlib import Path
+from penteract.engine.session.ahead.without_gpu import Compiling
+
+def made(x):
+    Path(f"made {x} {os.getpid()}").touch()
+    return 1 / (x - 1)
+
+c = Compiling(Path("rows"), 8)
+if c.fork("call"):
+    with c.failing():
+        make, kept = c.apart("folder", made), {}
+        for x in range(3):
+            kept[x] = make(x)
+            if kept[x] is not None:
+                Path(f"kept {x} {os.getpid()}").touch()
+        c.end("folder")
+c.wait()
+rows = [json.loads(line) for line in Path("rows").read_text().splitlines()]
+print(sorted((row["name"], row["folder"], row["error"]) for row in rows))
+"""
+
+
+def test_each_kernel_of_a_call_is_compiled_by_a_process_that_keeps_it(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", APART]
+    done = subprocess.run(words, cwd=tmp_path, timeout=60, capture_output=True, text=True, check=False)
+    failed = ("call, kernel 1", "", "ZeroDivisionError: division by zero")
+    whole = [(name, "folder", "") for name in ("call", "call, kernel 0", "call, kernel 2")]
+    assert done.stdout == f"{sorted([*whole, failed])}\n", done.stderr
+    made, kept = (dict(p.name.split()[1:] for p in tmp_path.glob(f"{what} *")) for what in ("made", "kept"))
+    assert set(made) == {"0", "1", "2"} and len(set(made.values())) == 3
+    assert kept == {x: made[x] for x in ("0", "2")}
 
 
 def _fails(*about: object, **named: object) -> None:

@@ -93,17 +93,22 @@ class LaunchReached(Exception):
     """Where kernels are only compiled: all that a call needs is, and what is left needs a GPU."""
 
 
+Apart = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
 class WithoutGpu(NamedTuple):
     """How a package compiles for GPUs that are not here.
 
     environment  what it reads where it would ask the GPU; set before any package is imported
     load         imports it, with nothing that another package would notice -> the folder where it keeps kernels
-    before       what a call needs beside that, in a process that calls no other package
+    before       what a call needs beside that, in a process that calls no other package. It may replace a function
+                 that compiles by what it is given makes of it: that compiles in a process of its own, beside others,
+                 and returns nothing of use
     """
 
     environment: Mapping[str, str]
     load: Callable[[], str]
-    before: Callable[[], None] = lambda: None
+    before: Callable[[Apart], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from penteract.engine.kernels.fused_attention.compiled import FOLDER, keep_compi
 from penteract.engine.kernels.fused_attention.flash import ends
 from penteract.engine.kernels.fused_attention.normed_attention import ON_GPU, normed
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
-from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel, WithoutGpu
+from penteract.engine.kernels.kernel import Apart, Bindable, Bound, Env, Tensors, TorchKernel, WithoutGpu
 from penteract.ops.tape import Site
 
 Library = Callable[[], Any]  # -> the module with `_flash_attn_fwd` and `_flash_attn_bwd`
@@ -182,12 +182,20 @@ def _load() -> str:
     return os.environ.get(FOLDER, "")
 
 
+def _apart(apart: Apart) -> None:
+    """A backward pass has four kernels: each is made, and then kept, as soon as the call comes to it."""
+    cute: Any = import_module("cutlass.cute")
+    cute.compile = apart(cute.compile)
+
+
 _SM = "sm_{}{}".format(*HOPPER)
 # How many multiprocessors a GPU has decides how the package divides little work: as many as an H100 and an H200 with
 # NVLink have.
 WITHOUT_GPU = dict.fromkeys(
     ("FA4", "FA4_DOCUMENTS"),
-    WithoutGpu({"FLASH_ATTENTION_ARCH": _SM, "CUTE_DSL_ARCH": f"{_SM}a", "FLASH_ATTENTION_NUM_SMS": "132"}, _load),
+    WithoutGpu(
+        {"FLASH_ATTENTION_ARCH": _SM, "CUTE_DSL_ARCH": f"{_SM}a", "FLASH_ATTENTION_NUM_SMS": "132"}, _load, _apart
+    ),
 )
 PACKAGES = dict.fromkeys(("FA4", "FA4_DOCUMENTS"), lambda: library())  # imported before a run's first step
 FA4, FA4_DOCUMENTS = _ways(whole(library)), _ways(documents(library))

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from penteract.config.rules.kernel_limits import HOPPER
-from penteract.engine.kernels.kernel import Env, LaunchReached, Tensors, TorchKernel, WithoutGpu, put
+from penteract.engine.kernels.kernel import Apart, Env, LaunchReached, Tensors, TorchKernel, WithoutGpu, put
 from penteract.ops.tape import Site
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # a, b, offsets -> rows, or sums
@@ -149,7 +149,7 @@ def quack_without_gpu(load: Callable[[], None]) -> WithoutGpu:
     return WithoutGpu({"QUACK_ARCH": arch, "CUTE_DSL_ARCH": f"sm_{arch}a"}, folder, _end_when_compiled)
 
 
-def _end_when_compiled() -> None:
+def _end_when_compiled(apart: Apart) -> None:
     """Once a kernel is compiled, the package asks the GPU how many blocks run at once: that ends a call."""
     import_module("cutlass").utils.HardwareInfo = _needs_gpu
 

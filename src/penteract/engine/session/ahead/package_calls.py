@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import IO, Any
 
@@ -64,13 +65,15 @@ class PackageCall:
     def _by(self) -> Implementation:
         return implementation(self.site, self.mesh.layout)[0]
 
-    def compile(self) -> str:
+    def compile(self, apart: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> str:
         """Make the call with tensors of a GPU that is not here, as far as it goes without it. Returns the folder where
-        its kernels are then. This process can make no other package's call."""
+        its kernels are then. This process can make no other package's call.
+
+        `apart`: of that folder and a function that compiles, makes one that does so in a process of its own."""
         how = without_gpu(self._by)
         assert how is not None
         folder = load([how])[0]
-        how.before()
+        how.before(partial(apart, folder))
         leave_out_compiler()
         FakeTensor.data_ptr = _address  # type: ignore[method-assign]
         make: Any = getattr(kernel(self.site.op_name, self._by, "cuda"), self.phase)

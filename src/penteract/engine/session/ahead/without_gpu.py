@@ -47,6 +47,8 @@ class Compiling:
     began: float = 0.0
     died: bool = False  # whether a child did
     sender: Sender | None = None  # of calls to the child that imports packages
+    one_only: bool = False  # whether this is a child that compiles one kernel of a call
+    count: int = 0  # of such children
     routing: Routing = field(init=False)
 
     def child(self, name: str, key: Any) -> bool:
@@ -125,7 +127,7 @@ class Compiling:
 
     def _before(self, *, fn: Any, key: Any, **about: Any) -> bool:
         """Triton's hook before it compiles. True: it shall not, and launches nothing."""
-        return not self.child(fn.name, (fn.module, fn.name, str(key)))
+        return self.one_only or not self.child(fn.name, (fn.module, fn.name, str(key)))
 
     def _after(self, **about: Any) -> None:
         """Triton's hook once it has."""
@@ -150,7 +152,23 @@ class Compiling:
     def _compile(self, call: PackageCall) -> None:
         """In a child."""
         if self.fork(call.name):
-            self.end(call.compile())
+            self.end(call.compile(self.apart))
+
+    def apart(self, folder: str, compile_: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, but each call has a child, which goes on with what it compiled until it would compile again: a
+        package has then kept it in its `folder`. This process goes on with nothing."""
+
+        def compile_apart(*about: Any, **named: Any) -> Any:
+            if self.one_only:
+                self.end(folder)
+            name = f"{self.made}, kernel {self.count}"
+            self.count += 1
+            if not self.fork(name):
+                return None
+            self.one_only = True
+            return compile_(*about, **named)
+
+        return compile_apart
 
     def of(self, p: Program, kernels: Mapping[str, TorchKernel]) -> dict[str, TorchKernel]:
         """The kernels of a program: each call is made once, those of packages in a child."""
