@@ -127,7 +127,10 @@ class Compiling:
 
     def _before(self, *, fn: Any, key: Any, **about: Any) -> bool:
         """Triton's hook before it compiles. True: it shall not, and launches nothing."""
-        return self.one_only or not self.child(fn.name, (fn.module, fn.name, str(key)))
+        if self.one_only or not self.child(fn.name, (fn.module, fn.name, str(key))):
+            return True
+        os.nice(5)  # where cores are few: what ranks wait for longest are packages
+        return False
 
     def _after(self, **about: Any) -> None:
         """Triton's hook once it has."""
