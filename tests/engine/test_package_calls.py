@@ -37,6 +37,7 @@ def compiled(call, apart):
     with FakeTensorMode():
         tensors = package_calls.on_gpu(call.about)
     assert all(x.is_cuda for x in tensors[0]) and call.mesh.layout.world == 1
+    COMPILING
     Path(f"from {os.getppid() == first}").touch()
     return "."
 
@@ -51,12 +52,12 @@ CALLS = {
 }  # fmt: skip
 
 
-def gone_through(importing: str, at: Path) -> tuple[int, dict[str, str]]:
+def gone_through(importing: str, at: Path, compiling: str = "pass") -> tuple[int, dict[str, str]]:
     """Exit code, and the error of each row."""
     pytest.importorskip("triton")
     (at / "run.toml").write_text(to_toml(resolve(None, None, WORDS)))
     env = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
-    words = [sys.executable, "-c", MAIN.replace("IMPORTING", importing)]
+    words = [sys.executable, "-c", MAIN.replace("IMPORTING", importing).replace("COMPILING", compiling)]
     done = subprocess.run(words, cwd=at, env=env, timeout=120, capture_output=True, text=True, check=False)
     rows = [json.loads(line) for line in (at / "run.rows").read_text().splitlines()]
     return done.returncode, {row["name"]: row["error"] for row in rows}
@@ -121,6 +122,14 @@ def test_each_kernel_of_a_call_is_compiled_by_a_process_that_keeps_it(tmp_path: 
 
 def _fails(*about: object, **named: object) -> None:
     raise ValueError
+
+
+def test_nor_is_it_enough_that_its_child_dies(tmp_path: Path) -> None:
+    dies = "'forward' in call.name and os.kill(os.getpid(), 9)"
+    code, errors = gone_through("pass", tmp_path, dies)
+    assert code == 1 and not (tmp_path / "run.json").exists()
+    assert errors["quack merged_glu forward"] == "its process ended with status 9"
+    assert errors["quack glu_linear input_gradient"] == ""
 
 
 def test_packages_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ class Compiling:
     children: dict[int, str] = field(default_factory=dict[int, str])  # what each compiles
     made: str = ""  # in a child: what it compiles
     began: float = 0.0
-    died: bool = False  # whether a child did
+    died: bool = False  # whether a child did, or a child of one
     sender: Sender | None = None  # of calls to the child that imports packages
     one_only: bool = False  # whether this is a child that compiles one kernel of a call
     count: int = 0  # of such children
@@ -71,7 +71,7 @@ class Compiling:
             self.children[number] = name
             return False
         bind()
-        self.children, self.made, self.began, self.sender = {}, name, began, None
+        self.children, self.made, self.began, self.died, self.sender = {}, name, began, False, None
         return True
 
     def end(self, folder: str, error: str = "") -> NoReturn:
@@ -79,7 +79,7 @@ class Compiling:
         with suppress(BaseException):
             self.wait()
             self._note(self.made, round(time.monotonic() - self.began, 2), folder, error)
-        os._exit(0)
+        os._exit(int(self.died))
 
     @contextmanager
     def failing(self) -> Generator[None]:
