@@ -20,6 +20,7 @@ from penteract.config.layout import Layout
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision.policy import Policy
+from penteract.engine.comm.direct.host_memory import HostMemory
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import ProcessGroups, Round, needed
 from penteract.engine.executor.allocator import Arena, Fresh
@@ -169,6 +170,20 @@ def run_case(rank: int, groups: ProcessGroups, case: Case, mutate: Mutation | No
         gradients = list(run.state.parameter_parts("gradient"))
     _compare_values(p, reference(rank, groups, case), gradients, losses, verdict)
     return verdict
+
+
+def run_directly(rank: int, groups: ProcessGroups, case: Case) -> tuple[Verdict, int]:
+    """The same step where ranks read each other's registers; how often they did."""
+    p = case.compile(rank)
+    groups.make(needed(p))
+    run, plan = _prepare(p, groups, computed_by(p)), plan_arena(p)
+    comm = Gloo(rank, groups, memory=HostMemory(), per_host=p.layout.world)
+    run.comm, run.memory = comm, Arena(plan, p.precision, CPU, comm.share(plan.size, p))
+    walk(p, run, targets_counted=False)
+    losses = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True)) | {"norm": run.totals[0].item()}
+    verdict = Verdict()
+    _compare_values(p, reference(rank, groups, case), list(run.state.parameter_parts("gradient")), losses, verdict)
+    return verdict, sum(group.number for group in comm.direct.values())
 
 
 def _step(

@@ -45,6 +45,11 @@ class Comm(Protocol):
         all ranks of the world, before the first step."""
         ...
 
+    def share(self, size: int, p: Program) -> torch.Tensor | None:
+        """[size] bytes for the registers of p, which ranks of this host may read to do its collectives. None: they do
+        not. Called by all ranks of the world, after `open`."""
+        ...
+
     def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Work:
         """Start a collective of equal shares, one of `ops.collectives.KINDS`, from x into y. Raises ValueError for an
         unknown kind. `attrs`: "reduce" may be "max"."""

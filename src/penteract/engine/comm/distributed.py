@@ -13,7 +13,9 @@ import torch.distributed as dist
 
 from penteract.engine.comm import compat
 from penteract.engine.comm.comm import Ranks, Work
-from penteract.engine.comm.groups import CHANNELS, Channel, ProcessGroups, axes, needed
+from penteract.engine.comm.direct.collectives import DirectGroup
+from penteract.engine.comm.direct.peer_memory import PeerMemory
+from penteract.engine.comm.groups import CHANNELS, Channel, ProcessGroups, axes, direct_rounds, needed
 from penteract.engine.comm.journal import Entry, GroupLog, Journal
 from penteract.engine.dtypes import dtype_of
 from penteract.schedule.actions import P2PBatch
@@ -22,15 +24,29 @@ from penteract.step.program import Program
 
 @dataclass(slots=True)
 class Distributed:
-    """`Comm` on the process groups of torch.distributed."""
+    """`Comm` on the process groups of torch.distributed. `memory`: where ranks of one host read each other's registers,
+    for collectives over axes of the network; None: the library does them all. `per_host`: ranks of a host."""
 
     rank: int
     groups: ProcessGroups = field(default_factory=ProcessGroups)
     journal: Journal = field(default_factory=Journal)
+    memory: PeerMemory | None = None
+    per_host: int = 0
+    direct: dict[Ranks, DirectGroup] = field(default_factory=dict[Ranks, DirectGroup])
 
     def open(self, p: Program) -> None:
         self.groups.make(needed(p))
         self._name_groups(p)
+
+    def share(self, size: int, p: Program) -> torch.Tensor | None:
+        if self.memory is None or not self.per_host:
+            return None
+        block, rounds = self.memory.block(size), direct_rounds(p, self.per_host)
+        self.groups.make(rounds)
+        for groups, channel in rounds:
+            if ranks := next((g for g in groups if self.rank in g), ()):
+                self.direct[ranks] = DirectGroup(self.memory.open(block, ranks, self.groups.of(ranks, channel)))
+        return block
 
     def _name_groups(self, p: Program) -> None:
         """Begin the logs of all groups: other ranks look there for who is a member."""
@@ -51,6 +67,9 @@ class Distributed:
     def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Work:
         """Start the collective `kind` from x into y."""
         group = self.groups[ranks]
+        if (direct := self.direct.get(ranks)) is not None and direct.takes(kind, x):
+            entry = self._enter(group, ranks, kind, max(x.nbytes, y.nbytes))
+            return Work([direct.start(kind, x, y)], (x, y), entry)
         match kind:
             case "all_gather":
                 entry = self._enter(group, ranks, kind, y.nbytes)

@@ -36,6 +36,8 @@ class FakeComm:
 
     def open(self, p: Program) -> None: ...
 
+    def share(self, size: int, p: Program) -> None: ...
+
     def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Work:
         if kind not in KINDS:
             raise ValueError(f"no collective named {kind}")

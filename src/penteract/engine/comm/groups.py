@@ -20,7 +20,8 @@ from penteract.step.program import Program
 
 # The pipeline has a process group for each direction: values go to the next stage, gradients to the previous one. So a
 # message never waits for one of the other direction.
-Channel = Payload | Literal[""]
+# Collectives that read directly have groups of their own, as they run beside the library's.
+Channel = Payload | Literal["", "direct"]
 CHANNELS: tuple[Payload, ...] = ("value", "gradient")
 
 
@@ -107,6 +108,17 @@ def needed(p: Program) -> list[Round]:
                 )
         if matrix:
             rounds.append(Round(_groups(lay.world, lambda r, q=q: peers((q,), mesh, r))))
+    return rounds
+
+
+def direct_rounds(p: Program, per_host: int) -> list[Round]:
+    """The groups whose ranks, all on one host, read each other's registers: those of tensor and context parallelism."""
+    mesh, rounds = p.mesh, list[Round]()
+    for axis in ("tp", "cp"):
+        groups = _groups(p.layout.world, lambda r, axis=axis: mesh.group(axis, r))
+        near = tuple(g for g in groups if len(g) > 1 and len({r // per_host for r in g}) == 1)
+        if near:
+            rounds.append(Round(near, "direct"))
     return rounds
 
 

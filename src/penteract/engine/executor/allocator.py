@@ -61,7 +61,7 @@ class Arena:
     plan: ArenaPlan
     precision: str | Policy
     device: torch.device
-    shared: torch.Tensor | None = None  # the block of another arena that is never in use at the same time
+    shared: torch.Tensor | None = None  # a block that others use too: another arena at other times, or other ranks
     pinned: bool = False  # page-locked, for copies that overlap compute
     block: torch.Tensor = field(init=False)
     next: int = 0

@@ -115,7 +115,8 @@ class Trainer:
                 start_from(open_weights(init, program), program, state)
             else:
                 place.initialise(program, state, spec.train.seed)
-        memory = Arena(plan_arena(program), precision, rank.device)
+        plan = plan_arena(program)
+        memory = Arena(plan, precision, rank.device, comm.share(plan.size, program))
         optimizer = _optimizer(spec, rank, state, comm)
         run = Executor(program, state, comm, place.kernels(program), memory, optimizer, fake=device)
         forward = compile_step(

@@ -1,0 +1,1 @@
+"""Collectives in which ranks of one host read each other's memory."""

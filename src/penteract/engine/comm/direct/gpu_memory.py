@@ -1,0 +1,55 @@
+"""Memory of GPUs that reach each other: torch's symmetric memory, without multicast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from penteract.engine.comm.comm import Ranks
+from penteract.engine.comm.direct.peer_memory import PeerBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """What a stream has been asked for so far."""
+
+    event: torch.cuda.Event
+
+    def wait(self) -> None:
+        """The current stream waits for it."""
+        torch.cuda.current_stream().wait_event(self.event)
+
+
+@dataclass(slots=True)
+class GpuMemory:
+    """Blocks that the GPUs of one host map. Each group has a stream, as its collectives come one after the other."""
+
+    device: torch.device
+    streams: dict[Ranks, torch.cuda.Stream] = field(default_factory=dict[Ranks, torch.cuda.Stream])
+
+    def block(self, size: int) -> torch.Tensor:
+        """Not from torch's allocator."""
+        import torch.distributed._symmetric_memory as symmetric
+
+        return symmetric.empty(max(1, size), dtype=torch.uint8, device=self.device)[:size]
+
+    def open(self, block: torch.Tensor, ranks: Ranks, group: Any) -> PeerBlocks:
+        """Ranks meet by signals that kernels leave in each other's memory."""
+        import torch.distributed._symmetric_memory as symmetric
+
+        handle: Any = symmetric.rendezvous(block, group.group_name)
+        blocks = [handle.get_buffer(i, (block.numel(),), torch.uint8) for i in range(len(ranks))]
+        stream = self.streams.setdefault(ranks, torch.cuda.Stream(self.device, priority=-1))
+
+        def beside(work: Callable[[], None]) -> StreamEvent:
+            stream.wait_stream(torch.cuda.current_stream())
+            event = torch.cuda.Event()
+            with torch.cuda.stream(stream):
+                work()
+                event.record(stream)
+            return StreamEvent(event)
+
+        return PeerBlocks(blocks, handle.rank, handle.barrier, beside)
