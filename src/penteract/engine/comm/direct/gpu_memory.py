@@ -29,12 +29,15 @@ class GpuMemory:
 
     device: torch.device
     streams: dict[Ranks, torch.cuda.Stream] = field(default_factory=dict[Ranks, torch.cuda.Stream])
+    pool: Any = field(default=None, init=False)  # kept as long as its blocks are in use
 
     def block(self, size: int) -> torch.Tensor:
-        """Not from torch's allocator."""
+        """From a pool of torch's allocator, which so counts it."""
         import torch.distributed._symmetric_memory as symmetric
 
-        return symmetric.empty(max(1, size), dtype=torch.uint8, device=self.device)[:size]
+        self.pool = self.pool or symmetric.get_mem_pool(self.device)
+        with torch.cuda.use_mem_pool(self.pool):
+            return torch.empty(max(1, size), dtype=torch.uint8, device=self.device)[:size]
 
     def open(self, block: torch.Tensor, ranks: Ranks, group: Any) -> PeerBlocks:
         """Ranks meet by signals that kernels leave in each other's memory."""
