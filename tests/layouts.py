@@ -22,7 +22,7 @@ from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision.policy import Policy
 from penteract.engine.comm.direct.host_memory import HostMemory
 from penteract.engine.comm.distributed import Gloo
-from penteract.engine.comm.groups import ProcessGroups, Round, needed
+from penteract.engine.comm.groups import ProcessGroups, Round, direct_rounds, needed
 from penteract.engine.executor.allocator import Arena, Fresh
 from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_counts
@@ -177,8 +177,9 @@ def run_directly(rank: int, groups: ProcessGroups, case: Case) -> tuple[Verdict,
     p = case.compile(rank)
     groups.make(needed(p))
     run, plan = _prepare(p, groups, computed_by(p)), plan_arena(p)
-    comm = Gloo(rank, groups, memory=HostMemory(), per_host=p.layout.world)
-    run.comm, run.memory = comm, Arena(plan, p.precision, CPU, comm.share(plan.size, p))
+    comm = Gloo(rank, groups)
+    block = comm.share(plan.size, direct_rounds(p, p.layout.world), HostMemory())
+    run.comm, run.memory = comm, Arena(plan, p.precision, CPU, block)
     walk(p, run, targets_counted=False)
     losses = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True)) | {"norm": run.totals[0].item()}
     verdict = Verdict()

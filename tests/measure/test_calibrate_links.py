@@ -23,6 +23,7 @@ import pytest
 import torch
 
 import forks
+from penteract.config.files.hardware_schema import DIRECT
 from penteract.config.hardware import cluster
 from penteract.engine.comm.comm import Work
 from penteract.errors import BadInput
@@ -83,7 +84,7 @@ def test_plans_read_what_two_ranks_have_measured(measured: LinkRows, tmp_path: P
     about = dict(here.curves.provenance)
     assert (about["link_ranks"], about["link_backend"]) == ("2", "gloo") and "median" in about["link_spread"]
     rates = Rates.of(here, "fp32")
-    for kind in COLLECTIVES:
+    for kind in (*COLLECTIVES, *DIRECT):
         for size in SIZES:
             us = rows.rows["link", kind, 2, size]
             assert us is not None
@@ -191,12 +192,12 @@ def one_error(said: str, folder: Path) -> str:
 def test_every_collective_over_every_group_and_every_pair_once() -> None:
     assert [Hosts(1, n).sizes() for n in (8, 6, 2, 1)] == [[8, 2, 4], [6, 2, 4], [2], []]
     for world in (2, 5, 6, 8):
-        found = Hosts(1, world).workloads(ON_GPU, gpu=True)
+        found = Hosts(1, world).workloads(ON_GPU, gpu=True, direct=True)
         keys = [key for w in found for key, _ in w.rows]
         assert len({*keys}) == len(keys)
         for n in Hosts(1, world).sizes():
             for size in ON_GPU:
-                for kind in (*COLLECTIVES, "shift"):
+                for kind in (*COLLECTIVES, *DIRECT, "shift"):
                     assert {("link", kind, n, size), ("under", kind, n, size)} <= {*keys}
         both = [group for w in Hosts(1, world).pairs(64) for group in w.groups]
         assert sorted(both) == sorted(permutations(range(world), 2))
@@ -216,10 +217,10 @@ def test_a_rank_without_memory_is_told_what_helps() -> None:
 
 def test_several_hosts_measure_inside_at_once_and_then_between(tmp_path: Path) -> None:
     hosts = Hosts(4, 2)
-    found = hosts.workloads(ON_GPU, gpu=True)
+    found = hosts.workloads(ON_GPU, gpu=True, direct=True)
     keys = [key for w in found for key, _ in w.rows]
     assert len({*keys}) == len(keys)
-    one = {key for w in Hosts(1, 2).workloads(ON_GPU, gpu=True) for key, _ in w.rows}
+    one = {key for w in Hosts(1, 2).workloads(ON_GPU, gpu=True, direct=True) for key, _ in w.rows}
     large, small = max(ON_GPU), min(ON_GPU)
     between = {("between", kind, n, large) for kind in RINGS for n in (2, 4)}
     assert {*keys} == one | between | {("between", "send", 2, size) for size in (small, large)}
@@ -280,7 +281,7 @@ def test_ranks_of_a_launcher_measure_between_hosts(tmp_path: Path) -> None:
         process.join()
     assert [process.exitcode for process in started] == [0, 0], [said.read_text() for said in errors]
     rows = MeasuredRows.any_machine(file)
-    assert {*rows.rows} == {key for w in Hosts(2, 1).workloads(SIZES, gpu=False) for key, _ in w.rows}
+    assert {*rows.rows} == {key for w in Hosts(2, 1).workloads(SIZES, gpu=False, direct=True) for key, _ in w.rows}
     rows.rows |= {w.key: 100.0 for w in workloads(CPU)}
     (tmp_path / "here.toml").write_text(hardware_file(rows, CPU, {"date": "2026-11-25"}))
     here = cluster(str(tmp_path / "here.toml"))
@@ -290,7 +291,7 @@ def test_ranks_of_a_launcher_measure_between_hosts(tmp_path: Path) -> None:
 
 def test_tables_are_all_there_or_none(tmp_path: Path) -> None:
     rows = MeasuredRows(tmp_path / "a.rows.jsonl", {"device": "NVIDIA H200"})
-    every = Hosts(1, 4).workloads(ON_GPU, gpu=True)
+    every = Hosts(1, 4).workloads(ON_GPU, gpu=True, direct=True)
     needed = next(i for i, w in enumerate(every) if w.kind in ("h2d_all",))
     rows.rows = {key: 10.0 for w in every[: needed - 6] for key, _ in w.rows}
     assert measured_devices(rows) == 0 and not [*link_tables(rows)]  # no product beside a collective yet
@@ -298,10 +299,11 @@ def test_tables_are_all_there_or_none(tmp_path: Path) -> None:
     found = tomllib.loads("\n".join(link_tables(rows)))
     assert measured_devices(rows) == 4 and {*found} == {"collectives", "p2p", "contention"}
     assert found["collectives"]["all_reduce"] == {str(n): [[ON_GPU[0], 10.0]] for n in (2, 4)}
+    assert {*found["collectives"]} == {*COLLECTIVES, *DIRECT}
     assert {*found["contention"].values()} == {2.0}
     rows.rows |= {key: 15.0 for w in every if w.way == "under" for key, _ in w.rows}
     rows.rows |= {key: 10.0 for w in every if w.way == "alone" for key, _ in w.rows}
-    assert {*slowed(rows).values()} == {1.5} and len(slowed(rows)) == 6
+    assert {*slowed(rows).values()} == {1.5} and len(slowed(rows)) == 9
     assert tomllib.loads("\n".join(link_tables(rows)))["p2p"]["one_way"] == [[s, 10.0] for s in sorted(ON_GPU)]
 
 

@@ -9,10 +9,11 @@ from hypothesis import assume, given
 from draws import draws
 from layouts import Case, run_directly
 from penteract.config.layout import Layout
-from penteract.engine.comm.direct.collectives import KINDS, DirectGroup
+from penteract.engine.comm.direct.collectives import DirectGroup
 from penteract.engine.comm.direct.host_memory import HostMemory
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import ProcessGroups, Round
+from penteract.parallel.direct import KINDS
 from pool import Pool
 from strategies import cases
 
@@ -23,7 +24,7 @@ def both_ways(rank: int, groups: ProcessGroups, layout: Layout, dtype: torch.dty
     ranks, memory = tuple(range(n)), HostMemory()
     groups.make([Round((ranks,)), Round((ranks,), "direct")])
     block = memory.block(4096 * n)
-    direct, library = DirectGroup(memory.open(block, ranks, groups.of(ranks, "direct"))), Gloo(rank, groups)
+    direct, library = DirectGroup(memory.open(block, ranks, groups.of(ranks, "direct"), 0)), Gloo(rank, groups)
     dice = torch.Generator().manual_seed(rank)
     for kind in sorted(KINDS) * 2:
         x = block[64 : 64 + 24 * n * dtype.itemsize].view(dtype)

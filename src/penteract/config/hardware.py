@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penteract.config.catalog.hardware import Tables, tables
-from penteract.config.files.hardware_schema import CLUSTER, FABRIC, GPU, GPUS, LINKS, MEASURED
+from penteract.config.files.hardware_schema import CLUSTER, DIRECT, FABRIC, GPU, GPUS, LINKS, MEASURED
 from penteract.config.files.machine_file import HERE, kept_machine_file
 from penteract.config.files.parse_toml import parse_toml
 from penteract.config.files.read import origins_in, read_text
@@ -68,6 +68,7 @@ class Fabric:
     """The network between devices of a node (at most `domain` of them), or between nodes (`domain` 0).
 
     gb_per_second   GB/s of one device in one direction
+    direct          whether a device reads the memory of another as fast
     latency_us      µs of each further round between nodes
     efficiency      fraction of gb_per_second that large messages reach between nodes
     bus             collective -> (nodes, GB/s): measured bus bandwidth of whole nodes of `devices`, `message` bytes
@@ -77,6 +78,7 @@ class Fabric:
     gb_per_second: float
     latency_us: float = 0.0
     domain: int = 0
+    direct: bool = False
     efficiency: float = 1.0
     message: int = 0
     devices: int = 8
@@ -153,6 +155,13 @@ class Cluster:
     between: Fabric | None = None
     curves: Curves | None = field(default=None, repr=False)
     host_memory_gib: float = 0.0  # of each node's host; 0: unknown, so it limits nothing
+
+    @property
+    def reads_directly(self) -> bool:
+        """Whether ranks of a node should read each other's registers: its fabric can, and it was measured."""
+        links = self.curves if self.curves is not None and self.curves.collectives else reference()
+        measured = {kind for kind, _, _ in links.collectives}
+        return self.inside is not None and self.inside.direct and measured.issuperset(DIRECT)
 
     @property
     def host_share(self) -> int:

@@ -16,6 +16,7 @@ AttentionKernel = Literal["reference", "fa4_documents", "fa4", "flash", "cudnn"]
 LossKernel = Literal["reference", "chunked"]
 Elementwise = Literal["reference", "triton"]
 ExpertKernel = Literal["reference", "grouped", "quack"]
+Collectives = Literal["library", "direct"]
 Fusion = Literal["norm", "add", "mlp", "qkv", "loss", "fp8", "glu"]
 
 # A step is a list of micro-batches and their chunks of the loss: a rank makes it before it starts, and walks it.
@@ -28,6 +29,7 @@ ATTENTION_KERNELS: tuple[AttentionKernel, ...] = get_args(AttentionKernel)
 LOSS_KERNELS: tuple[LossKernel, ...] = get_args(LossKernel)
 ELEMENTWISE: tuple[Elementwise, ...] = get_args(Elementwise)
 EXPERT_KERNELS: tuple[ExpertKernel, ...] = get_args(ExpertKernel)
+COLLECTIVES: tuple[Collectives, ...] = get_args(Collectives)
 EVERY_FUSION: tuple[Fusion, ...] = get_args(Fusion)
 FUSIONS: tuple[Fusion, ...] = ("norm", "add", "mlp", "qkv", "loss", "fp8")  # "all": those that need no package
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
@@ -93,6 +95,8 @@ class Layout:
     elementwise: Elementwise = "reference"  # norms, activations, loss, update, quantisation: plain torch, or Triton
     fuse: tuple[Fusion, ...] = ()  # ops that become one, see `ops/fuse.py`
     experts: ExpertKernel = "reference"  # a product for each expert, or one for all, of torch or of the package quack
+    # Of tp and cp inside a host: calls of NCCL or gloo, or ranks read each other's registers (`parallel/direct.py`).
+    collectives: Collectives = "library"
     bucket_bytes: int = 25 * 2**20  # with which a gradient bucket ends where a layer does; 0: one for each parameter
 
     @staticmethod

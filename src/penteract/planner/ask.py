@@ -12,6 +12,7 @@ from penteract.config.files.sections import Kernels
 from penteract.config.hardware import HEADROOM, Cluster
 from penteract.config.layout import (
     ATTENTION_KERNELS,
+    COLLECTIVES,
     CP_METHODS,
     ELEMENTWISE,
     EVERY_FUSION,
@@ -20,6 +21,7 @@ from penteract.config.layout import (
     LOSS_KERNELS,
     ZERO_STAGES,
     AttentionKernel,
+    Collectives,
     CpMethod,
     Elementwise,
     ExpertKernel,
@@ -49,6 +51,7 @@ _WORDS: Mapping[str, Collection[str]] = {
     "loss": LOSS_KERNELS,
     "elementwise": ELEMENTWISE,
     "experts": EXPERT_KERNELS,
+    "collectives": COLLECTIVES,
 }
 _CHOICES = ("reduce_scatter_once", "reshard_after_step", "offload_optimizer")  # true or false
 # The fields of a layout; its accumulation steps follow from the batch.
@@ -59,7 +62,8 @@ EDITS = (
     "recompute", "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every",
 )  # fmt: skip
 # Left out of a layout's text and JSON if they have their default.
-_QUIET = ("last_stage_less_layers", "shard_group", *_CHOICES, "loss_chunk", "fuse", "experts", "bucket_bytes")
+_QUIET = ("last_stage_less_layers", "shard_group", *_CHOICES, "loss_chunk", "fuse", "experts", "collectives",
+          "bucket_bytes")  # fmt: skip
 
 Values = tuple[Any, ...]
 
@@ -122,9 +126,14 @@ class Ask:
             return "reference"
         return fastest_experts(self.model, Layout(expert_tp=expert_tp), self.precision, capability=gpu.capability)
 
+    @property
+    def collectives(self) -> Collectives:
+        """Direct where links like those inside its nodes were measured so."""
+        return "direct" if self.cluster.reads_directly else "library"
+
     def text(self, layout: Layout) -> str:
         """A layout as text for `--layout`."""
-        return as_text(layout, self.elementwise, self.experts(layout.expert_tp))
+        return as_text(layout, self.elementwise, self.experts(layout.expert_tp), self.collectives)
 
     @property
     def usable(self) -> int:
@@ -200,11 +209,15 @@ def as_word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def as_text(layout: Layout, elementwise: Elementwise, experts: ExpertKernel = "reference") -> str:
-    """A layout as text for `--layout`: dp, the micro-batch size, and all that differs from the defaults. `elementwise`
-    and `experts`: the defaults of the device. The attention kernel is left out: the fastest is the default."""
-    plain = as_settings(Layout(loss=LOSS, elementwise=elementwise, fuse=fusions_of(elementwise))) | {"experts": experts}
-    settings = as_settings(layout) | {"experts": layout.experts}
+def as_text(
+    layout: Layout, elementwise: Elementwise, experts: ExpertKernel = "reference", collectives: Collectives = "library"
+) -> str:  # fmt: skip
+    """A layout as text for `--layout`: dp, the micro-batch size, and all that differs from the defaults. `elementwise`,
+    `experts`, `collectives`: the defaults of the device. The attention kernel is left out: the fastest is the
+    default."""
+    usual = Layout(loss=LOSS, elementwise=elementwise, fuse=fusions_of(elementwise))
+    plain = as_settings(usual) | {"experts": experts, "collectives": collectives}
+    settings = as_settings(layout) | {"experts": layout.experts, "collectives": layout.collectives}
     always = ("dp", "micro_batch_size")
     return ",".join(
         f"{_LONG.get(name, name)}={as_word(settings[name])}"

@@ -4,7 +4,8 @@ file keeps it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -37,12 +38,14 @@ Again = Callable[[list[str]], Resolved]  # resolves the run anew, with these wor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """The GPU of a rank on this host. `packages`: kernel libraries that are installed."""
+    """The GPU of a rank on this host. `packages`: kernel libraries that are installed. `reads_peers`: whether ranks of
+    a host can read each other's memory over NVLink."""
 
     name: str
     free: Bytes
     capability: tuple[int, int]
     packages: frozenset[str]
+    reads_peers: bool = False
 
 
 def card_here(device: str, *, launched: bool = False) -> Card | None:
@@ -61,7 +64,21 @@ def card_here(device: str, *, launched: bool = False) -> Card | None:
     triton = {"triton"} if find_spec("triton") is not None else set[str]()
     room = least.memory if launched else least.free
     packages = installed_packages(FA4, QUACK) | triton
-    return Card(name=least.name, free=room, capability=tuple(least.capability), packages=packages)
+    linked = _linked(found.matrix, one_each=launched and _visible() == 1)
+    return Card(
+        name=least.name, free=room, capability=tuple(least.capability), packages=packages, reads_peers=linked
+    )  # fmt: skip
+
+
+def _linked(matrix: Sequence[Sequence[str]] | None, *, one_each: bool) -> bool:
+    """Whether NVLinks join all GPUs, as `doctor` shows them. `one_each`: a process sees only its own."""
+    links = [way for i, row in enumerate(matrix or ()) for j, way in enumerate(row) if i != j]
+    return bool(links) and not one_each and all(way.startswith("NV") for way in links)
+
+
+def _visible() -> int:
+    """How many GPUs CUDA_VISIBLE_DEVICES leaves a process; 0 where it is not set."""
+    return sum(1 for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name)
 
 
 def card_of(node: Gpu, *, container: bool) -> Card | None:
@@ -116,6 +133,8 @@ def _kernels(resolved: Resolved, card: Card) -> Iterator[tuple[str, str]]:
     experts = fastest_experts(run.model, run.layout, policy, card.packages, capability=card.capability)
     if experts != "reference":
         yield "kernels.experts", experts
+    if card.reads_peers and run.layout.tp * run.layout.cp > 1:
+        yield "kernels.collectives", "direct"
 
 
 def _largest(resolved: Resolved, card: Card, again: Again) -> tuple[Resolved, list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penteract.config.files.schema import Either, Field, FixedList, NamedTable, Note, Number, RowList, Table, Text
+from penteract.config.files.schema import Either, Field, FixedList, Flag, NamedTable, Note, Number, RowList, Table, Text
 
 GPUS = Number(int, 1, 2**20)  # how many
 
@@ -35,6 +35,9 @@ _FUSED = RowList((_FLOPS, _HEAD_SIZE, _TFLOPS, _TFLOPS))  # of fused attention: 
 _SHAPES = Table({"shapes": RowList((_SIDE, _SIDE, _SIDE, _SIDE, _TFLOPS))})  # matmuls: times, m, n, k and the rate
 _DTYPES = ("tf32", "fp32", "fp8", "fp64")  # optional; bf16 is required: a dtype without measurements is scaled from it
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+# The same by ranks that read each other's memory; a file has all of these or none.
+DIRECTLY = "direct_"
+DIRECT = tuple(f"{DIRECTLY}{kind}" for kind in ("all_gather", "reduce_scatter", "all_to_all"))
 # Rates of memory: in device memory, and between pinned host memory and all devices at once, or one of them.
 _MEMORY_RATES = ("copy", "adamw", "h2d_all", "h2d_one", "d2h_all", "d2h_one")
 
@@ -52,7 +55,8 @@ GPU = Table(
 FABRIC = Table(
     {"gb_per_second": _RATE},
     {
-        "name": _TEXT, "latency_us": _LATENCY, "domain": _DOMAIN, "efficiency": _FRACTION, "source": _NOTE,
+        "name": _TEXT, "latency_us": _LATENCY, "domain": _DOMAIN, "direct": Flag(), "efficiency": _FRACTION,
+        "source": _NOTE,
         "message": Number(int, 1, 2**50, or_zero=True), "devices": GPUS, "aliases": Note(read=False),
         "bus": NamedTable(RowList((Number(float, 1, 2**20), _RATE), fewest=2), fewest=0),
     },
@@ -80,7 +84,10 @@ _ATTENTION = Table({"shapes": _FUSED, "flash": FixedList((_FACTOR, _FACTOR))}, {
 # reference node, scaled.
 LINKS = ("collectives", "p2p", "contention")
 _LINKS: dict[str, Field] = {
-    "collectives": Table(dict.fromkeys(_COLLECTIVES, NamedTable(_POINTS, name=_RANKS))),
+    "collectives": Table(
+        dict.fromkeys(_COLLECTIVES, NamedTable(_POINTS, name=_RANKS)),
+        dict.fromkeys(DIRECT, NamedTable(_POINTS, name=_RANKS)),
+    ),
     "p2p": Table({"one_way": _POINTS, "both_ways": _POINTS}),
     "contention": NamedTable(_FACTOR),
 }

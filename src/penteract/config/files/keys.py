@@ -164,6 +164,11 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
         0,
         0,
     ),
+    "kernels.collectives": (
+        "of tp and cp inside a host: library (NCCL, gloo), or direct: ranks read each other's registers",
+        0,
+        0,
+    ),
     "kernels.fuse": ('ops that become one: "none", "all", or some of norm, add, mlp, qkv, loss, fp8, glu', 0, 0),
     "optimizer.kind": ("optimizer of matrices between hidden states; AdamW updates the rest", 0, 0),
     "optimizer.learning_rate": ("peak of the learning rate", 0, 1e3),

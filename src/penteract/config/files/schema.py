@@ -63,6 +63,17 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    def check(self, value: object, path: str, origin: Origin = option) -> bool:
+        """The flag."""
+        if isinstance(value, bool):
+            return value
+        raise _wrong(value, path, origin, "true or false")
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Anything that nothing is computed from: a text, a number, a date. With `read` False any shape of it."""
 

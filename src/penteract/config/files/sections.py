@@ -6,7 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NewType
 
-from penteract.config.layout import AttentionKernel, CpMethod, Elementwise, ExpertKernel, Fusion, LossKernel
+from penteract.config.layout import (
+    AttentionKernel,
+    Collectives,
+    CpMethod,
+    Elementwise,
+    ExpertKernel,
+    Fusion,
+    LossKernel,
+)
 from penteract.config.run import TrackerName
 from penteract.schedule.registry import ScheduleName
 
@@ -62,13 +70,14 @@ class MemorySection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels:
-    """The kernels of attention, loss and elementwise work."""
+    """The kernels of attention, loss and elementwise work, and who does collectives inside a layer."""
 
     attention: AttentionKernel = "reference"
     loss: LossKernel = "chunked"
     loss_chunk: int = 0
     elementwise: Elementwise = "reference"
     experts: ExpertKernel = "reference"
+    collectives: Collectives = "library"
     fuse: Literal["none", "all"] | tuple[Fusion, ...] = "none"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from penteract.config.layout import (
     ATTENTION_KERNELS,
+    COLLECTIVES,
     CP_METHODS,
     ELEMENTWISE,
     EVERY_FUSION,
@@ -36,6 +37,7 @@ CHOICES: Mapping[str, tuple[Collection[object], str]] = {
     "loss": (LOSS_KERNELS, "kernel of the loss"),
     "elementwise": (ELEMENTWISE, "element-wise kernel"),
     "experts": (EXPERT_KERNELS, "kernel of experts' products"),
+    "collectives": (COLLECTIVES, "way of collectives"),
 }
 
 

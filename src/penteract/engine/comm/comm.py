@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -13,6 +13,17 @@ from penteract.schedule.actions import Payload
 from penteract.step.program import Program
 
 Ranks = tuple[int, ...]
+# The pipeline has a process group for each direction: values go to the next stage, gradients to the previous one. So a
+# message never waits for one of the other direction. Collectives that read directly have groups of their own, as they
+# run beside the library's.
+Channel = Payload | Literal["", "direct"]
+
+
+class Round(NamedTuple):
+    """Disjoint groups of ranks. All ranks have the same rounds; each rank makes the group that it is in."""
+
+    groups: tuple[Ranks, ...]
+    channel: Channel = ""
 
 
 class Waitable(Protocol):
@@ -32,6 +43,37 @@ class Work:
     entry: Entry | None = None
 
 
+class Exchange(NamedTuple):
+    """The blocks of a group's ranks, in its order, as this rank reads them.
+
+    meet    returns once all ranks of the group have called it; on a GPU, for what follows in the current stream
+    beside  does work beside compute, ordered after everything computed so far and after earlier work of the group.
+            -> what waits for it
+    """
+
+    blocks: Sequence[torch.Tensor]  # bytes
+    me: int
+    meet: Callable[[], Any]
+    beside: Callable[[Callable[[], None]], Waitable]
+
+
+class PeerMemory(Protocol):
+    """Makes blocks of memory that other ranks of the host read, and opens theirs (`engine/comm/direct/`)."""
+
+    def block(self, size: int) -> torch.Tensor:
+        """[size] bytes on this rank's device."""
+        ...
+
+    def open(self, block: torch.Tensor, ranks: Ranks, group: Any, number: int) -> Exchange:
+        """The blocks of `ranks`, of equal size. Called by all of them, in the same order of groups. `group`: a process
+        group of theirs that nothing else uses. `number`: of it among those that read a block."""
+        ...
+
+    def settle(self) -> None:
+        """This rank has opened all blocks that it reads, and others have opened its own."""
+        ...
+
+
 class Comm(Protocol):
     """One rank's communicator. `ranks`: the ranks of a group in its order, this rank among them.
 
@@ -45,9 +87,9 @@ class Comm(Protocol):
         all ranks of the world, before the first step."""
         ...
 
-    def share(self, size: int, p: Program) -> torch.Tensor | None:
-        """[size] bytes for the registers of p, which ranks of this host may read to do its collectives. None: they do
-        not. Called by all ranks of the world, after `open`."""
+    def share(self, size: int, rounds: Sequence[Round], memory: PeerMemory) -> torch.Tensor | None:
+        """[size] bytes of `memory`, which the groups of `rounds` read to do collectives of what lies in them; None if
+        there are no groups. Called by all ranks of the world, after `open`."""
         ...
 
     def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Work:

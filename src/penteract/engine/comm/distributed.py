@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 
 from penteract.engine.comm import compat
-from penteract.engine.comm.comm import Ranks, Work
+from penteract.engine.comm.comm import Channel, PeerMemory, Ranks, Round, Work
 from penteract.engine.comm.direct.collectives import DirectGroup
-from penteract.engine.comm.direct.peer_memory import PeerMemory
-from penteract.engine.comm.groups import CHANNELS, Channel, ProcessGroups, axes, direct_rounds, needed
+from penteract.engine.comm.groups import CHANNELS, ProcessGroups, axes, needed
 from penteract.engine.comm.journal import Entry, GroupLog, Journal
 from penteract.engine.dtypes import dtype_of
 from penteract.schedule.actions import P2PBatch
@@ -24,28 +23,27 @@ from penteract.step.program import Program
 
 @dataclass(slots=True)
 class Distributed:
-    """`Comm` on the process groups of torch.distributed. `memory`: where ranks of one host read each other's registers,
-    for collectives over axes of the network; None: the library does them all. `per_host`: ranks of a host."""
+    """`Comm` on the process groups of torch.distributed. `direct`: of the groups whose ranks read each other's
+    registers."""
 
     rank: int
     groups: ProcessGroups = field(default_factory=ProcessGroups)
     journal: Journal = field(default_factory=Journal)
-    memory: PeerMemory | None = None
-    per_host: int = 0
     direct: dict[Ranks, DirectGroup] = field(default_factory=dict[Ranks, DirectGroup])
 
     def open(self, p: Program) -> None:
         self.groups.make(needed(p))
         self._name_groups(p)
 
-    def share(self, size: int, p: Program) -> torch.Tensor | None:
-        if self.memory is None or not self.per_host:
-            return None
-        block, rounds = self.memory.block(size), direct_rounds(p, self.per_host)
+    def share(self, size: int, rounds: Sequence[Round], memory: PeerMemory) -> torch.Tensor | None:
         self.groups.make(rounds)
-        for groups, channel in rounds:
+        if not rounds:
+            return None
+        block = memory.block(size)
+        for number, (groups, channel) in enumerate(rounds):
             if ranks := next((g for g in groups if self.rank in g), ()):
-                self.direct[ranks] = DirectGroup(self.memory.open(block, ranks, self.groups.of(ranks, channel)))
+                self.direct[ranks] = DirectGroup(memory.open(block, ranks, self.groups.of(ranks, channel), number))
+        memory.settle()
         return block
 
     def _name_groups(self, p: Program) -> None:

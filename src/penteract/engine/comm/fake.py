@@ -6,13 +6,13 @@ step can run, with meaningless numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from penteract.engine.comm.comm import Ranks, Waitable, Work
+from penteract.engine.comm.comm import PeerMemory, Ranks, Round, Waitable, Work
 from penteract.ops.collectives import KINDS
 from penteract.schedule.actions import Payload
 from penteract.step.program import Program
@@ -36,7 +36,7 @@ class FakeComm:
 
     def open(self, p: Program) -> None: ...
 
-    def share(self, size: int, p: Program) -> None: ...
+    def share(self, size: int, rounds: Sequence[Round], memory: PeerMemory) -> None: ...
 
     def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Work:
         if kind not in KINDS:

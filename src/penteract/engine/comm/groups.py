@@ -6,30 +6,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 
 from penteract.config.mesh import AXES
-from penteract.engine.comm.comm import Ranks
+from penteract.engine.comm.comm import Channel, Ranks, Round
 from penteract.ops.params import Param, reduce_ranks
+from penteract.parallel import direct
 from penteract.parallel.data import shard_groups
 from penteract.parallel.matrix import peers
 from penteract.schedule.actions import Payload
 from penteract.step.program import Program
 
-# The pipeline has a process group for each direction: values go to the next stage, gradients to the previous one. So a
-# message never waits for one of the other direction.
-# Collectives that read directly have groups of their own, as they run beside the library's.
-Channel = Payload | Literal["", "direct"]
 CHANNELS: tuple[Payload, ...] = ("value", "gradient")
-
-
-class Round(NamedTuple):
-    """Disjoint groups of ranks. All ranks have the same rounds; each rank makes the group that it is in."""
-
-    groups: tuple[Ranks, ...]
-    channel: Channel = ""
 
 
 def abort_groups() -> None:
@@ -112,11 +102,12 @@ def needed(p: Program) -> list[Round]:
 
 
 def direct_rounds(p: Program, per_host: int) -> list[Round]:
-    """The groups whose ranks, all on one host, read each other's registers: those of tensor and context parallelism."""
+    """The groups whose ranks, all on one host, read each other's registers: of each axis a round of
+    their own. `per_host`: ranks of a host; 0: not known, so there are none."""
     mesh, rounds = p.mesh, list[Round]()
-    for axis in ("tp", "cp"):
+    for axis in direct.AXES:
         groups = _groups(p.layout.world, lambda r, axis=axis: mesh.group(axis, r))
-        near = tuple(g for g in groups if len(g) > 1 and len({r // per_host for r in g}) == 1)
+        near = tuple(g for g in groups if per_host and len(g) > 1 and len({r // per_host for r in g}) == 1)
         if near:
             rounds.append(Round(near, "direct"))
     return rounds

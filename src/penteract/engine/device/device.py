@@ -13,7 +13,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
-from penteract.engine.comm.comm import Comm, Waitable, Work
+from penteract.engine.comm.comm import Comm, PeerMemory, Waitable, Work
+from penteract.engine.comm.direct.gpu_memory import GpuMemory
+from penteract.engine.comm.direct.host_memory import HostMemory
 from penteract.engine.comm.distributed import Gloo, Nccl
 from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.comm.journal import Journal, Marks
@@ -58,6 +60,11 @@ class Device(Protocol):
     def comm(self, rank: int, journal: Journal | None = None, limit: float = 600.0) -> Comm:
         """The communicator of a rank on this type of device. It notes in `journal` what it does; torch ends a
         collective after `limit` seconds."""
+        ...
+
+    @property
+    def peer_memory(self) -> PeerMemory:
+        """Memory that other ranks of the host read."""
         ...
 
     def side_stream(self) -> AbstractContextManager[None]:
@@ -133,6 +140,10 @@ class Cpu:
     def comm(self, rank: int, journal: Journal | None = None, limit: float = 600.0) -> Comm:
         return Gloo(rank, ProcessGroups(timeout=timedelta(seconds=limit)), journal or Journal())
 
+    @property
+    def peer_memory(self) -> PeerMemory:
+        return HostMemory()
+
     def side_stream(self) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -198,6 +209,10 @@ class Cuda:
             # Without a context of its own, a thread's first call would open one on the host's first GPU.
             journal.marks = Marks(_recorded, lambda: torch.cuda.set_device(self.at))
         return Nccl(rank, ProcessGroups("nccl", timedelta(seconds=limit)), journal or Journal())
+
+    @property
+    def peer_memory(self) -> PeerMemory:
+        return GpuMemory(self.at)
 
     def side_stream(self) -> AbstractContextManager[None]:
         return torch.cuda.stream(self._after_compute("waits"))

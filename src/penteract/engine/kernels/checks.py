@@ -42,6 +42,7 @@ def check_kernels(p: Program, at: torch.device | Target, *, packed: bool) -> Non
     _check_attention(p, device, packed=packed)
     _check_experts(p, device)
     _check_glu(p, device)
+    _check_collectives(p, device)
     check_devices(p, device)
 
 
@@ -119,6 +120,16 @@ def _check_glu(p: Program, device: Target) -> None:
         if not holds:
             raise BadInput("KERNEL", "the fusion 'glu' does not run here", where=key, found=found, allowed=allowed,
                            fix=f"--{key} all")  # fmt: skip
+
+
+def _check_collectives(p: Program, device: Target) -> None:
+    """Ranks of a host can read each other's memory, if the layout wants it."""
+    lay, key = p.layout, KEYS["collectives"]
+    if lay.collectives == "library" or lay.tp * lay.cp == 1 or device.reads_peers:
+        return
+    raise BadInput("DEVICE", "ranks of this host cannot read each other's memory", where=key, found=lay.collectives,
+                   allowed="library; direct where GPUs have peer access, or on Linux",
+                   fix=f"--{key} library")  # fmt: skip
 
 
 def _check_elementwise(p: Program, device: Target) -> None:

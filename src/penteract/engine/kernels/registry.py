@@ -14,6 +14,7 @@ import torch
 from penteract.config.layout import Layout
 from penteract.config.rules.kernel_limits import FA4, HOPPER, QUACK, installed_version
 from penteract.engine.device.lazy_compiler import lazy_compiler
+from penteract.engine.device.peers import reads_peers
 from penteract.engine.kernels.kernel import Bindable, TorchKernel, bound
 from penteract.errors import BadInput
 from penteract.ops.declarations import OPS, Implementation, implementation
@@ -38,6 +39,11 @@ class Target(Protocol):
 
     @property
     def cuda(self) -> Version: ...
+
+    @property
+    def reads_peers(self) -> bool:
+        """Whether ranks of a host can read each other's memory."""
+        ...
 
     def installed(self, package: str) -> str:
         """The version of a package on the ranks' hosts, or ""."""
@@ -71,6 +77,11 @@ class TargetHere:
         major, minor = (torch.version.cuda or "0.0").split(".")[:2]
         return int(major), int(minor)
 
+    @property
+    def reads_peers(self) -> bool:
+        """Of this host."""
+        return reads_peers(self.device)
+
     def installed(self, package: str) -> str:
         """In this Python."""
         return installed_version(package)
@@ -84,6 +95,7 @@ class TargetElsewhere:
     name: str
     capability: Version = HOPPER
     cuda: Version = (13, 0)
+    reads_peers: bool = True
 
     def installed(self, package: str) -> str:
         """The version that kernels call."""

@@ -39,7 +39,7 @@ _UNSIGNED = (
 @dataclass(frozen=True, slots=True)
 class Rank:
     """`number` of `world`; `store` is None when there is one rank. `progress`: how far its main thread is. `key`: what
-    signs its rows in the store."""
+    signs its rows in the store. `per_host`: ranks of this host; 0: the launcher did not say."""
 
     number: int
     world: int
@@ -47,6 +47,7 @@ class Rank:
     store: dist.distributed_c10d.Store | None
     progress: RankProgress = field(default_factory=RankProgress, compare=False)
     key: RunKey = field(default_factory=RunKey, compare=False)
+    per_host: int = 0
 
     def __post_init__(self) -> None:
         if self.world > 1:  # before any use: other ranks look in the journal for who is a member
@@ -187,4 +188,4 @@ def join(
         where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
         raise PeerLost("JOIN", f"the ranks could not connect: {' '.join(str(e).split())[:160]}", where=where,
                        fix="see what the other ranks print, and whether hosts reach each other") from e  # fmt: skip
-    return Rank(number, world, chosen, dist.distributed_c10d._get_default_store(), RankProgress(limits), key)
+    return Rank(number, world, chosen, dist.distributed_c10d._get_default_store(), RankProgress(limits), key, per_host)

@@ -13,6 +13,7 @@ import torch
 
 from penteract.config.run import RunSpec
 from penteract.engine.comm.comm import Comm
+from penteract.engine.comm.groups import direct_rounds
 from penteract.engine.data import Samples
 from penteract.engine.device.device import Device, device_of
 from penteract.engine.executor.allocator import Arena
@@ -116,7 +117,10 @@ class Trainer:
             else:
                 place.initialise(program, state, spec.train.seed)
         plan = plan_arena(program)
-        memory = Arena(plan, precision, rank.device, comm.share(plan.size, program))
+        block = None
+        if program.layout.collectives == "direct":
+            block = comm.share(plan.size, direct_rounds(program, rank.per_host), device.peer_memory)
+        memory = Arena(plan, precision, rank.device, block)
         optimizer = _optimizer(spec, rank, state, comm)
         run = Executor(program, state, comm, place.kernels(program), memory, optimizer, fake=device)
         forward = compile_step(

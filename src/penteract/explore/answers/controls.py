@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from penteract.config.files.keys import keys
 from penteract.config.layout import (
     ATTENTION_KERNELS,
+    COLLECTIVES,
     CP_METHODS,
     ELEMENTWISE,
     EXPERT_KERNELS,
@@ -43,7 +44,14 @@ _GROUPS: Mapping[str, tuple[bool, tuple[str, ...]]] = {
     "More of precision": (False, ("parts.master", "parts.moments", "parts.gradient", "parts.reduce", "optimizer")),
     "Kernels": (
         False,
-        ("layout.attention", "layout.elementwise", "layout.fuse", "layout.experts", "layout.loss_chunk"),
+        (
+            "layout.attention",
+            "layout.elementwise",
+            "layout.fuse",
+            "layout.experts",
+            "layout.collectives",
+            "layout.loss_chunk",
+        ),
     ),
 }
 _LABELS: Mapping[str, str] = {
@@ -58,7 +66,7 @@ _LABELS: Mapping[str, str] = {
     "recompute_else": "Other layers", "offload_every": "Offload every n-th", "master": "Master weights",
     "moments": "Moments", "gradient": "Gradients", "reduce": "Reduction", "optimizer": "Optimizer",
     "attention": "Attention", "elementwise": "Element-wise", "fuse": "Fusions", "experts": "Experts",
-    "loss_chunk": "Tokens of a loss chunk", "model": "Model",
+    "collectives": "Collectives", "loss_chunk": "Tokens of a loss chunk", "model": "Model",
 }  # fmt: skip
 # Meanings of controls that are no keys of run files, or are keys of another name.
 _ABOUT: Mapping[str, str] = {
@@ -77,13 +85,14 @@ _TERMS: Mapping[str, str] = {
 _KEYS: Mapping[str, str] = {"optimizer": "optimizer.kind", "precision": "precision.dtype"}
 _CHOICES = {
     "gpu", "precision", "optimizer", "zero", "schedule", "cp_method", "attention", "loss", "elementwise", "experts",
-    "fuse", "recompute", "recompute_else", "offload", "master", "moments", "gradient", "reduce",
+    "collectives", "fuse", "recompute", "recompute_else", "offload", "master", "moments", "gradient", "reduce",
 }  # fmt: skip
 _SWITCHES = {"tp_across_nodes", "offload_optimizer", "reshard_after_step", "reduce_scatter_once"}
 # Values of settings that are words; of ZeRO's they are numbers.
 WORDS: Mapping[str, tuple[str | int, ...]] = {
     "schedule": tuple(SCHEDULES), "cp_method": CP_METHODS, "attention": ATTENTION_KERNELS, "loss": LOSS_KERNELS,
-    "elementwise": ELEMENTWISE, "experts": EXPERT_KERNELS, "zero": ZERO_STAGES, "fuse": ("none", "all"),
+    "elementwise": ELEMENTWISE, "experts": EXPERT_KERNELS, "collectives": COLLECTIVES, "zero": ZERO_STAGES,
+    "fuse": ("none", "all"),
     "recompute": ("none", "tp_all_gather+rms_norm+swiglu", "tp_all_gather+attention", "full"),
     "recompute_else": ("none", "full"), "offload": ("nothing", "layer_inputs", "*"),
 }  # fmt: skip

@@ -158,7 +158,7 @@ class Settings:
                 return ""
 
 
-_RULED = ("schedule", "cp_method", "attention", "loss", "elementwise", "experts", "zero")
+_RULED = ("schedule", "cp_method", "attention", "loss", "elementwise", "experts", "collectives", "zero")
 
 
 def _own(page: Question, name: str) -> Value:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from penteract.engine.comm.comm import Comm, Ranks, Work
-from penteract.engine.comm.groups import Channel, ProcessGroups, needed
+from penteract.engine.comm.comm import Channel, Comm, PeerMemory, Ranks, Round, Work
+from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.comm.journal import Journal
 from penteract.engine.device.device import Meta
 from penteract.measure.rehearse.findings import Findings
@@ -81,6 +81,9 @@ class RehearsedComm:
         for own, channel in self.groups.own_groups(needed(p), lambda: self.rank):
             if len(own) > 1:
                 self.groups.made[own, channel] = None
+
+    def share(self, size: int, rounds: Sequence[Round], memory: PeerMemory) -> None:
+        """Registers of no device are read by nobody."""
 
     def _within(self, kind: str, ranks: Ranks, channel: Channel = "") -> None:
         """A group that is used must have been made, with this rank in it."""

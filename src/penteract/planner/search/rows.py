@@ -221,8 +221,8 @@ class Row:
 
 def _distinct(memories: Iterable[MemoryOptions]) -> tuple[MemoryOptions, ...]:
     """One of each that have equal passes."""
-    return tuple({(m.recompute, m.attention, m.loss, m.loss_chunk, m.elementwise, m.fuse, m.experts): m
-                  for m in memories}.values())  # fmt: skip
+    return tuple({(m.recompute, m.attention, m.loss, m.loss_chunk, m.elementwise, m.fuse, m.experts,
+                   m.collectives): m for m in memories}.values())  # fmt: skip
 
 
 Sharing = tuple[int, bool, bool]  # zero, reduce_scatter_once, reshard_after_step

@@ -13,6 +13,7 @@ from penteract.config.layout import (
     CP_METHODS,
     ZERO_STAGES,
     AttentionKernel,
+    Collectives,
     CpMethod,
     Elementwise,
     ExpertKernel,
@@ -46,6 +47,7 @@ class MemoryOptions(NamedTuple):
     elementwise: Elementwise
     fuse: tuple[Fusion, ...]
     experts: ExpertKernel
+    collectives: Collectives
     bucket_bytes: int
     offload_optimizer: bool
 
@@ -118,6 +120,7 @@ class Space:
     attention              the fastest kernel that the other settings allow on GPUs in bf16
     elementwise, fuse      the fastest kernels on GPUs, and all fusions with them
     experts                the fastest kernel of torch for the GPU, the precision and the widths on a rank
+    collectives            direct, where that was measured on such links
     micro_batch_size       the divisors of a replica's share of the batch
 
     All GPUs are used. `NOT_TRIED` lists what is left out.
@@ -212,6 +215,7 @@ class Space:
             self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)),
             self._values("elementwise", (self.ask.elementwise,)), self._values("fuse", (self.ask.fuse,)),
             self._values("experts", (self.ask.experts(expert_tp),)),
+            self._values("collectives", (self.ask.collectives,)),
             self._values("bucket_bytes", (Layout().bucket_bytes,)), self._values("offload_optimizer", (False,)),
         )  # fmt: skip
         return [

@@ -9,6 +9,7 @@ from functools import cache
 from math import ceil, log, log2
 from typing import NamedTuple
 
+from penteract.config.files.hardware_schema import DIRECTLY
 from penteract.config.hardware import Curves, Fabric, Points
 from penteract.readings.costs.curve import Curve
 from penteract.units import Bytes, Seconds
@@ -117,6 +118,8 @@ class Interconnect:
         if (kind, ranks) in self.measured:
             return self.measured[kind, ranks]
         sizes = sorted(n for k, n in self.measured if k == kind)
+        if not sizes:  # a file of before they were measured
+            return self._inside(kind.removeprefix(DIRECTLY), ranks)
         below = max((n for n in sizes if n < ranks), default=sizes[0])
         above = min((n for n in sizes if n > ranks), default=below)
         low = self.measured[kind, below]

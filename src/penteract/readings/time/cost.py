@@ -21,6 +21,7 @@ from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
+from penteract.parallel.direct import timed_as
 from penteract.parallel.known_weights import found_by_pass
 from penteract.parallel.matrix import Matrix, deal
 from penteract.readings.costs.rates import GroupSpan, Rates
@@ -82,7 +83,8 @@ class DeviceCosts:
         axis, size = str(site.attrs["axis"]), self.bytes_of(payload(site.op_name, site.ins[0], site.outs[0]))
         if site.op_name == "all_to_all_v":  # all wait for the fullest rank, which receives more than it sends
             size = max(size, self.bytes_of(site.outs[0]))
-        return self.rates.collective(site.op_name, self.span(axis), size)
+        span = self.span(axis)
+        return self.rates.collective(timed_as(site.op_name, axis, self.mesh.layout, span.nodes), span, size)
 
     def call(self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...]) -> Cost:
         """The cost of a call, by the implementation that serves it."""

@@ -11,17 +11,15 @@ from dataclasses import dataclass
 
 import torch
 
-from penteract.engine.comm.comm import Waitable
-from penteract.engine.comm.direct.peer_memory import PeerBlocks
-
-KINDS = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+from penteract.engine.comm.comm import Exchange, Waitable
+from penteract.parallel.direct import KINDS
 
 
 @dataclass(slots=True)
 class DirectGroup:
     """The collectives of one group. `number`: how many it has started."""
 
-    peers: PeerBlocks
+    peers: Exchange
     number: int = 0
 
     def takes(self, kind: str, x: torch.Tensor) -> bool:

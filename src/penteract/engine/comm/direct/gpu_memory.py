@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
-from penteract.engine.comm.comm import Ranks
-from penteract.engine.comm.direct.peer_memory import PeerBlocks
+from penteract.engine.comm.comm import Exchange, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,16 @@ class GpuMemory:
         with torch.cuda.use_mem_pool(self.pool):
             return torch.empty(max(1, size), dtype=torch.uint8, device=self.device)[:size]
 
-    def open(self, block: torch.Tensor, ranks: Ranks, group: Any) -> PeerBlocks:
-        """Ranks meet by signals that kernels leave in each other's memory."""
+    def open(self, block: torch.Tensor, ranks: Ranks, group: Any, number: int) -> Exchange:
+        """Ranks meet by signals that kernels leave in each other's memory: each group in a channel of its own."""
         import torch.distributed._symmetric_memory as symmetric
 
         handle: Any = symmetric.rendezvous(block, group.group_name)
         blocks = [handle.get_buffer(i, (block.numel(),), torch.uint8) for i in range(len(ranks))]
-        stream = self.streams.setdefault(ranks, torch.cuda.Stream(self.device, priority=-1))
+        self.streams.setdefault(ranks, torch.cuda.Stream(self.device, priority=-1))
 
         def beside(work: Callable[[], None]) -> StreamEvent:
+            stream = self.streams[ranks]  # so what does work keeps this memory
             stream.wait_stream(torch.cuda.current_stream())
             event = torch.cuda.Event()
             with torch.cuda.stream(stream):
@@ -55,4 +56,7 @@ class GpuMemory:
                 event.record(stream)
             return StreamEvent(event)
 
-        return PeerBlocks(blocks, handle.rank, handle.barrier, beside)
+        return Exchange(blocks, handle.rank, partial(handle.barrier, channel=number), beside)
+
+    def settle(self) -> None:
+        """Nothing was kept for it."""

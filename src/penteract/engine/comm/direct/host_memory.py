@@ -13,8 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penteract.engine.comm.comm import Ranks
-from penteract.engine.comm.direct.peer_memory import PeerBlocks
+from penteract.engine.comm.comm import Exchange, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +41,14 @@ class HostMemory:
         self.files[made.data_ptr()] = file
         return made
 
-    def open(self, block: torch.Tensor, ranks: Ranks, group: Any) -> PeerBlocks:
+    def open(self, block: torch.Tensor, ranks: Ranks, group: Any, number: int) -> Exchange:
         """They tell each other process and file."""
         told: list[Any] = [None] * len(ranks)
         dist.all_gather_object(told, (os.getpid(), self.files[block.data_ptr()]), group)
         me = dist.get_group_rank(group, dist.get_rank())
         blocks = [block if i == me else _opened(where[0], where[1], block.numel()) for i, where in enumerate(told)]
         meet = partial(dist.all_reduce, torch.zeros(1), group=group)
+        meet()  # all have opened them
         # A thread does them one after the other: the schedule is proven for collectives that do not block where they
         # start.
         thread = ThreadPoolExecutor(1, f"direct {ranks}")
@@ -56,7 +56,13 @@ class HostMemory:
         def beside(work: Callable[[], None]) -> _Done:
             return _Done(thread.submit(work))
 
-        return PeerBlocks(blocks, me, meet, beside)
+        return Exchange(blocks, me, meet, beside)
+
+    def settle(self) -> None:
+        """Blocks stay mapped without their files."""
+        for file in self.files.values():
+            os.close(file)
+        self.files.clear()
 
 
 def _opened(process: int, file: int, size: int) -> torch.Tensor:

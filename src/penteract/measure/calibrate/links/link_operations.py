@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from penteract.config.files.hardware_schema import DIRECT, DIRECTLY
 from penteract.engine.comm.comm import Comm, Work
 from penteract.engine.comm.distributed import Distributed
 from penteract.engine.comm.groups import ProcessGroups, Round
@@ -47,6 +48,8 @@ class LinkOperations:
     rank: Rank
     device: Device
     comm: Comm
+    hosts: Hosts
+    shared: list[torch.Tensor] = field(default_factory=list[torch.Tensor], compare=False)
 
     @staticmethod
     def of(rank: Rank, hosts: Hosts) -> LinkOperations:
@@ -58,7 +61,13 @@ class LinkOperations:
         groups: ProcessGroups = comm.groups
         inside = (Round(hosts.groups(n)) for n in hosts.sizes())
         groups.make([*inside, *(Round(hosts.whole(n)) for n in hosts.host_counts()), Round((world,), "value")])
-        return LinkOperations(rank, device, comm)
+        return LinkOperations(rank, device, comm, hosts)
+
+    def share(self, size: int) -> None:
+        """Ranks of a host read so many bytes of each other from now on. Called by all ranks."""
+        rounds = [Round(self.hosts.groups(n), "direct") for n in self.hosts.sizes()]
+        block = self.comm.share(size, rounds, self.device.peer_memory)
+        self.shared.extend([] if block is None else [block.view(torch.float32).fill_(1)])
 
     def __call__(self, workload: LinkWorkload) -> LinkOperation | None:
         """The operation of this rank; None where it is in no group, or where nothing is sent."""
@@ -79,10 +88,11 @@ class LinkOperations:
         if kind == "all_reduce":
             x = self._ones(elements).zero_()  # in place: a sum of ones would grow
             return lambda: comm.sum(group, x)
+        direct, kind = kind in DIRECT, kind.removeprefix(DIRECTLY)
         if kind not in (*COLLECTIVES, SHIFT):
             raise Bug("LINK", "no such operation", found=kind)
-        x = self._ones(part if kind == "all_gather" else elements)
-        y = self._ones(part if kind == "reduce_scatter" else elements)
+        sent, got = part if kind == "all_gather" else elements, part if kind == "reduce_scatter" else elements
+        x, y = self.shared[0][:sent] if direct else self._ones(sent), self._ones(got)
         return lambda: comm.start(kind, group, x, y, {})
 
     def _message(self, pair: Sequence[int], elements: int) -> Callable[[], Work]:

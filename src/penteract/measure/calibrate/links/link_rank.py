@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from penteract.config.run import Limits
+from penteract.engine.device.peers import reads_peers
 from penteract.engine.rank.failures import from_exception
 from penteract.engine.rank.rank import Rank, join
 from penteract.engine.rank.run_key import take_key
@@ -133,12 +134,15 @@ def measure_all(work: LinkWork, rank: Rank, each: int, stopping: Stopping) -> No
     rows = None if rank.number else MeasuredRows.of(work.rows, work.about)
     begun, hosts = time.monotonic(), Hosts(rank.world // each, each)
     here = LinkMeasurement.of(rank, hosts, rows, work.rounds)
-    gpu = rank.device.type == "cuda"
-    todo = here.missing(hosts.pairs(work.sizes[0]) if work.pairs else hosts.workloads(work.sizes, gpu=gpu))
+    direct = bool(json.loads(rank.broadcast(json.dumps(reads_peers(rank.device)))))
+    if direct:
+        here.operations.share(max(work.sizes))
+    every = hosts.workloads(work.sizes, gpu=rank.device.type == "cuda", direct=direct)
+    todo = here.missing(hosts.pairs(work.sizes[0]) if work.pairs else every)
     for i, workload in enumerate(todo):
-        every: list[tuple[float, bool]] = rank.gather((time.monotonic() - begun, stopping.asked))
-        spent = every[0][0]
-        if any(asked for _, asked in every):
+        clocks: list[tuple[float, bool]] = rank.gather((time.monotonic() - begun, stopping.asked))
+        spent = clocks[0][0]
+        if any(asked for _, asked in clocks):
             raise Preempted("STOPPED", "stopped before all links were measured", where=str(work.rows),
                             fix="run it again to go on")  # fmt: skip
         if spent > work.seconds:

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Iterator
 
+from penteract.config.files.hardware_schema import DIRECT
 from penteract.config.hardware import reference
 from penteract.measure.calibrate.links.link_workloads import COLLECTIVES, COPIES, PRODUCT, RINGS, SEND, SHIFT
 from penteract.measure.calibrate.measured_rows import MeasuredRows
@@ -28,9 +29,10 @@ def link_tables(rows: MeasuredRows) -> Iterator[str]:
     if not measured_devices(rows):
         return
     yield "\n# Collectives, hot: [bytes of the whole tensor, microseconds] by ranks; all groups of neighbours at once."
-    for kind in COLLECTIVES:
+    for kind in (*COLLECTIVES, *DIRECT):
+        if not (found := dict(rows.under("link", kind))):
+            continue  # ranks of this host do not read each other's memory
         yield f"\n[collectives.{kind}]"
-        found = dict(rows.under("link", kind))
         for n in sorted({n for n, _ in found}):
             yield f"{n} = {_points({size: us for (ranks, size), us in found.items() if ranks == n})}"
     yield "\n# Neighbours in pairs, all at once: [bytes, microseconds] one way; in a ring of all, as much coming in."
@@ -59,7 +61,7 @@ def contention(rows: MeasuredRows) -> dict[str, float]:
 def slowed(rows: MeasuredRows) -> dict[str, float]:
     """How many times as long an operation of a kind takes while products run: the median over sizes and groups."""
     found = dict[str, float]()
-    for kind in (*COLLECTIVES, SEND, SHIFT):
+    for kind in (*COLLECTIVES, *DIRECT, SEND, SHIFT):
         alone = dict(rows.under("link", kind))
         ratios = [us / alone[key] for key, us in rows.under("under", kind) if key in alone
                   and key[1] >= _RATE]  # fmt: skip

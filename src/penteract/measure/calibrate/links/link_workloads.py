@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from penteract.config.files.hardware_schema import DIRECT
 from penteract.measure.calibrate.measured_rows import Key
 
 Ranks = tuple[int, ...]
@@ -83,15 +84,16 @@ class Hosts(NamedTuple):
 
     # ---- what is measured --------------------------------------------------------------------------------------
 
-    def workloads(self, sizes: Sequence[int], *, gpu: bool) -> list[LinkWorkload]:
+    def workloads(self, sizes: Sequence[int], *, gpu: bool, direct: bool) -> list[LinkWorkload]:
         """Every collective over every group size, messages, copies, between hosts, and pairs; then the same beside
-        products."""
+        products. `direct`: whether ranks read each other's memory."""
         first = sizes[0]
-        plain = {size: [*self._inside(size)] for size in sizes}
+        kinds = (*COLLECTIVES, *DIRECT) if direct else COLLECTIVES
+        plain = {size: [*self._inside(size, kinds)] for size in sizes}
         widest = [w for w in plain[first] if len(w.groups[0]) == self.each]
         found = [self.products(), *plain[first], *self._between(min(sizes), max(sizes))]
         long = _LONG * max(sizes) if gpu else first  # products run within it
-        found += [w._replace(way="contended", size=long) for w in widest]
+        found += [w._replace(way="contended", size=long) for w in widest if w.kind not in DIRECT]
         found += [self._of("alone", kind, self.groups(self.each), first) for kind in COPIES if gpu]
         found += [w for size in sizes[1:] for w in plain[size]]
         found += self.pairs(first)
@@ -105,11 +107,11 @@ class Hosts(NamedTuple):
         """A message from each device to each other one of its host."""
         return [self._of("alone", PAIR, self._all(groups), size) for groups in _rounds(self.each)]
 
-    def _inside(self, size: int) -> Iterator[LinkWorkload]:
+    def _inside(self, size: int, kinds: Sequence[str]) -> Iterator[LinkWorkload]:
         """Collectives; messages to a neighbour as pipelines send them, and around rings as context parallelism does: a
         send and a receive at once."""
         for n in self.sizes():
-            yield from (self._of("alone", kind, self.groups(n), size) for kind in COLLECTIVES)
+            yield from (self._of("alone", kind, self.groups(n), size) for kind in kinds)
         if self.each > 1:
             yield self._of("alone", SEND, self.groups(2), size)
         yield from (self._of("alone", SHIFT, self.groups(n), size) for n in self.sizes())

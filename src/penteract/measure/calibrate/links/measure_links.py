@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from penteract.engine.device.cpu_affinity import usable_here
+from penteract.engine.device.peers import reads_peers
 from penteract.engine.runtime.launch import launch
 from penteract.errors import BadInput, DiskFailure
 from penteract.measure.calibrate.links.link_workloads import ON_CPU, ON_GPU, Hosts
@@ -68,7 +69,11 @@ class LinkRows:
     @property
     def keys(self) -> list[Key]:
         """The keys of all rows; none of a single device."""
-        every = self.hosts.workloads(self.sizes, gpu=self.device.type == "cuda") if self.ranks > 1 else []
+        every = (
+            self.hosts.workloads(self.sizes, gpu=self.device.type == "cuda", direct=reads_peers(self.device))
+            if self.ranks > 1
+            else []
+        )
         return [key for workload in every for key, _ in workload.rows]
 
     @property

@@ -66,7 +66,8 @@ def _run(file: str, run: RunSpec) -> ProfiledRunFile:
     layout = run.layout
     return {
         "file": file, "model": run.model.name, "parameters": parameters(run.model).total, "layout": asdict(layout),
-        "text": as_text(layout, layout.elementwise, layout.experts), "sequence_length": run.sequence_length,
+        "text": as_text(layout, layout.elementwise, layout.experts, layout.collectives),
+        "sequence_length": run.sequence_length,
         "precision": run.precision.policy.name, "tokens": run.tokens_per_step, "world": layout.world,
     }  # fmt: skip
 
