@@ -173,6 +173,8 @@ def _dense() -> list[Case]:
         Case("join", "one token", (x(1, 1, 1), x(1, 1, 1))),
         Case("repeat_heads", "twice", (x(3, 2, 2 * 4),), (), {"times": 2, "head_size": 4}),
         Case("repeat_heads", "thrice, one head", (x(3, 1, 4),), (), {"times": 3, "head_size": 4}),
+        Case("sum_shares", "two ranks", (x(6, 2, 4), x(6, 2, 4)), (), {"axis": "tp", "shares": 2}, tp=2, rank=1),
+        Case("sum_shares", "four ranks", (x(8, 1, 3), x(8, 1, 3)), (), {"axis": "tp", "shares": 4}, tp=4, rank=2),
         Case("pack_heads", "two ranks", (x(3, 2, 2 * 4),), (), {"ranks": 2}),
         Case("pack_heads", "four ranks, one sequence", (x(2, 1, 4),), (), {"ranks": 4}),
         Case("unpack_heads", "two ranks", (x(6, 2, 4),), (), {"ranks": 2}),

@@ -237,6 +237,12 @@ def repeat_heads(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([x.repeat_interleave(room.attrs["times"], -2).flatten(-2)])
 
 
+def sum_shares(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    shares = ins[1].unflatten(0, (room.attrs["shares"], -1)).clone()
+    shares[room.index] = ins[0].unflatten(0, (room.attrs["shares"], -1))[room.index]
+    return Truth([shares.sum(0)])
+
+
 def pack_heads(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([torch.cat(ins[0].chunk(room.attrs["ranks"], 2), 0)])
 
@@ -473,7 +479,7 @@ FORMULAS: dict[str, Formula] = {
     for f in (
         embedding, linear, add_bias, rms_norm, fork_norm, add_norm, loss_and_gradient, merged_linear, packed_swiglu,
         quantise, fp8_linear, fp8_glu, merged_glu, glu_linear,
-        packed_attention, normed_attention, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
+        packed_attention, normed_attention, layer_norm, rope, swiglu, gelu, add, sum_shares, split, join, repeat_heads,
         pack_heads, unpack_heads,
         attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,
         rows, join_rows, logits, logits_gradient,

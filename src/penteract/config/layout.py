@@ -16,7 +16,7 @@ AttentionKernel = Literal["reference", "fa4_documents", "fa4", "flash", "cudnn"]
 LossKernel = Literal["reference", "chunked"]
 Elementwise = Literal["reference", "triton"]
 ExpertKernel = Literal["reference", "grouped", "quack"]
-Collectives = Literal["library", "direct"]
+Collectives = Literal["library", "direct", "overlapped"]
 Fusion = Literal["norm", "add", "mlp", "qkv", "loss", "fp8", "glu"]
 
 # A step is a list of micro-batches and their chunks of the loss: a rank makes it before it starts, and walks it.
@@ -95,7 +95,8 @@ class Layout:
     elementwise: Elementwise = "reference"  # norms, activations, loss, update, quantisation: plain torch, or Triton
     fuse: tuple[Fusion, ...] = ()  # ops that become one, see `ops/fuse.py`
     experts: ExpertKernel = "reference"  # a product for each expert, or one for all, of torch or of the package quack
-    # Of tp and cp inside a host: calls of NCCL or gloo, or ranks read each other's registers (`parallel/direct.py`).
+    # Of tp and cp inside a host: calls of NCCL or gloo; or ranks read each other's registers (`parallel/direct.py`);
+    # or they do so beside products of tp in two parts (`ops/in_parts.py`).
     collectives: Collectives = "library"
     bucket_bytes: int = 25 * 2**20  # with which a gradient bucket ends where a layer does; 0: one for each parameter
 
@@ -110,6 +111,11 @@ class Layout:
     def put(self, **changes: Any) -> Layout:
         """`dataclasses.replace` in a tenth of the time."""
         return Layout.of(self.__dict__, **changes)
+
+    @property
+    def reads_directly(self) -> bool:
+        """Whether ranks of a host read each other's registers."""
+        return self.collectives != "library"
 
     @property
     def world(self) -> int:

@@ -28,6 +28,7 @@ from penteract.config.mesh import Mesh
 from penteract.ops.casts import CAST, cast_once
 from penteract.ops.declarations import OPS
 from penteract.ops.declarations.quantised.fp8_linear import is_cast_once
+from penteract.ops.in_parts import mark_parts
 from penteract.ops.joint_calls import JOINT, join_glus, join_sums
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec
@@ -62,6 +63,8 @@ def fuse(tape: Tape, params: dict[str, Param], mesh: Mesh) -> None:
         cast_once(tape, _Edit(tape, params, mesh).readers(), mesh.layout)
     if "add" in mesh.layout.fuse:  # of norms as they are by then
         join_sums(tape)
+    if mesh.layout.collectives == "overlapped" and mesh.size("tp") > 1:
+        mark_parts(tape, mesh)
 
 
 @dataclass(slots=True, eq=False)

@@ -29,6 +29,25 @@ class Site:
         return f"{self.op_name} ({self.line})"
 
 
+Rows = Literal["all", "own", "others"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """An op in two calls (`in_parts.py`): the sites of this rank's share of the rows, and of all others. `exchange`,
+    `sum`: of the collective in the place of a reduce-scatter of its result, and of what follows it."""
+
+    own: Site
+    others: Site
+    exchange: Site | None = None
+    sum: Site | None = None
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """All of them."""
+        return (self.own, self.others, *(site for site in (self.exchange, self.sum) if site is not None))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """One instruction: a phase of a site on registers.
@@ -37,12 +56,17 @@ class Call:
     input_gradient   kept, gradients        -> gradients of the differentiable ins, carry
     weight_gradient  kept, carry | gradients -> (written into the gradients of site.params)
     start / finish   a collective: `finish` takes (input, output), so neither is freed while it is in flight
+
+    `rows`: of tensors that have more rows than the site says, those of this rank's share or all others. `fills`: how
+    many of the last `ins` are results that an earlier call has made, of which this one writes its rows.
     """
 
     site: Site
     phase: Phase
     ins: tuple[int, ...]
     outs: tuple[int, ...]
+    rows: Rows = "all"
+    fills: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +90,7 @@ class OpCall:
     reads. Backward, and what is recomputed, are those of the two ops.
     `joint_back`: the site of one call for the input gradients of this op and of the one that reads its result, which
     is what the gradient of that result is never made for. All else is that of the two ops.
+    `parts`, `parts_back`: of the site, and of that of `joint_back`, if they are called in parts.
     """
 
     site: Site
@@ -77,6 +102,8 @@ class OpCall:
     stands_for: str = ""
     joint: Site | None = None
     joint_back: Site | None = None
+    parts: Parts | None = None
+    parts_back: Parts | None = None
 
     @property
     def name(self) -> str:

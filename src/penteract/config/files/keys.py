@@ -165,7 +165,8 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
         0,
     ),
     "kernels.collectives": (
-        "of tp and cp inside a host: library (NCCL, gloo), or direct: ranks read each other's registers",
+        "of tp and cp inside a host: library (NCCL, gloo), direct: ranks read each other's registers, or overlapped: "
+        "products of tp beside these",
         0,
         0,
     ),

@@ -15,7 +15,7 @@ from penteract.engine.device.device import Device, device_of
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.allocator import Allocator, Arena
 from penteract.engine.executor.feed import MicroBatch
-from penteract.engine.executor.registers import Registers, kernel_call, weight_gradient_call
+from penteract.engine.executor.registers import Registers, call_of_rows, kernel_call, weight_gradient_call
 from penteract.engine.executor.state_check import StateCheck
 from penteract.engine.executor.totals import Totals
 from penteract.engine.kernels.kernel import Env, TorchKernel
@@ -170,10 +170,13 @@ class Executor:
         """Run a kernel, and bind the call for later steps."""
         kernel, site = self.kernels[call.site.op_name], call.site
         ins, outs = self.registers.read(buffer, call.ins), self.registers.make(buffer, call.outs)
+        weights = [self.state.parameters[n] for n in site.params]
         if call.phase == "weight_gradient":
             run = weight_gradient_call(kernel, self.env, call, ins, self.state.gradients, self.written)
+        elif call.rows == "all":
+            run = kernel_call(kernel, self.env, call, ins, weights, outs)
         else:
-            run = kernel_call(kernel, self.env, call, ins, [self.state.parameters[n] for n in site.params], outs)
+            run = call_of_rows(kernel, self.env, call, ins, weights, outs)
         run()
         for r, y in zip(call.outs, outs, strict=True):
             self.registers[buffer, r] = y

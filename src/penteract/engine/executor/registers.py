@@ -15,7 +15,8 @@ import torch
 
 from penteract.engine.executor.allocator import Allocator, Arena
 from penteract.engine.executor.feed import MicroBatch
-from penteract.engine.kernels.kernel import Bound, Env, TorchKernel, bound
+from penteract.engine.kernels.kernel import Bound, Env, TorchKernel, bound, in_turn
+from penteract.ops.in_parts import AXIS
 from penteract.ops.spec import Received, Spec
 from penteract.ops.tape import Call
 from penteract.step.program import BufferKey, Program
@@ -136,3 +137,22 @@ def kernel_call(
     f = kernel.forward if call.phase == "forward" else kernel.input_gradient
     assert f is not None
     return bound(f, env, call.site, ins, weights, outs)
+
+
+def call_of_rows(
+    kernel: TorchKernel, env: Env, call: Call, ins: list[Any], weights: list[Any], outs: list[Any]
+) -> Bound:
+    """The same of this rank's share of the rows, or of all others: in two calls where these do not follow each
+    other."""
+    if call.fills:
+        ins, outs = ins[: -call.fills], ins[-call.fills :]
+    whole, me, n = len(outs[0]), env.index(AXIS), env.mesh.size(AXIS)
+    share = whole // n
+    own = slice(me * share, (me + 1) * share)
+    others = [rows for rows in (slice(0, own.start), slice(own.stop, whole)) if rows.start < rows.stop]
+
+    def of(rows: slice) -> Bound:
+        cut = [[x[rows] if len(x) == whole else x for x in some] for some in (ins, outs)]
+        return kernel_call(kernel, env, call, cut[0], weights, cut[1])
+
+    return in_turn(*map(of, [own] if call.rows == "own" else others))

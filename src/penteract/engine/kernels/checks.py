@@ -125,10 +125,10 @@ def _check_glu(p: Program, device: Target) -> None:
 def _check_collectives(p: Program, device: Target) -> None:
     """Ranks of a host can read each other's memory, if the layout wants it."""
     lay, key = p.layout, KEYS["collectives"]
-    if lay.collectives == "library" or lay.tp * lay.cp == 1 or device.reads_peers:
+    if not lay.reads_directly or lay.tp * lay.cp == 1 or device.reads_peers:
         return
     raise BadInput("DEVICE", "ranks of this host cannot read each other's memory", where=key, found=lay.collectives,
-                   allowed="library; direct where GPUs have peer access, or on Linux",
+                   allowed="library; others where GPUs have peer access, or on Linux",
                    fix=f"--{key} library")  # fmt: skip
 
 

@@ -243,6 +243,15 @@ def repeat_heads_input(env: Env, site: Site, ins: Tensors, weights: Tensors, out
     torch.sum(ins[0].view(*out.shape[:-1], site.attrs["times"], out.shape[-1]), -2, out=out)
 
 
+def sum_shares(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """This rank's share of x [n·S, B, D], and all others of `ins[1]` -> their sum [S, B, D]."""
+    n, me = site.attrs["shares"], env.index(str(site.attrs["axis"]))
+    first, *others = [share for i, share in enumerate(ins[1].chunk(n)) if i != me]
+    torch.add(ins[0].chunk(n)[me], first, out=outs[0])
+    for share in others:
+        outs[0].add_(share)
+
+
 def pack_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """[S, B, n·W] -> [n·S, B, W]: the heads for each of n ranks become contiguous."""
     n = site.attrs["ranks"]
@@ -265,6 +274,7 @@ DENSE = {
     "swiglu": TorchKernel(swiglu, swiglu_input),
     "gelu": TorchKernel(gelu, gelu_input),
     "add": TorchKernel(add),
+    "sum_shares": TorchKernel(sum_shares),
     "split": TorchKernel(split, join),  # each is the other's gradient
     "join": TorchKernel(join, split),
     "repeat_heads": TorchKernel(repeat_heads, repeat_heads_input),

@@ -118,7 +118,7 @@ class Trainer:
                 place.initialise(program, state, spec.train.seed)
         plan = plan_arena(program)
         block = None
-        if program.layout.collectives == "direct":
+        if program.layout.reads_directly:
             block = comm.share(plan.size, direct_rounds(program, rank.per_host), device.peer_memory)
         memory = Arena(plan, precision, rank.device, block)
         optimizer = _optimizer(spec, rank, state, comm)

@@ -261,6 +261,24 @@ class Add(OpDeclaration):
     passes_gradient = True
 
 
+class SumShares(OpDeclaration):
+    """x [n·s, B, D] of this rank, shares [n·s, B, D] that n = `shares` ranks sent -> their sum [s, B, D]: this rank's
+    place of x, and all other places of the shares."""
+
+    differentiable = ()
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        rows = ins[0].shape[0]
+        assert isinstance(rows, int)
+        return (Spec((rows // attrs["shares"], *ins[0].shape[1:])),), ()
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, n = Eager(widths), prod(ins[0]) // attrs["shares"]
+        return (e.each(n, "compute", "compute", "compute"),) * (attrs["shares"] - 1)
+
+
 class Split(OpDeclaration):
     """x [.., n] -> [.., first], [.., n - first]"""
 
@@ -357,6 +375,7 @@ DENSE: dict[str, OpDeclaration] = {
     "swiglu": Swiglu(),
     "gelu": Gelu(),
     "add": Add(),
+    "sum_shares": SumShares(),
     "split": Split(),
     "join": Join(),
     "repeat_heads": RepeatHeads(),

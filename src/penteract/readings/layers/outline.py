@@ -32,6 +32,7 @@ def _signature(op: OpCall) -> Signature:
     site, entry, program = op.site, OPS.get(op.site.op_name), op.program  # a program: of a redistribution
     of_op = (site.op_name, op.name, site.layer, bool(site.params), op.ins, op.outs, op.extras, op.passed)
     joint = (op.joint is not None, op.joint_back is not None)
+    joint = (*joint, *(None if some is None else len(some.sites) for some in (op.parts, op.parts_back)))
     of_op = (*of_op, *joint, *(name in site.attrs for name in ("known_gradient", "largest_gradient")))
     if program is None:
         return (*of_op, entry.declaration.gradients(site.attrs) if entry else ())
@@ -40,10 +41,12 @@ def _signature(op: OpCall) -> Signature:
 
 
 def sites_of(tape: Tape, sums: Mapping[Site, Site] | None = None) -> list[Site]:
-    """Every site that lowering can call, in the tape's order, then those of two ops in one call. `sums`: the sum of
+    """Every site that lowering can call, in the tape's order, then those of two ops in one call, and of one op in two.
+    `sums`: the sum of
     each fork, if already made."""
     joint = (site for op in tape.ops for site in (op.joint, op.joint_back) if site is not None)
-    return [*_sites(tape, sums), *joint]
+    parts = (site for op in tape.ops for some in (op.parts, op.parts_back) if some is not None for site in some.sites)
+    return [*_sites(tape, sums), *joint, *parts]
 
 
 def _sites(tape: Tape, sums: Mapping[Site, Site] | None) -> Iterator[Site]:

@@ -123,7 +123,8 @@ _Measure = tuple[Callable[[int], Bytes], Callable[[int], Seconds]]  # of a regis
 def _measure(estimator: Estimator, kind: LayerType, tape: Tape, layout: Layout) -> _Measure:
     composer = estimator.composer
     load, widths = composer.load(layout), composer.widths
-    apart = layout.put(fuse=tuple(name for name in layout.fuse if name != "add"))  # as they are recomputed
+    # As they are recomputed: one by one, and whole.
+    apart = layout.put(fuse=tuple(name for name in layout.fuse if name != "add"), collectives="library")
     alone = seconds_alone(composer.layer_program(apart, kind), estimator.steps.device(layout))
     spent = {id(op): sum(alone.get(place, 0.0) for place in places) for op, places in _places(tape)}
 
