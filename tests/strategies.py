@@ -12,6 +12,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from layouts import Case
 from penteract.config.layout import (
+    COLLECTIVES,
     CP_METHODS,
     ELEMENTWISE,
     EVERY_FUSION,
@@ -97,7 +98,7 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         **draw(shards(dp * cp, ep)),
         loss=draw(st.sampled_from(LOSS_KERNELS)),
         loss_chunk=draw(st.sampled_from([0, 5, 2, 16])),
-        fuse=draw(st.sampled_from(FUSES)),
+        fuse=draw(st.sampled_from(FUSES)), collectives=draw(st.sampled_from(COLLECTIVES)),
     )  # fmt: skip
     tokens = 2 * cp * tp
     length = tokens * draw(st.integers(-(-12 // tokens), max(1, 24 // tokens)))

@@ -1,8 +1,9 @@
-"""Products of tensor parallelism in two parts, each beside what the other waits for (`kernels.collectives =
-"overlapped"`; Wang et al. 2023, 10.1145/3567955.3567959).
+"""Products of tensor parallelism beside its collectives, and no sums in these (`kernels.collectives = "overlapped"`;
+Wang et al. 2023, 10.1145/3567955.3567959).
 
-What reads gathered tokens begins with those that this rank has: the others come meanwhile. What makes partial sums
-begins with those that other ranks need: they are exchanged while this rank's own are computed, and then added.
+What reads gathered tokens begins with those that this rank has: the others come meanwhile. A reduce-scatter becomes an
+exchange, which copies alone do, and a sum. What makes partial sums begins with those that other ranks need: they are
+exchanged while this rank's own are computed.
 
     start gather · finish · linear          ->  start gather · linear, own · finish · linear, others
     linear · start reduce-scatter · finish  ->  linear, others · start all-to-all · linear, own · finish · sum
@@ -10,7 +11,7 @@ begins with those that other ranks need: they are exchanged while this rank's ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from penteract.config.mesh import Mesh
@@ -23,26 +24,27 @@ BY_ROWS = frozenset({"linear", "merged_linear", "merged_glu"})  # each row of a 
 
 
 def mark_parts(tape: Tape, mesh: Mesh) -> None:
-    """Let linear layers beside collectives of tensor parallelism be called in parts."""
+    """Let linear layers beside collectives of tensor parallelism be called in parts, and these be exchanges."""
     made = {v: op for op in tape.ops for v in op.outs}
     read = {v: op for op in tape.ops for v in op.ins if tape.flows[v]}
     for i, op in enumerate(tape.ops):
-        if op.site.op_name not in BY_ROWS or "fp8" in op.site.attrs:
-            continue
-        before, after = made.get(op.ins[0]), read.get(op.outs[0])
-        summed = after is not None and after.site.op_name == "tp_reduce_scatter"
-        if summed or (before is not None and before.site.op_name == "tp_all_gather"):
-            exchange = _exchange(after, mesh) if after is not None and summed else ()
-            tape.ops[i] = replace(op, parts=_parts(op.site, mesh, exchange))
-        if op.joint_back is not None:
-            tape.ops[i] = replace(tape.ops[i], parts_back=_parts(op.joint_back, mesh, ()))
+        if op.program is not None:
+            tape.ops[i] = replace(
+                op, parts=_exchange(op.program.forward, mesh), parts_back=_exchange(op.program.backward, mesh)
+            )
+        elif op.site.op_name in BY_ROWS and "fp8" not in op.site.attrs:
+            beside = (made.get(op.ins[0]), read.get(op.outs[0]))
+            if any(other is not None and other.name in ("tp_all_gather", "tp_reduce_scatter") for other in beside):
+                tape.ops[i] = replace(op, parts=_parts(op.site, mesh))
+            if op.joint_back is not None:
+                tape.ops[i] = replace(tape.ops[i], parts_back=_parts(op.joint_back, mesh))
 
 
-def _parts(site: Site, mesh: Mesh, exchange: tuple[Site, ...]) -> Parts:
+def _parts(site: Site, mesh: Mesh) -> Parts:
     whole = site.ins[0].shape[0]
     assert isinstance(whole, int)
     own = whole // mesh.size(AXIS)
-    return Parts(_of_rows(site, whole, own), _of_rows(site, whole, whole - own), *exchange)
+    return Parts(_of_rows(site, whole, own), _of_rows(site, whole, whole - own))
 
 
 def _of_rows(site: Site, whole: int, rows: int) -> Site:
@@ -54,69 +56,91 @@ def _of_rows(site: Site, whole: int, rows: int) -> Site:
     return replace(site, ins=tuple(map(cut, site.ins)), outs=tuple(map(cut, site.outs)))
 
 
-def _exchange(op: OpCall, mesh: Mesh) -> tuple[Site, Site]:
-    """The all-to-all in the place of a reduce-scatter, and the sum after it."""
-    assert op.program is not None
-    site = op.program.forward[0].site
+def _exchange(calls: Iterable[Call], mesh: Mesh) -> Parts | None:
+    """Of the reduce-scatter among these calls, if there is one."""
+    found = [c.site for c in calls if c.phase == "start" and _is(c, "reduce_scatter")]
+    if len(found) != 1:
+        return None
+    (site,), n = found, mesh.size(AXIS)
     (x,), (y,) = site.ins, site.outs
-    n = mesh.size(AXIS)
     there = replace(site, op_name="all_to_all", outs=(collectives.result("all_to_all", x, n, {}),))
-    return there, Site("sum_shares", (x, x), (y,), attrs={"axis": AXIS, "shares": n}, layer=site.layer, line=site.line)
+    return Parts(
+        there, Site("sum_shares", (x, x), (y,), attrs={"axis": AXIS, "shares": n}, layer=site.layer, line=site.line)
+    )
 
 
 def parts_of(tape: Tape) -> dict[Site, Parts]:
-    """The parts in which sites are called."""
-    plain = {op.site: op.parts for op in tape.ops if op.parts is not None}
-    return plain | {op.joint_back: op.parts_back for op in tape.ops if op.joint_back and op.parts_back is not None}
+    """The sites that others take the place of."""
+    found = dict[Site, Parts]()
+    for op in tape.ops:
+        for parts, site in ((op.parts, _site(op, back=False)), (op.parts_back, _site(op, back=True))):
+            if parts is not None and site is not None:
+                found[site] = parts
+    return found
+
+
+def _site(op: OpCall, *, back: bool) -> Site | None:
+    if op.program is None:
+        return op.joint_back if back else op.site
+    calls = op.program.backward if back else op.program.forward
+    return next((c.site for c in calls if _is(c, "reduce_scatter")), None)
 
 
 def in_parts(calls: Iterable[Call], parts: Mapping[Site, Parts], new: Callable[[Spec], int]) -> list[Call]:
     """The same calls, with those beside collectives in parts. `new`: makes a register."""
-    given, found = list(calls), list[Call]()
+    given, found, exchanged = list(calls), list[Call](), dict[int, int]()
     while given:
-        three = given[:3]
-        made = _after_gather(three, parts) or _before_sum(three, parts, new)
-        found += made or three[:1]
-        del given[: 3 if made else 1]
+        call, (second, third) = given[0], (*given[1:3], None, None)[:2]
+        made, taken = [call], 1
+        if third is not None and second is not None and _reads_gathered(call, second, third, parts):
+            made, taken = _after_gather(call, second, third, parts[third.site]), 3
+        elif second is not None and third is not None and _is_summed_at_once(call, second, third, parts):
+            made, taken = _before_exchange(call, second, parts, exchanged, new), 2
+        elif _is(call, "reduce_scatter") and call.site in parts:
+            made = [_start(call, parts, exchanged, new)] if call.phase == "start" else _sum(call, parts, exchanged)
+        found += made
+        del given[:taken]
     return found
 
 
-def _after_gather(calls: Sequence[Call], parts: Mapping[Site, Parts]) -> list[Call]:
-    if len(calls) < 3 or not _waits_at_once(calls[:2], "all_gather"):
-        return []
-    start, finish, call = calls
-    (x,), (y,), cut = start.ins, start.outs, parts.get(call.site)
-    if cut is None or y not in call.ins or call.phase == "weight_gradient":
-        return []
-    own = replace(call, site=cut.own, ins=tuple([x if r == y else r for r in call.ins]), rows="own")
-    return [start, own, finish, _rest(call, cut)]
+def _reads_gathered(start: Call, finish: Call, call: Call, parts: Mapping[Site, Parts]) -> bool:
+    at_once = _is(start, "all_gather") and start.phase == "start" and finish.site is start.site
+    return at_once and call.site in parts and call.phase != "weight_gradient" and start.outs[0] in call.ins
 
 
-def _before_sum(calls: Sequence[Call], parts: Mapping[Site, Parts], new: Callable[[Spec], int]) -> list[Call]:
-    if len(calls) < 3 or not _waits_at_once(calls[1:], "reduce_scatter"):
-        return []
-    call, start, finish = calls
-    cut = parts.get(call.site)
-    if cut is None or cut.exchange is None or cut.sum is None or call.outs != start.ins or call.phase != "forward":
-        return []
-    (x,), (y,), there = start.ins, start.outs, new(cut.exchange.outs[0])
-    first = replace(call, site=cut.others, rows="others")
-    own = Call(cut.own, call.phase, (*call.ins, *call.outs), (), "own", len(call.outs))
-    return [
-        first,
-        replace(start, site=cut.exchange, outs=(there,)),
-        own,
-        replace(finish, site=cut.exchange, ins=(x, there)),
-        Call(cut.sum, "forward", (x, there), (y,)),
-    ]
+def _after_gather(start: Call, finish: Call, call: Call, cut: Parts) -> list[Call]:
+    (x,), (y,) = start.ins, start.outs
+    own = replace(call, site=cut.first, ins=tuple([x if r == y else r for r in call.ins]), rows="own")
+    others = Call(cut.second, call.phase, (*call.ins, *call.outs), (), "others", len(call.outs))
+    return [start, own, finish, others]
 
 
-def _rest(call: Call, cut: Parts) -> Call:
-    return Call(cut.others, call.phase, (*call.ins, *call.outs), (), "others", len(call.outs))
+def _is_summed_at_once(call: Call, start: Call, finish: Call, parts: Mapping[Site, Parts]) -> bool:
+    at_once = _is(start, "reduce_scatter") and start.phase == "start" and finish.site is start.site
+    return at_once and start.site in parts and call.site in parts and call.phase == "forward" and call.outs == start.ins
 
 
-def _waits_at_once(calls: Sequence[Call], kind: str) -> bool:
-    """Whether these are a collective of tensor parallelism and the wait for it."""
-    start, finish = calls
-    same = finish.site is start.site and (start.phase, finish.phase) == ("start", "finish")
-    return same and start.site.op_name == kind and start.site.attrs["axis"] == AXIS
+def _before_exchange(
+    call: Call, start: Call, parts: Mapping[Site, Parts], exchanged: dict[int, int], new: Callable[[Spec], int]
+) -> list[Call]:
+    cut = parts[call.site]
+    own = Call(cut.first, call.phase, (*call.ins, *call.outs), (), "own", len(call.outs))
+    return [replace(call, site=cut.second, rows="others"), _start(start, parts, exchanged, new), own]
+
+
+def _start(start: Call, parts: Mapping[Site, Parts], exchanged: dict[int, int], new: Callable[[Spec], int]) -> Call:
+    """The exchange in the place of a reduce-scatter."""
+    site = parts[start.site].first
+    exchanged[start.outs[0]] = there = new(site.outs[0])
+    return replace(start, site=site, outs=(there,))
+
+
+def _sum(finish: Call, parts: Mapping[Site, Parts], exchanged: Mapping[int, int]) -> list[Call]:
+    """What follows an exchange."""
+    (x, y), cut = finish.ins, parts[finish.site]
+    there = (x, exchanged[y])
+    return [replace(finish, site=cut.first, ins=there), Call(cut.second, "forward", there, (y,))]
+
+
+def _is(call: Call, kind: str) -> bool:
+    return call.site.op_name == kind and call.site.attrs.get("axis") == AXIS

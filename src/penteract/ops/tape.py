@@ -34,18 +34,11 @@ Rows = Literal["all", "own", "others"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """An op in two calls (`in_parts.py`): the sites of this rank's share of the rows, and of all others. `exchange`,
-    `sum`: of the collective in the place of a reduce-scatter of its result, and of what follows it."""
+    """The sites in the place of one (`in_parts.py`): of an op, that of this rank's share of the rows and that of all
+    others; of a reduce-scatter, an exchange and a sum."""
 
-    own: Site
-    others: Site
-    exchange: Site | None = None
-    sum: Site | None = None
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """All of them."""
-        return (self.own, self.others, *(site for site in (self.exchange, self.sum) if site is not None))
+    first: Site
+    second: Site
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +83,8 @@ class OpCall:
     reads. Backward, and what is recomputed, are those of the two ops.
     `joint_back`: the site of one call for the input gradients of this op and of the one that reads its result, which
     is what the gradient of that result is never made for. All else is that of the two ops.
-    `parts`, `parts_back`: of the site, and of that of `joint_back`, if they are called in parts.
+    `parts`, `parts_back`: of the site, and of that of `joint_back`, if they are called in parts; of a redistribution's
+    reduce-scatter, forward and back.
     """
 
     site: Site

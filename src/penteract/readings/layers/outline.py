@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from penteract.config.layout import Edit
 from penteract.ops.declarations import OPS
+from penteract.ops.in_parts import parts_of
 from penteract.ops.lower import Chunk, lower, sum_of
 from penteract.ops.offload import Copy, as_copy, copy_of
 from penteract.ops.spec import Spec
@@ -32,7 +33,7 @@ def _signature(op: OpCall) -> Signature:
     site, entry, program = op.site, OPS.get(op.site.op_name), op.program  # a program: of a redistribution
     of_op = (site.op_name, op.name, site.layer, bool(site.params), op.ins, op.outs, op.extras, op.passed)
     joint = (op.joint is not None, op.joint_back is not None)
-    joint = (*joint, *(None if some is None else len(some.sites) for some in (op.parts, op.parts_back)))
+    joint = (*joint, op.parts is not None, op.parts_back is not None)
     of_op = (*of_op, *joint, *(name in site.attrs for name in ("known_gradient", "largest_gradient")))
     if program is None:
         return (*of_op, entry.declaration.gradients(site.attrs) if entry else ())
@@ -45,7 +46,13 @@ def sites_of(tape: Tape, sums: Mapping[Site, Site] | None = None) -> list[Site]:
     `sums`: the sum of
     each fork, if already made."""
     joint = (site for op in tape.ops for site in (op.joint, op.joint_back) if site is not None)
-    parts = (site for op in tape.ops for some in (op.parts, op.parts_back) if some is not None for site in some.sites)
+    parts = (
+        site
+        for op in tape.ops
+        for some in (op.parts, op.parts_back)
+        if some is not None
+        for site in (some.first, some.second)
+    )
     return [*_sites(tape, sums), *joint, *parts]
 
 
@@ -76,7 +83,7 @@ class Outline:
     chunk   of the first tape with this signature
     jobs    (the site's index in `sites_of`, phase)
     calls   by action ("Fwd", "Bwd", or "Inp" and "Wgt"), in the order in which they run
-    made    register -> the job that makes it, and which of its results it is
+    made    register -> the job that makes it (as a whole, if it is done in parts), and which of its results it is
     lives   register -> the instructions that make and free it
     copies  of offload: the op, the value that it copies, its layer; their sites come after those of the tape
     """
@@ -84,7 +91,7 @@ class Outline:
     chunk: Chunk
     jobs: tuple[tuple[int, Phase], ...]
     calls: Mapping[str, tuple[JobCall, ...]]
-    made: Mapping[int, tuple[int, int]]
+    made: Mapping[int, tuple[tuple[int, Phase], int]]
     lives: Mapping[int, Life]
     copies: tuple[tuple[Copy, int, int], ...]
 
@@ -100,7 +107,14 @@ class Outline:
             return jobs.setdefault((places[call.site], call.phase), len(jobs)), call.ins, call.outs
 
         calls = {name: tuple([job_call(i.call) for i in some]) for name, some in chunk.actions.items()}
-        made = {r: (job, k) for some in calls.values() for job, _, outs in some for k, r in enumerate(outs)}
+        whole = {part: site for site, parts in parts_of(tape).items() for part in (parts.first, parts.second)}
+
+        def job(call: Call) -> tuple[int, Phase]:
+            """Of what it makes: as a whole, if it makes some rows of it."""
+            return places[call.site if call.rows == "all" else whole[call.site]], call.phase
+
+        every = [i.call for some in chunk.actions.values() for i in some]
+        made = {r: (job(call), k) for call in every for k, r in enumerate(call.outs)}
         copies: tuple[tuple[Copy, int, int], ...] = tuple(
             [(as_copy(site.op_name), v, site.layer) for site, v in chunk.copies.items()]
         )
@@ -113,7 +127,7 @@ class Outline:
     def specs(self, shapes: Sized, sites: Sequence[Site]) -> dict[int, Spec]:
         """The spec of every live register, for a tape with this signature. `sites`: those of `shapes`, then those of
         copies."""
-        made = [results(sites[site], phase) for site, phase in self.jobs]
+        made = {job: results(sites[job[0]], job[1]) for job in {job for job, _ in self.made.values()}}
         specs = dict(enumerate(shapes.specs))
         specs |= {r: made[job][k] for r, (job, k) in self.made.items()}
         if shapes.exit is not None and self.chunk.exit_gradient is not None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 
 from penteract.engine.comm.comm import Exchange, Ranks
+from penteract.engine.comm.direct.stream_signals import StreamSignals
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class GpuMemory:
             return torch.empty(max(1, size), dtype=torch.uint8, device=self.device)[:size]
 
     def open(self, block: torch.Tensor, ranks: Ranks, group: Any, number: int) -> Exchange:
-        """Ranks meet by signals that kernels leave in each other's memory: each group in a channel of its own."""
+        """Ranks meet by numbers that streams write into each other's memory."""
         import torch.distributed._symmetric_memory as symmetric
 
         handle: Any = symmetric.rendezvous(block, group.group_name)
@@ -56,7 +56,8 @@ class GpuMemory:
                 event.record(stream)
             return StreamEvent(event)
 
-        return Exchange(blocks, handle.rank, partial(handle.barrier, channel=number), beside)
+        signals = StreamSignals(handle.signal_pad_ptrs, handle.rank, number)
+        return Exchange(blocks, handle.rank, signals.meet, beside)
 
     def settle(self) -> None:
         """Nothing was kept for it."""
