@@ -11,7 +11,7 @@ exchanged while this rank's own are computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from penteract.config.mesh import Mesh
@@ -63,7 +63,8 @@ def _exchange(calls: Iterable[Call], mesh: Mesh) -> Parts | None:
         return None
     (site,), n = found, mesh.size(AXIS)
     (x,), (y,) = site.ins, site.outs
-    there = replace(site, op_name="all_to_all", outs=(collectives.result("all_to_all", x, n, {}),))
+    outs, attrs = (collectives.result("all_to_all", x, n, {}),), {**site.attrs, "only_others": True}
+    there = replace(site, op_name="all_to_all", outs=outs, attrs=attrs)
     return Parts(
         there, Site("sum_shares", (x, x), (y,), attrs={"axis": AXIS, "shares": n}, layer=site.layer, line=site.line)
     )
@@ -92,8 +93,8 @@ def in_parts(calls: Iterable[Call], parts: Mapping[Site, Parts], new: Callable[[
     while given:
         call, (second, third) = given[0], (*given[1:3], None, None)[:2]
         made, taken = [call], 1
-        if third is not None and second is not None and _reads_gathered(call, second, third, parts):
-            made, taken = _after_gather(call, second, third, parts[third.site]), 3
+        if reader := _reader_of_gathered(given, parts):
+            made, taken = _after_gather(given[: reader + 1], parts[given[reader].site]), reader + 1
         elif second is not None and third is not None and _is_summed_at_once(call, second, third, parts):
             made, taken = _before_exchange(call, second, parts, exchanged, new), 2
         elif _is(call, "reduce_scatter") and call.site in parts:
@@ -103,16 +104,31 @@ def in_parts(calls: Iterable[Call], parts: Mapping[Site, Parts], new: Callable[[
     return found
 
 
-def _reads_gathered(start: Call, finish: Call, call: Call, parts: Mapping[Site, Parts]) -> bool:
-    at_once = _is(start, "all_gather") and start.phase == "start" and finish.site is start.site
-    return at_once and call.site in parts and call.phase != "weight_gradient" and start.outs[0] in call.ins
+def _reader_of_gathered(calls: Sequence[Call], parts: Mapping[Site, Parts]) -> int:
+    """Where the call is that can begin beside the gather which the first call starts; 0: nowhere. Weight gradients of
+    what is gathered can wait for it."""
+    if (
+        len(calls) < 3
+        or calls[0].phase != "start"
+        or not _is(calls[0], "all_gather")
+        or calls[1].site is not calls[0].site
+    ):
+        return 0
+    (y,) = calls[0].outs
+    for i, call in enumerate(calls[2:], 2):
+        if y not in call.ins:
+            return 0
+        if call.phase != "weight_gradient":
+            return i if call.site in parts else 0
+    return 0
 
 
-def _after_gather(start: Call, finish: Call, call: Call, cut: Parts) -> list[Call]:
+def _after_gather(calls: Sequence[Call], cut: Parts) -> list[Call]:
+    start, finish, *waiting, call = calls
     (x,), (y,) = start.ins, start.outs
     own = replace(call, site=cut.first, ins=tuple([x if r == y else r for r in call.ins]), rows="own")
     others = Call(cut.second, call.phase, (*call.ins, *call.outs), (), "others", len(call.outs))
-    return [start, own, finish, others]
+    return [start, own, finish, others, *waiting]
 
 
 def _is_summed_at_once(call: Call, start: Call, finish: Call, parts: Mapping[Site, Parts]) -> bool:

@@ -94,7 +94,8 @@ class Comm(Protocol):
 
     def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Work:
         """Start a collective of equal shares, one of `ops.collectives.KINDS`, from x into y. Raises ValueError for an
-        unknown kind. `attrs`: "reduce" may be "max"."""
+        unknown kind. `attrs`: "reduce" may be "max"; with "only_others", nobody reads
+        the share that this rank would send to itself."""
         ...
 
     def start_uneven(self, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, send: list[int], receive: list[int]) -> Work:

@@ -67,7 +67,8 @@ class Distributed:
         group = self.groups[ranks]
         if (direct := self.direct.get(ranks)) is not None and direct.takes(kind, x):
             entry = self._enter(group, ranks, kind, max(x.nbytes, y.nbytes))
-            return Work([direct.start(kind, x, y)], (x, y), entry)
+            started = direct.start(kind, x, y, only_others=bool(attrs.get("only_others")))
+            return Work([started], (x, y), entry)
         match kind:
             case "all_gather":
                 entry = self._enter(group, ranks, kind, y.nbytes)
