@@ -128,8 +128,8 @@ class Ask:
 
     @property
     def collectives(self) -> Collectives:
-        """Direct where links like those inside its nodes were measured so."""
-        return "direct" if self.cluster.reads_directly else "library"
+        """Overlapped where links like those inside its nodes were measured directly."""
+        return "overlapped" if self.cluster.reads_directly else "library"
 
     def text(self, layout: Layout) -> str:
         """A layout as text for `--layout`."""

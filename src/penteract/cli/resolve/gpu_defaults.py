@@ -134,7 +134,7 @@ def _kernels(resolved: Resolved, card: Card) -> Iterator[tuple[str, str]]:
     if experts != "reference":
         yield "kernels.experts", experts
     if card.reads_peers and run.layout.tp * run.layout.cp > 1:
-        yield "kernels.collectives", "direct"
+        yield "kernels.collectives", "overlapped"
 
 
 def _largest(resolved: Resolved, card: Card, again: Again) -> tuple[Resolved, list[str]]:

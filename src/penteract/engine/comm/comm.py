@@ -47,6 +47,7 @@ class Exchange(NamedTuple):
     """The blocks of a group's ranks, in its order, as this rank reads them.
 
     meet    returns once all ranks of the group have called it; on a GPU, for what follows in the current stream
+    copy    copies each pair of tensors, (where to, where from), within work; their order does not matter
     beside  does work beside compute, ordered after everything computed so far and after earlier work of the group.
             -> what waits for it
     """
@@ -54,6 +55,7 @@ class Exchange(NamedTuple):
     blocks: Sequence[torch.Tensor]  # bytes
     me: int
     meet: Callable[[], Any]
+    copy: Callable[[Sequence[tuple[torch.Tensor, torch.Tensor]]], None]
     beside: Callable[[Callable[[], None]], Waitable]
 
 

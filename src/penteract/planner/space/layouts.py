@@ -120,7 +120,7 @@ class Space:
     attention              the fastest kernel that the other settings allow on GPUs in bf16
     elementwise, fuse      the fastest kernels on GPUs, and all fusions with them
     experts                the fastest kernel of torch for the GPU, the precision and the widths on a rank
-    collectives            direct, where that was measured on such links
+    collectives            overlapped, where direct ones were measured on such links
     micro_batch_size       the divisors of a replica's share of the batch
 
     All GPUs are used. `NOT_TRIED` lists what is left out.

@@ -1,26 +1,38 @@
 """Collectives by reading: each rank takes what it needs from the others' memory.
 
-A gather needs no multiprocessors of a GPU: copy engines move it. A sum is added in the dtype of its tensor, as a ring
-does, each rank beginning with the next one.
+What is copied between GPUs needs no multiprocessor of one: copy engines move it. A sum is added in the dtype of its
+tensor, as a ring does, each rank beginning with the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 
 from penteract.engine.comm.comm import Exchange, Waitable
 from penteract.parallel.direct import KINDS
 
+Pair = tuple[torch.Tensor, torch.Tensor]  # where to, where from
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A collective of given tensors. `own`: the copy of this rank's own share, if it has one; `work`: all else."""
+
+    own: Pair | None
+    work: Callable[[], None]
+
 
 @dataclass(slots=True)
 class DirectGroup:
-    """The collectives of one group. `number`: how many it has started."""
+    """The collectives of one group. `number`: how many it has started. Registers lie at the same places in every step,
+    so views of them are made once: `made` has them by kind, places and size."""
 
     peers: Exchange
     number: int = 0
+    made: dict[tuple[str, int, int, int], Transfer] = field(default_factory=dict[tuple[str, int, int, int], Transfer])
 
     def takes(self, kind: str, x: torch.Tensor) -> bool:
         """Whether it does a collective of this kind from x. All ranks of the group get the same answer: their registers
@@ -36,49 +48,46 @@ class DirectGroup:
         and others behind them. So this rank's own share is copied by compute. `only_others`: nobody reads its place.
         """
         self.number += 1
-        x, y = x.view(-1), y.view(-1)
-        take = {"all_gather": self._gather, "reduce_scatter": self._sum, "all_to_all": self._exchange}[kind]
+        key = (kind, x.data_ptr(), y.data_ptr(), x.nbytes)
+        if (transfer := self.made.get(key)) is None:
+            transfer = self.made[key] = self._transfer(kind, x.view(-1), y.view(-1))
+        started = self.peers.beside(transfer.work)
+        if transfer.own is not None and not only_others:
+            transfer.own[0].copy_(transfer.own[1])
+        return started
+
+    def _transfer(self, kind: str, x: torch.Tensor, y: torch.Tensor) -> Transfer:
+        n, me = len(self.peers.blocks), self.peers.me
+        if kind == "reduce_scatter":
+            own, *others = [self._of(i, x).chunk(n)[me] for i in (me, *self._others)]
+            return Transfer(None, self._met(lambda: _put_sum(y, own, others)))
+        parts, whole = y.chunk(n), kind == "all_gather"
+        pairs = [(parts[i], self._of(i, x) if whole else self._of(i, x).chunk(n)[me]) for i in self._others]
+        return Transfer((parts[me], x if whole else x.chunk(n)[me]), self._met(lambda: self.peers.copy(pairs)))
+
+    def _met(self, read: Callable[[], None]) -> Callable[[], None]:
+        """Reading, with what is before and after it."""
 
         def work() -> None:
             self.peers.meet()
-            take(x, y)
+            read()
             self.peers.meet()
 
-        started, me = self.peers.beside(work), self.peers.me
-        if kind != "reduce_scatter" and not only_others:
-            own = x if kind == "all_gather" else x.chunk(self._ranks)[me]
-            y.chunk(self._ranks)[me].copy_(own)
-        return started
-
-    def _gather(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """x of another rank i -> the i-th part of y."""
-        parts = y.chunk(self._ranks)
-        for i in self._others:
-            parts[i].copy_(self._of(i, x))
-
-    def _sum(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """This rank's part of each x, added -> y."""
-        mine, *others = [self._of(i, x).chunk(self._ranks)[self.peers.me] for i in (self.peers.me, *self._others)]
-        torch.add(mine, others[0], out=y)
-        for other in others[1:]:
-            y.add_(other)
-
-    def _exchange(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """This rank's part of x of another rank i -> the i-th part of y."""
-        parts = y.chunk(self._ranks)
-        for i in self._others:
-            parts[i].copy_(self._of(i, x).chunk(self._ranks)[self.peers.me])
+        return work
 
     @property
-    def _ranks(self) -> int:
-        return len(self.peers.blocks)
-
-    @property
-    def _others(self) -> Sequence[int]:
+    def _others(self) -> Iterator[int]:
         """The next ranks: no two ranks read the same one at a time."""
-        return [(self.peers.me + step) % self._ranks for step in range(1, self._ranks)]
+        n = len(self.peers.blocks)
+        return ((self.peers.me + step) % n for step in range(1, n))
 
     def _of(self, i: int, x: torch.Tensor) -> torch.Tensor:
         """The tensor of rank i that lies where x does here."""
         at = x.data_ptr() - self.peers.blocks[self.peers.me].data_ptr()
         return self.peers.blocks[i][at : at + x.nbytes].view(x.dtype)
+
+
+def _put_sum(y: torch.Tensor, own: torch.Tensor, others: list[torch.Tensor]) -> None:
+    torch.add(own, others[0], out=y)
+    for other in others[1:]:
+        y.add_(other)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,9 @@ import torch
 
 from penteract.engine.comm.comm import Exchange, Ranks
 from penteract.engine.comm.direct.stream_signals import StreamSignals
+
+LANES = 2
+LEAST = 2**23  # bytes: below, a second lane costs the host more than it brings
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,32 @@ class StreamEvent:
     def wait(self) -> None:
         """The current stream waits for it."""
         torch.cuda.current_stream().wait_event(self.event)
+
+
+class Lanes:
+    """Streams that copy at once: one copy engine does not fill a GPU's links."""
+
+    def __init__(self, device: torch.device) -> None:
+        """`LANES` streams."""
+        self.streams = [torch.cuda.Stream(device, priority=-1) for _ in range(LANES)]
+
+    def __call__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Copy each, in pieces of about equal size; the current stream waits for them."""
+        if sum(here.nbytes for _, here in pairs) < LEAST:
+            for there, here in pairs:
+                there.copy_(here, non_blocking=True)
+            return
+        each = -(-len(self.streams) // len(pairs))
+        pieces = [piece for there, here in pairs for piece in zip(there.chunk(each), here.chunk(each), strict=True)]
+        current = torch.cuda.current_stream()
+        for i, (there, here) in enumerate(pieces):
+            stream = self.streams[i % len(self.streams)]
+            if i < len(self.streams):
+                stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                there.copy_(here, non_blocking=True)
+        for stream in self.streams[: len(pieces)]:
+            current.wait_stream(stream)
 
 
 @dataclass(slots=True)
@@ -57,7 +86,7 @@ class GpuMemory:
             return StreamEvent(event)
 
         signals = StreamSignals(handle.signal_pad_ptrs, handle.rank, number)
-        return Exchange(blocks, handle.rank, signals.meet, beside)
+        return Exchange(blocks, handle.rank, signals.meet, Lanes(self.device), beside)
 
     def settle(self) -> None:
         """Nothing was kept for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -56,13 +56,18 @@ class HostMemory:
         def beside(work: Callable[[], None]) -> _Done:
             return _Done(thread.submit(work))
 
-        return Exchange(blocks, me, meet, beside)
+        return Exchange(blocks, me, meet, _copy, beside)
 
     def settle(self) -> None:
         """Blocks stay mapped without their files."""
         for file in self.files.values():
             os.close(file)
         self.files.clear()
+
+
+def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for there, here in pairs:
+        there.copy_(here)
 
 
 def _opened(process: int, file: int, size: int) -> torch.Tensor:
