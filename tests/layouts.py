@@ -20,7 +20,7 @@ from penteract.config.layout import Layout
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision.policy import Policy
-from penteract.engine.comm.direct.host_memory import HostMemory
+from penteract.engine.comm.direct.host_peers import HostPeers
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import ProcessGroups, Round, direct_rounds, needed
 from penteract.engine.executor.allocator import Arena, Fresh
@@ -178,7 +178,7 @@ def run_directly(rank: int, groups: ProcessGroups, case: Case) -> tuple[Verdict,
     groups.make(needed(p))
     run, plan = _prepare(p, groups, computed_by(p)), plan_arena(p)
     comm = Gloo(rank, groups)
-    block = comm.share(plan.size, direct_rounds(p, p.layout.world), HostMemory())
+    block = comm.share(plan.size, direct_rounds(p, p.layout.world), HostPeers())
     run.comm, run.memory = comm, Arena(plan, p.precision, CPU, block)
     walk(p, run, targets_counted=False)
     losses = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True)) | {"norm": run.totals[0].item()}

@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from draws import draws
 from layouts import Case, run_directly
 from penteract.config.layout import Layout
-from penteract.engine.comm.direct.collectives import DirectGroup
-from penteract.engine.comm.direct.host_memory import HostMemory
+from penteract.engine.comm.direct.direct_group import DirectGroup
+from penteract.engine.comm.direct.host_peers import HostPeers
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import ProcessGroups, Round
 from penteract.parallel.direct import KINDS
@@ -21,7 +21,7 @@ from strategies import cases
 def both_ways(rank: int, groups: ProcessGroups, layout: Layout, dtype: torch.dtype) -> list[str]:
     """Each collective of the layout's world, by gloo and directly, twice: the second overwrites what the first read."""
     n, found = layout.world, list[str]()
-    ranks, memory = tuple(range(n)), HostMemory()
+    ranks, memory = tuple(range(n)), HostPeers()
     groups.make([Round((ranks,)), Round((ranks,), "direct")])
     block = memory.block(4096 * n)
     direct, library = DirectGroup(memory.open(block, ranks, groups.of(ranks, "direct"), 0)), Gloo(rank, groups)

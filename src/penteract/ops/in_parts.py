@@ -30,7 +30,9 @@ def mark_parts(tape: Tape, mesh: Mesh) -> None:
     for i, op in enumerate(tape.ops):
         if op.program is not None:
             tape.ops[i] = replace(
-                op, parts=_exchange(op.program.forward, mesh), parts_back=_exchange(op.program.backward, mesh)
+                op,
+                parts=_exchange_and_sum(op.program.forward, mesh),
+                parts_back=_exchange_and_sum(op.program.backward, mesh),
             )
         elif op.site.op_name in BY_ROWS and "fp8" not in op.site.attrs:
             beside = (made.get(op.ins[0]), read.get(op.outs[0]))
@@ -56,7 +58,7 @@ def _of_rows(site: Site, whole: int, rows: int) -> Site:
     return replace(site, ins=tuple(map(cut, site.ins)), outs=tuple(map(cut, site.outs)))
 
 
-def _exchange(calls: Iterable[Call], mesh: Mesh) -> Parts | None:
+def _exchange_and_sum(calls: Iterable[Call], mesh: Mesh) -> Parts | None:
     """Of the reduce-scatter among these calls, if there is one."""
     found = [c.site for c in calls if c.phase == "start" and _is(c, "reduce_scatter")]
     if len(found) != 1:

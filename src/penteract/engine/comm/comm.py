@@ -43,20 +43,20 @@ class Work:
     entry: Entry | None = None
 
 
-class Exchange(NamedTuple):
+class PeerBlocks(NamedTuple):
     """The blocks of a group's ranks, in its order, as this rank reads them.
 
-    meet    returns once all ranks of the group have called it; on a GPU, for what follows in the current stream
-    copy    copies each pair of tensors, (where to, where from), within work; their order does not matter
-    beside  does work beside compute, ordered after everything computed so far and after earlier work of the group.
-            -> what waits for it
+    meet        returns once all ranks of the group have called it; on a GPU, for what follows in the current stream
+    copy        copies each pair of tensors, (where to, where from), within work; their order does not matter
+    start_work  does work beside compute, ordered after everything computed so far and after earlier work of the group.
+                -> what waits for it
     """
 
     blocks: Sequence[torch.Tensor]  # bytes
     me: int
     meet: Callable[[], Any]
     copy: Callable[[Sequence[tuple[torch.Tensor, torch.Tensor]]], None]
-    beside: Callable[[Callable[[], None]], Waitable]
+    start_work: Callable[[Callable[[], None]], Waitable]
 
 
 class PeerMemory(Protocol):
@@ -66,7 +66,7 @@ class PeerMemory(Protocol):
         """[size] bytes on this rank's device."""
         ...
 
-    def open(self, block: torch.Tensor, ranks: Ranks, group: Any, number: int) -> Exchange:
+    def open(self, block: torch.Tensor, ranks: Ranks, group: Any, number: int) -> PeerBlocks:
         """The blocks of `ranks`, of equal size. Called by all of them, in the same order of groups. `group`: a process
         group of theirs that nothing else uses. `number`: of it among those that read a block."""
         ...

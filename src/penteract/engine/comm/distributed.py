@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from penteract.engine.comm import compat
 from penteract.engine.comm.comm import Channel, PeerMemory, Ranks, Round, Work
-from penteract.engine.comm.direct.collectives import DirectGroup
+from penteract.engine.comm.direct.direct_group import DirectGroup
 from penteract.engine.comm.groups import CHANNELS, ProcessGroups, axes, needed
 from penteract.engine.comm.journal import Entry, GroupLog, Journal
 from penteract.engine.dtypes import dtype_of

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 
 from penteract.engine.comm.comm import Comm, PeerMemory, Waitable, Work
-from penteract.engine.comm.direct.gpu_memory import GpuMemory
-from penteract.engine.comm.direct.host_memory import HostMemory
+from penteract.engine.comm.direct.gpu_peers import GpuPeers
+from penteract.engine.comm.direct.host_peers import HostPeers
 from penteract.engine.comm.distributed import Gloo, Nccl
 from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.comm.journal import Journal, Marks
@@ -142,7 +142,7 @@ class Cpu:
 
     @property
     def peer_memory(self) -> PeerMemory:
-        return HostMemory()
+        return HostPeers()
 
     def side_stream(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -212,7 +212,7 @@ class Cuda:
 
     @property
     def peer_memory(self) -> PeerMemory:
-        return GpuMemory(self.at)
+        return GpuPeers(self.at)
 
     def side_stream(self) -> AbstractContextManager[None]:
         return torch.cuda.stream(self._after_compute("waits"))

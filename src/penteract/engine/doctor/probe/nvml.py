@@ -73,7 +73,7 @@ def _device(pynvml: Any, ask: Callable[..., Any], index: int, handle: Any) -> di
         "remapping": _remapping(ask(pynvml.nvmlDeviceGetRemappedRows, handle)),
         "persistence": None if persistence is None else bool(persistence),
         "mig": bool(mig[0]) if mig else None,
-        "processes": None if running is None else [(p.pid, p.usedGpuMemory) for p in running],
+        "processes": None if running is None else [(p.pid, p.usedGpuPeers) for p in running],
         "links": links.count(1) if any(s is not None for s in links) else None,
         "links_down": links.count(0) if any(s is not None for s in links) else None,
     }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penteract.engine.comm.comm import Exchange, Ranks
+from penteract.engine.comm.comm import PeerBlocks, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class _Done:
         self.future.result()
 
 
-class HostMemory:
+class HostPeers:
     """Blocks that processes of one user on one host map. Linux: another process opens a file by its number."""
 
     def __init__(self) -> None:
@@ -41,22 +41,22 @@ class HostMemory:
         self.files[made.data_ptr()] = file
         return made
 
-    def open(self, block: torch.Tensor, ranks: Ranks, group: Any, number: int) -> Exchange:
+    def open(self, block: torch.Tensor, ranks: Ranks, group: Any, number: int) -> PeerBlocks:
         """They tell each other process and file."""
-        told: list[Any] = [None] * len(ranks)
-        dist.all_gather_object(told, (os.getpid(), self.files[block.data_ptr()]), group)
+        published: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(published, (os.getpid(), self.files[block.data_ptr()]), group)
         me = dist.get_group_rank(group, dist.get_rank())
-        blocks = [block if i == me else _opened(where[0], where[1], block.numel()) for i, where in enumerate(told)]
+        blocks = [block if i == me else _opened(where[0], where[1], block.numel()) for i, where in enumerate(published)]
         meet = partial(dist.all_reduce, torch.zeros(1), group=group)
         meet()  # all have opened them
         # A thread does them one after the other: the schedule is proven for collectives that do not block where they
         # start.
         thread = ThreadPoolExecutor(1, f"direct {ranks}")
 
-        def beside(work: Callable[[], None]) -> _Done:
+        def start_work(work: Callable[[], None]) -> _Done:
             return _Done(thread.submit(work))
 
-        return Exchange(blocks, me, meet, _copy, beside)
+        return PeerBlocks(blocks, me, meet, _copy, start_work)
 
     def settle(self) -> None:
         """Blocks stay mapped without their files."""

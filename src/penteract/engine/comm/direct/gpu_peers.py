@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from penteract.engine.comm.comm import Exchange, Ranks
+from penteract.engine.comm.comm import PeerBlocks, Ranks
 from penteract.engine.comm.direct.stream_signals import StreamSignals
 
-LANES = 2
-LEAST = 2**23  # bytes: below, a second lane costs the host more than it brings
+STREAMS = 2
+LEAST = 2**23  # bytes: below, a second stream costs the host more than it brings
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,34 +26,34 @@ class StreamEvent:
         torch.cuda.current_stream().wait_event(self.event)
 
 
-class Lanes:
+class ParallelCopies:
     """Streams that copy at once: one copy engine does not fill a GPU's links."""
 
     def __init__(self, device: torch.device) -> None:
-        """`LANES` streams."""
-        self.streams = [torch.cuda.Stream(device, priority=-1) for _ in range(LANES)]
+        """`STREAMS` streams."""
+        self.streams = [torch.cuda.Stream(device, priority=-1) for _ in range(STREAMS)]
 
     def __call__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copy each, in pieces of about equal size; the current stream waits for them."""
+        """Copy each, in chunks of about equal size; the current stream waits for them."""
         if sum(here.nbytes for _, here in pairs) < LEAST:
             for there, here in pairs:
                 there.copy_(here, non_blocking=True)
             return
         each = -(-len(self.streams) // len(pairs))
-        pieces = [piece for there, here in pairs for piece in zip(there.chunk(each), here.chunk(each), strict=True)]
+        chunks = [chunk for there, here in pairs for chunk in zip(there.chunk(each), here.chunk(each), strict=True)]
         current = torch.cuda.current_stream()
-        for i, (there, here) in enumerate(pieces):
+        for i, (there, here) in enumerate(chunks):
             stream = self.streams[i % len(self.streams)]
             if i < len(self.streams):
                 stream.wait_stream(current)
             with torch.cuda.stream(stream):
                 there.copy_(here, non_blocking=True)
-        for stream in self.streams[: len(pieces)]:
+        for stream in self.streams[: len(chunks)]:
             current.wait_stream(stream)
 
 
 @dataclass(slots=True)
-class GpuMemory:
+class GpuPeers:
     """Blocks that the GPUs of one host map. Each group has a stream, as its collectives come one after the other."""
 
     device: torch.device
@@ -68,7 +68,7 @@ class GpuMemory:
         with torch.cuda.use_mem_pool(self.pool):
             return torch.empty(max(1, size), dtype=torch.uint8, device=self.device)[:size]
 
-    def open(self, block: torch.Tensor, ranks: Ranks, group: Any, number: int) -> Exchange:
+    def open(self, block: torch.Tensor, ranks: Ranks, group: Any, number: int) -> PeerBlocks:
         """Ranks meet by numbers that streams write into each other's memory."""
         import torch.distributed._symmetric_memory as symmetric
 
@@ -76,7 +76,7 @@ class GpuMemory:
         blocks = [handle.get_buffer(i, (block.numel(),), torch.uint8) for i in range(len(ranks))]
         self.streams.setdefault(ranks, torch.cuda.Stream(self.device, priority=-1))
 
-        def beside(work: Callable[[], None]) -> StreamEvent:
+        def start_work(work: Callable[[], None]) -> StreamEvent:
             stream = self.streams[ranks]  # so what does work keeps this memory
             stream.wait_stream(torch.cuda.current_stream())
             event = torch.cuda.Event()
@@ -86,7 +86,7 @@ class GpuMemory:
             return StreamEvent(event)
 
         signals = StreamSignals(handle.signal_pad_ptrs, handle.rank, number)
-        return Exchange(blocks, handle.rank, signals.meet, Lanes(self.device), beside)
+        return PeerBlocks(blocks, handle.rank, signals.meet, ParallelCopies(self.device), start_work)
 
     def settle(self) -> None:
         """Nothing was kept for it."""

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from penteract.engine.comm.comm import Exchange, Waitable
+from penteract.engine.comm.comm import PeerBlocks, Waitable
 from penteract.parallel.direct import KINDS
 
+Key = tuple[str, int, int, int]  # kind, addresses of both tensors, bytes of the first
 Pair = tuple[torch.Tensor, torch.Tensor]  # where to, where from
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class BoundCollective:
     """A collective of given tensors. `own`: the copy of this rank's own share, if it has one; `work`: all else."""
 
     own: Pair | None
@@ -30,9 +31,11 @@ class DirectGroup:
     """The collectives of one group. `number`: how many it has started. Registers lie at the same places in every step,
     so views of them are made once: `made` has them by kind, places and size."""
 
-    peers: Exchange
+    peers: PeerBlocks
     number: int = 0
-    made: dict[tuple[str, int, int, int], Transfer] = field(default_factory=dict[tuple[str, int, int, int], Transfer])
+    made: dict[tuple[str, int, int, int], BoundCollective] = field(
+        default_factory=dict[tuple[str, int, int, int], BoundCollective]
+    )
 
     def takes(self, kind: str, x: torch.Tensor) -> bool:
         """Whether it does a collective of this kind from x. All ranks of the group get the same answer: their registers
@@ -51,19 +54,19 @@ class DirectGroup:
         key = (kind, x.data_ptr(), y.data_ptr(), x.nbytes)
         if (transfer := self.made.get(key)) is None:
             transfer = self.made[key] = self._transfer(kind, x.view(-1), y.view(-1))
-        started = self.peers.beside(transfer.work)
+        started = self.peers.start_work(transfer.work)
         if transfer.own is not None and not only_others:
             transfer.own[0].copy_(transfer.own[1])
         return started
 
-    def _transfer(self, kind: str, x: torch.Tensor, y: torch.Tensor) -> Transfer:
+    def _transfer(self, kind: str, x: torch.Tensor, y: torch.Tensor) -> BoundCollective:
         n, me = len(self.peers.blocks), self.peers.me
         if kind == "reduce_scatter":
             own, *others = [self._of(i, x).chunk(n)[me] for i in (me, *self._others)]
-            return Transfer(None, self._met(lambda: _put_sum(y, own, others)))
+            return BoundCollective(None, self._met(lambda: _put_sum(y, own, others)))
         parts, whole = y.chunk(n), kind == "all_gather"
         pairs = [(parts[i], self._of(i, x) if whole else self._of(i, x).chunk(n)[me]) for i in self._others]
-        return Transfer((parts[me], x if whole else x.chunk(n)[me]), self._met(lambda: self.peers.copy(pairs)))
+        return BoundCollective((parts[me], x if whole else x.chunk(n)[me]), self._met(lambda: self.peers.copy(pairs)))
 
     def _met(self, read: Callable[[], None]) -> Callable[[], None]:
         """Reading, with what is before and after it."""
