@@ -35,8 +35,8 @@ def mark_parts(tape: Tape, mesh: Mesh) -> None:
                 parts_back=_exchange_and_sum(op.program.backward, mesh),
             )
         elif op.site.op_name in BY_ROWS and "fp8" not in op.site.attrs:
-            beside = (made.get(op.ins[0]), read.get(op.outs[0]))
-            if any(other is not None and other.name in ("tp_all_gather", "tp_reduce_scatter") for other in beside):
+            neighbours = (made.get(op.ins[0]), read.get(op.outs[0]))
+            if any(other is not None and other.name in ("tp_all_gather", "tp_reduce_scatter") for other in neighbours):
                 tape.ops[i] = replace(op, parts=_parts(op.site, mesh))
             if op.joint_back is not None:
                 tape.ops[i] = replace(tape.ops[i], parts_back=_parts(op.joint_back, mesh))
@@ -94,15 +94,15 @@ def in_parts(calls: Iterable[Call], parts: Mapping[Site, Parts], new: Callable[[
     given, found, exchanged = list(calls), list[Call](), dict[int, int]()
     while given:
         call, (second, third) = given[0], (*given[1:3], None, None)[:2]
-        made, taken = [call], 1
+        made, count = [call], 1
         if reader := _reader_of_gathered(given, parts):
-            made, taken = _after_gather(given[: reader + 1], parts[given[reader].site]), reader + 1
+            made, count = _after_gather(given[: reader + 1], parts[given[reader].site]), reader + 1
         elif second is not None and third is not None and _is_summed_at_once(call, second, third, parts):
-            made, taken = _before_exchange(call, second, parts, exchanged, new), 2
+            made, count = _before_exchange(call, second, parts, exchanged, new), 2
         elif _is(call, "reduce_scatter") and call.site in parts:
             made = [_start(call, parts, exchanged, new)] if call.phase == "start" else _sum(call, parts, exchanged)
         found += made
-        del given[:taken]
+        del given[:count]
     return found
 
 
