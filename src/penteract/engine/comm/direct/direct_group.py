@@ -33,9 +33,7 @@ class DirectGroup:
 
     peers: PeerBlocks
     number: int = 0
-    made: dict[tuple[str, int, int, int], BoundCollective] = field(
-        default_factory=dict[tuple[str, int, int, int], BoundCollective]
-    )
+    made: dict[Key, BoundCollective] = field(default_factory=dict[Key, BoundCollective])
 
     def takes(self, kind: str, x: torch.Tensor) -> bool:
         """Whether it does a collective of this kind from x. All ranks of the group get the same answer: their registers
