@@ -29,7 +29,7 @@ from penteract.config.rules.expert_kernels import fastest_experts
 from penteract.config.rules.kernel_limits import FA4, QUACK, fastest_attention, fastest_fusions, installed_packages
 from penteract.config.run import Data, LearningRateSchedule, Optimizer, Precision, RunSpec, Training
 from penteract.engine.data.pack import Sample
-from penteract.engine.device.peers import reads_peers
+from penteract.engine.device.device import device_of
 from penteract.engine.rank.rank import join
 from penteract.engine.session.garbage import collect_after, collected_between_steps
 from penteract.engine.session.trainer import Outcome, Trainer
@@ -72,7 +72,7 @@ def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> Run
                                    capability=torch.cuda.get_device_capability()),
         "fuse": fastest_fusions(model, cut, parts.policy, installed_packages(QUACK),
                                 capability=torch.cuda.get_device_capability()),
-        "collectives": "overlapped" if cut.tp * cut.cp > 1 and reads_peers(torch.device("cuda")) else "library",
+        "collectives": "overlapped" if cut.tp * cut.cp > 1 and device_of(torch.device("cuda")).reads_peers else "library",
     }  # fmt: skip
     given = {**case.layout, **layout}
     changes = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}

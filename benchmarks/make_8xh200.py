@@ -5,7 +5,8 @@
         benchmarks/results/flash_attention.json \
         benchmarks/results/step_profile_2xh200.json benchmarks/results/walked_kernels_h200.json \
         benchmarks/results/planned_steps_4xh200.json benchmarks/results/bench_one_card_h200.json \
-        benchmarks/results/bench_two_cards_h200.json benchmarks/results/host_calls_h200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
+        benchmarks/results/bench_two_cards_h200.json benchmarks/results/host_calls_h200.json \
+        benchmarks/results/direct_links_4xh200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
 
 The files have:
 
@@ -18,7 +19,8 @@ The files have:
 7. pointwise kernels whose tensors differ in memory layout (`benchmarks/walked_kernels.py`);
 8. layouts one after the other in one process: what a further communicator takes (`benchmarks/planned_steps.py`);
 9. and 10. runs in processes of their own, on one GPU and on two: memory beside tensors (`penteract bench`);
-11. the host time of each kind of call on one GPU, bound and with the kernels that runs have (`benchmarks/host_calls.py`).
+11. the host time of each kind of call on one GPU, bound and with the kernels that runs have (`benchmarks/host_calls.py`);
+12. collectives in which ranks read each other's memory, on four GPUs (`benchmarks/direct_links.py`).
 
 Compute rates are those of the second file, of attention those of the third. The bursts are also written, for comparison.
 """
@@ -115,7 +117,7 @@ def walked(rows: list[list[float]]) -> Iterator[str]:
     yield f"[walked]\npoints = [{text}]"
 
 
-def wires(data: Mapping[str, Any]) -> Iterator[str]:
+def wires(data: Mapping[str, Any], direct: list[Mapping[str, Any]]) -> Iterator[str]:
     """The times of collectives and of messages between neighbours."""
     yield "\n# Collectives, called one by one: [bytes of the whole tensor, microseconds] by number of ranks. Below 4 MiB it is"
     yield "# the host's call that takes the time, not the wire."
@@ -125,6 +127,12 @@ def wires(data: Mapping[str, Any]) -> Iterator[str]:
             points = ((r, v) for r, v in data[kind].items() if r.startswith(f"g{ranks}_"))
             text = ", ".join(f"[{round(float(r.split('_')[1][:-3]) * MIB)}, {v['ms'] * 1e3:.2f}]" for r, v in points)
             yield f"{ranks} = [{text}]"
+    yield "\n# The same where ranks read each other's memory, on four GPUs."
+    for kind in dict.fromkeys(row["collective"] for row in direct):
+        yield f"\n[collectives.direct_{kind}]"
+        for ranks in (2, 4):
+            points = sorted((r["bytes"], r["us"]) for r in direct if (r["collective"], r["ranks"]) == (kind, ranks))
+            yield f"{ranks} = [{', '.join(f'[{size}, {us:.2f}]' for size, us in points)}]"
     yield "\n# Neighbours in pairs, all at once: [bytes, microseconds] one way, and with as much coming back.\n[p2p]"
     for key, way in (("one_way", "uni"), ("both_ways", "bidir")):
         points = ((r[len(way) + 1 : -1], v["ms"]) for r, v in data["p2p"].items() if re.fullmatch(rf"{way}_\d+B", r))
@@ -251,6 +259,7 @@ def toml(  # noqa: PLR0913 (a record each)
     one: Mapping[str, Any],
     two: Mapping[str, Any],
     calls: Mapping[str, Any],
+    direct: Mapping[str, Any],
     date: str,
 ) -> str:
     """The whole file."""
@@ -261,7 +270,7 @@ def toml(  # noqa: PLR0913 (a record each)
     lines = [HEADER, "[node]", 'gpu = "H200"', f"gpus = {data['world']}", f"gpus_per_node = {data['world']}"]
     lines += ["", "[provenance]", *(f"{key} = {json.dumps(value)}" for key, value in about.items())]
     parts = (hot_products(hot["products"]), attention(layers["in_layer"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"], update_rate(update["forms"])),
-             walked(kernels["walked: elements, µs, kernels"]), wires(data), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"], calls["rows"]), process(tried, one, two), bursts(data))  # fmt: skip
+             walked(kernels["walked: elements, µs, kernels"]), wires(data, direct["rows"]), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"], calls["rows"]), process(tried, one, two), bursts(data))  # fmt: skip
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 
 
@@ -278,6 +287,7 @@ def main() -> None:
     parser.add_argument("one", type=Path, help="JSON of a sweep on one GPU")
     parser.add_argument("two", type=Path, help="JSON of a sweep on two")
     parser.add_argument("calls", type=Path, help="JSON of benchmarks/host_calls.py")
+    parser.add_argument("direct", type=Path, help="JSON of benchmarks/direct_links.py")
     parser.add_argument("--date", required=True, help="date of the first file")
     args = parser.parse_args()
     paths = (
@@ -292,6 +302,7 @@ def main() -> None:
         args.one,
         args.two,
         args.calls,
+        args.direct,
     )
     read = (json.loads(path.read_text()) for path in paths)
     print(toml(*read, args.date), end="")

@@ -74,11 +74,17 @@ class Walked(Silent):
         elif call.phase == "start":
             self.flights[buffer, call.outs[0]] = self._started(buffer, call)
         else:
-            self.add("kernel", site.op_name, phase=call.phase, line=site.line)
+            for _ in range(2 if call.rows == "others" and self._is_between() else 1):
+                self.add("kernel", site.op_name, phase=call.phase, line=site.line)
             ins = [tuple(self._size(d, buffer) for d in s.shape) for s in site.ins]
             axis, n = declaration_of(site, self.p.layout).all_reduced_max(call.phase, ins, site.weights, site.attrs)
             if n:
                 self.at_once("all_reduce", self.p.mesh.group(axis, self.p.rank), n * FLOAT)
+
+    def _is_between(self) -> bool:
+        """Whether the rows of other tensor ranks are before and after those of this one."""
+        group = self.p.mesh.group("tp", self.p.rank)
+        return self.p.rank not in (group[0], group[-1])
 
     def _started(self, buffer: BufferKey, call: Call) -> int:
         site = call.site

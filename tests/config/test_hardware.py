@@ -28,6 +28,7 @@ WALKED = ROOT / "benchmarks/results/walked_kernels_h200.json"
 TRIED = ROOT / "benchmarks/results/planned_steps_4xh200.json"
 ONE, TWO = (ROOT / f"benchmarks/results/bench_{name}_h200.json" for name in ("one_card", "two_cards"))
 CALLS = ROOT / "benchmarks/results/host_calls_h200.json"
+DIRECT = ROOT / "benchmarks/results/direct_links_4xh200.json"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,10 @@ def test_a_cluster_needs_no_device_to_say_what_fits() -> None:
 def test_curves_belong_to_what_they_were_measured_on() -> None:
     for text in ("1xH200", "2xH200", "8xH200", "4x8xH200"):
         assert cluster(text).curves == reference()
-    for text in ("8xH100", "8xB200"):
+    for text in ("1xH100", "8xH100", "64x8xH100"):
+        found = cluster(text).curves
+        assert found is not None and found.gpu.name == "H100" and not found.collectives  # of links: the reference's
+    for text in ("8xH100-PCIe", "8xB200"):
         assert cluster(text).curves is None
 
 
@@ -135,7 +139,7 @@ def test_a_measured_file_of_ones_own(tmp_path: Path) -> None:
 def test_the_committed_curves_are_what_the_script_makes_of_the_measurements() -> None:
     read = (
         json.loads(path.read_text())
-        for path in (CEILINGS, SUSTAINED, LAYERS, UPDATE, STEPS, PROFILE, WALKED, TRIED, ONE, TWO, CALLS)
+        for path in (CEILINGS, SUSTAINED, LAYERS, UPDATE, STEPS, PROFILE, WALKED, TRIED, ONE, TWO, CALLS, DIRECT)
     )
     made = _script().toml(*read, "2026-11-20")
     assert made == (CATALOGUE / "8xh200.toml").read_text()

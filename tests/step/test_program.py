@@ -34,6 +34,7 @@ CASES = [
     (AHEAD, Layout(), "bf16"),
     (PLAIN, ALL, "bf16"), (PLAIN, ALL, "fp8_tensorwise"), (PLAIN, replace(ALL, loss="chunked", loss_chunk=8), "bf16"),
     (PLAIN, Layout(tp=2, loss="chunked", loss_chunk=8), "bf16"), (PLAIN, Layout(tp=2), "bf16"),
+    (PLAIN, Layout(tp=2, collectives="overlapped"), "bf16"),
     (PLAIN, Layout(cp=2), "bf16"), (PLAIN, Layout(cp=2, cp_method="ring"), "bf16"),
     (PLAIN, Layout(cp=4, cp_method="ulysses"), "bf16"), (LOSS, Layout(dp=2, ep=2, cp=2), "bf16"),
     (LOSS, Layout(experts="grouped"), "bf16"), (replace(PLAIN, qk_norm=True), ALL, "bf16"),
@@ -63,7 +64,9 @@ def test_names_are_those_that_a_tape_has() -> None:
     named = {op.name for op in ops}
     every = {*OPS, *(r.name for r in REDISTRIBUTIONS)}
     assert named - {*ONCE} == {name for name in every if allowed(name)}
-    assert (inside & OPS.keys()) - named - {*ONCE} == {*INSIDE}
+    both = (some for tape in tapes() for op in tape.ops if op.program for some in (op.parts, op.parts_back))
+    parts = {some.second.op_name for some in both if some is not None}
+    assert ((inside & OPS.keys()) | parts) - named - {*ONCE} == {*INSIDE}
     joint = {op.joint.op_name: op.name for op in ops if op.joint is not None}
     joint |= {op.joint_back.op_name: op.name for op in ops if op.joint_back is not None}
     assert {op.site.op_name: op.name for op in ops if op.stands_for} | joint == dict(STANDS_FOR)

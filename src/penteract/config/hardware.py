@@ -204,9 +204,14 @@ def _fabric(name: str, row: Mapping[str, Any]) -> Fabric:
 
 
 @cache
+def measured_curves(file: str) -> Curves:
+    """The curves of a measured node of the catalogue."""
+    return _curves(tables(file))
+
+
 def reference() -> Curves:
     """The curves of the reference node; devices without measured curves are scaled from them."""
-    return _curves(tables(REFERENCE))
+    return measured_curves(REFERENCE)
 
 
 _FORM = "[nodes x] devices x name [@ fabric]"
@@ -274,7 +279,7 @@ def _cluster(device: Gpu, nodes: int, each: int, between: str) -> Cluster:
         raise BadInput("CLUSTER", f"no such node of {device.name}", found=f"{nodes}x{each}",
                        allowed=f"1 to {inside.domain} behind {inside.name}",
                        fix=f"{max(1, nodes)}x{inside.domain}x{device.name}")  # fmt: skip
-    measured = reference()
+    measured = measured_curves(str(row.get("measured", REFERENCE)))
     name = f"{nodes}x{each}x{device.name}" if nodes > 1 else f"{each}x{device.name}"
     _count(str(nodes * each), name)
     return Cluster(

@@ -5,10 +5,12 @@ A `torch.device` names where tensors are; a `Device` has the operations that dif
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import permutations
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
@@ -60,6 +62,11 @@ class Device(Protocol):
     def comm(self, rank: int, journal: Journal | None = None, limit: float = 600.0) -> Comm:
         """The communicator of a rank on this type of device. It notes in `journal` what it does; torch ends a
         collective after `limit` seconds."""
+        ...
+
+    @property
+    def reads_peers(self) -> bool:
+        """Whether ranks of this host can read each other's memory."""
         ...
 
     @property
@@ -141,6 +148,10 @@ class Cpu:
         return Gloo(rank, ProcessGroups(timeout=timedelta(seconds=limit)), journal or Journal())
 
     @property
+    def reads_peers(self) -> bool:
+        return hasattr(os, "memfd_create")  # Linux
+
+    @property
     def peer_memory(self) -> PeerMemory:
         return HostPeers()
 
@@ -209,6 +220,12 @@ class Cuda:
             # Without a context of its own, a thread's first call would open one on the host's first GPU.
             journal.marks = Marks(_recorded, lambda: torch.cuda.set_device(self.at))
         return Nccl(rank, ProcessGroups("nccl", timedelta(seconds=limit)), journal or Journal())
+
+    @property
+    def reads_peers(self) -> bool:
+        """A process must see all GPUs that it reads, and have access to them."""
+        count = torch.cuda.device_count()
+        return count > 1 and all(torch.cuda.can_device_access_peer(i, j) for i, j in permutations(range(count), 2))
 
     @property
     def peer_memory(self) -> PeerMemory:

@@ -13,8 +13,8 @@ import torch
 
 from penteract.config.layout import Layout
 from penteract.config.rules.kernel_limits import FA4, HOPPER, QUACK, installed_version
+from penteract.engine.device.device import device_of
 from penteract.engine.device.lazy_compiler import lazy_compiler
-from penteract.engine.device.peers import reads_peers
 from penteract.engine.kernels.kernel import Bindable, TorchKernel, bound
 from penteract.errors import BadInput
 from penteract.ops.declarations import OPS, Implementation, implementation
@@ -80,7 +80,7 @@ class TargetHere:
     @property
     def reads_peers(self) -> bool:
         """Of this host."""
-        return reads_peers(self.device)
+        return device_of(self.device).reads_peers
 
     def installed(self, package: str) -> str:
         """In this Python."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from penteract.config.run import Limits
-from penteract.engine.device.peers import reads_peers
+from penteract.engine.device.device import device_of
 from penteract.engine.rank.failures import from_exception
 from penteract.engine.rank.rank import Rank, join
 from penteract.engine.rank.run_key import take_key
@@ -134,7 +134,7 @@ def measure_all(work: LinkWork, rank: Rank, each: int, stopping: Stopping) -> No
     rows = None if rank.number else MeasuredRows.of(work.rows, work.about)
     begun, hosts = time.monotonic(), Hosts(rank.world // each, each)
     here = LinkMeasurement.of(rank, hosts, rows, work.rounds)
-    direct = bool(json.loads(rank.broadcast(json.dumps(reads_peers(rank.device)))))
+    direct = bool(json.loads(rank.broadcast(json.dumps(device_of(rank.device).reads_peers))))
     if direct:
         here.operations.share(max(work.sizes))
     every = hosts.workloads(work.sizes, gpu=rank.device.type == "cuda", direct=direct)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from penteract.engine.device.cpu_affinity import usable_here
-from penteract.engine.device.peers import reads_peers
+from penteract.engine.device.device import device_of
 from penteract.engine.runtime.launch import launch
 from penteract.errors import BadInput, DiskFailure
 from penteract.measure.calibrate.links.link_workloads import ON_CPU, ON_GPU, Hosts
@@ -70,7 +70,7 @@ class LinkRows:
     def keys(self) -> list[Key]:
         """The keys of all rows; none of a single device."""
         every = (
-            self.hosts.workloads(self.sizes, gpu=self.device.type == "cuda", direct=reads_peers(self.device))
+            self.hosts.workloads(self.sizes, gpu=self.device.type == "cuda", direct=device_of(self.device).reads_peers)
             if self.ranks > 1
             else []
         )
