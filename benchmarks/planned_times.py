@@ -79,7 +79,7 @@ def planned() -> Iterator[Row]:
         for defaults in ("", ",loss=reference", ",elementwise=reference", ",loss=reference,elementwise=reference"):
             best = plan(record["model"], record["gpus"], sequence_length=record["sequence_length"],
                         batch=record["batch"], precision=WHOLE,
-                        layout=f"{row['layout']},attention={row['attention']}{defaults}").best  # fmt: skip
+                        layout=f"{row['layout']},attention={row['attention']},collectives=library{defaults}").best  # fmt: skip
             same = max(map(gib, best.estimate.by_pp_rank)) == max(row["predicted"]["allocated_gib"])
             if same:
                 break

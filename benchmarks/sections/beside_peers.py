@@ -89,7 +89,9 @@ fp32, and products of gradients accumulate as torchao's do by default. {more_mem
 
 def against_torchtitan_elsewhere() -> str:
     two, h100 = record("beside_torchtitan_two"), record("beside_torchtitan_h100")
-    off = [row["planned_over_measured"] for row in h100["rows"]]
+    card = record("calibrated_h100")["steps"].values()
+    off = [step["planned_ms"] / step["median_ms"] for step in card]
+    scaled = [step["planned_ms_by_h200"] / step["median_ms"] for step in card]
     return section(
         "Against torchtitan, on two H200s and on an H100",
         f"""\
@@ -97,11 +99,12 @@ As above, each side once a row. On two GPUs torchtitan uses FSDP2 for data paral
 (1F1B) it runs FSDP2 over one rank, without which it computes in fp32. Ours: ZeRO 1; sequence parallelism; an interleaved
 schedule of 16 stages, of which the last has a layer less. Memory is that of the fullest rank.
 
-Falls short: on two GPUs {more_memory(two)}. On the H100, for which fewer rates were measured, steps are planned
-{min(off):.2f} to {max(off):.2f} times as long as they take.""",
+Falls short: on two GPUs {more_memory(two)}. A second H100 was calibrated (`penteract calibrate`, four
+minutes) and then took the same four steps: by its rates they are planned {min(off):.2f} to {max(off):.2f} times as long as they take, by
+those of an H200, scaled, {min(scaled):.2f} to {max(scaled):.2f} times. Its steps are up to {max(r["median_ms"] / s["median_ms"] for r, s in zip(h100["rows"], card, strict=True)) - 1:.0%} shorter than those of the first.""",
         beside_table(two),
         beside_table(h100),
-        records=["beside_torchtitan_two.json", "beside_torchtitan_h100.json"],
+        records=["beside_torchtitan_two.json", "beside_torchtitan_h100.json", "calibrated_h100.json"],
     )
 
 
@@ -165,6 +168,15 @@ def collectives_beside_products() -> str:
         for pair in zip(*[iter([run for run in runs if run["case"] == "A2"])] * 2, strict=True)
         for run in pair if not run["more"]
     ]  # fmt: skip
+    reading = [
+        run for run in runs if "collectives" in run["layout"] and run["case"] == "C4" and run["commit"] == "9e65f436"
+    ]
+    library, direct, *over = (
+        run["median_ms"]
+        for kind in ("library", "direct", "overlapped")
+        for run in reading
+        if run["layout"]["collectives"] == kind
+    )
     return section(
         "What collectives take from the products beside them",
         f"""\
@@ -179,11 +191,18 @@ With ZeRO 1, two micro-batches of one sequence take {1 - two["median_ms"] / one[
 A reduction begins with the next backward pass of attention, whose many short blocks lose about what the collective takes. On
 two GPUs a step with reductions where they are due took {", ".join(f"{x:.1%}" for x in placed)} longer.
 
+Where ranks read each other's registers (`kernels.collectives`), copy engines move what tensor parallelism gathers. In one call
+a step took {library:.1f} ms with NCCL, {direct:.1f} so, and {" and ".join(f"{x:.1f}" for x in over)} with products in two parts beside the copies: {1 - sum(over) / 2 / library:.1%} less. By its trace,
+compute then waits for copies 8 ms of a step. Where a rank's own share was copied in the stream of the collectives, that copy, which
+needs multiprocessors, waited for the end of the product beside it, and the others behind it. Copies on several streams take longer
+between four GPUs, 923 µs instead of 606 for 256 MiB, as ranks then read one another at once. With tensor parallelism 4 the
+product of a rank's own rows is too short for three copies, which are waited for at once.
+
 Falls short: one run a row, and the same layout in another call was {beside / four[3]["tok_s_gpu"] - 1:.0%} faster, so differences under that may be noise. On
 one GPU, where nothing runs beside products, Qwen3 took {", ".join(f"{x:.1f}" for x in again)} ms with free tiles, {", ".join(f"{x:.1f}" for x in before)} without:
 each product then clears a counter, and a host that is busy with another run falls behind.""",
         table("case | buckets | free tiles | beside that | ms a step | from, to | tokens/s/GPU | planned, ms", rows),
-        records=["collectives_beside_products_h200.json"],
+        records=["collectives_beside_products_h200.json", "direct_links_4xh200.json"],
     )
 
 

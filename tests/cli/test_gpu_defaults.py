@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from penteract.cli.resolve import gpu_defaults
 from penteract.cli.resolve.gpu_defaults import ROOM, Card, card_here, settle_defaults
 from penteract.config.layout import EVERY_FUSION, FUSIONS
 from penteract.config.resolve.resolved_run import Resolved, resolve
 from penteract.config.resolve.write_run_file import to_toml
+from penteract.engine.doctor.machine import Gpus, GpuState
 from penteract.units import GIB
 
 H200 = Card(name="H200", free=140 * GIB, capability=(9, 0), packages=frozenset({"triton", "flash-attn-4"}))
@@ -27,6 +29,31 @@ def test_a_cpu_keeps_what_it_has() -> None:
     assert line == ""
     assert made == resolve(None, "llama-3.2-1b")
     assert card_here("cpu") is None
+
+
+def of_host(monkeypatch: pytest.MonkeyPatch, way: str, *, launched: bool = False) -> Card:
+    """The card of a host with two GPUs that reach each other so."""
+    one = GpuState(index=0, name="H200", memory=140 * GIB, free=139 * GIB, capability=(9, 0))
+    two = GpuState(index=1, name="H200", memory=140 * GIB, free=138 * GIB, capability=(9, 0))
+    found = Gpus(source="nvidia-smi", loaded=True, devices=(one, two), matrix=(("X", way), (way, "X")))
+    monkeypatch.setattr(gpu_defaults, "DRIVER", Path(__file__))
+    monkeypatch.setattr("penteract.engine.doctor.probe.gpus.gpus", lambda _: found)
+    card = card_here("auto", launched=launched)
+    assert card is not None
+    return card
+
+
+def test_collectives_are_beside_products_where_nvlink_joins_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    joined, apart = (of_host(monkeypatch, way) for way in ("NV18", "PCIe"))
+    assert (joined.free, joined.reads_peers, apart.reads_peers) == (138 * GIB, True, False)
+    for card, word, wanted in (
+        (joined, "parallel.tp=2", "overlapped"), (joined, "parallel.cp=2", "overlapped"),
+        (joined, "parallel.dp=2", "library"), (apart, "parallel.tp=2", "library"),
+    ):  # fmt: skip
+        assert settled(card, word)[0].run.layout.collectives == wanted
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert of_host(monkeypatch, "NV18").reads_peers and not of_host(monkeypatch, "NV18", launched=True).reads_peers
 
 
 def test_a_gpu_gets_the_fastest_kernels_and_the_largest_micro_batch_that_fits() -> None:

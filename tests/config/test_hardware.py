@@ -145,11 +145,22 @@ def test_the_committed_curves_are_what_the_script_makes_of_the_measurements() ->
     assert made == (CATALOGUE / "8xh200.toml").read_text()
 
 
+def test_an_h100_has_what_calibrate_wrote() -> None:
+    calibrated = json.loads((ROOT / "benchmarks/results/calibrated_h100.json").read_text())
+    made = (CATALOGUE / "1xh100.toml").read_text()
+    assert made == _script("make_1xh100").toml(calibrated, (CATALOGUE / "8xh200.toml").read_text())
+    assert tomllib.loads(made)["gemm"]["bf16"] == tomllib.loads(calibrated["file"])["gemm"]["bf16"]
+    assert all(abs(step["planned_ms"] / step["median_ms"] - 1) < 0.051 for step in calibrated["steps"].values())
+
+
 def test_the_curves_say_what_the_measurements_say() -> None:
     """Read straight from the JSON, with no line of the script."""
     data, tree = json.loads(CEILINGS.read_text()), tomllib.loads((CATALOGUE / "8xh200.toml").read_text())
+    direct = json.loads(DIRECT.read_text())["rows"]
+    for row in direct:
+        assert [row["bytes"], row["us"]] in tree["collectives"][f"direct_{row['collective']}"][str(row["ranks"])]
     for kind, by_ranks in tree["collectives"].items():
-        for ranks, points in by_ranks.items():
+        for ranks, points in by_ranks.items() if not kind.startswith("direct_") else ():
             assert points[-1] == [2**30, pytest.approx(data[kind][f"g{ranks}_1024MiB"]["ms"] * 1e3, abs=0.01)]
     shapes = {"fwd": [8192, 1024, 4096], "dgrad": [8192, 4096, 1024], "wgrad": [1024, 4096, 8192]}
     for phase, shape in shapes.items():
@@ -168,8 +179,8 @@ def test_an_update_has_the_rate_of_the_form_that_runs() -> None:
     assert asdict(adamw.FORM) == _script().FORM
 
 
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_8xh200", ROOT / "benchmarks/make_8xh200.py")
+def _script(name: str = "make_8xh200") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

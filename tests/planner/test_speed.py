@@ -37,18 +37,18 @@ def counts() -> dict[str, int]:
 
 
 def test_a_plan_stays_within_its_calls() -> None:
-    """23 000 are enumerated, of which some 140 are priced, with 1.8 million calls: with kernels that pass over memory
+    """23 000 are enumerated, of which some 230 are priced, with 2.2 million calls: with kernels that pass over memory
     once, recomputing norms and activations is so cheap that many layouts come close to the best, and the best
-    recomputes some."""
+    recomputes some. With collectives beside products, so do those of tensor parallelism."""
     assert counts()["enumerated"] > 23_000
-    assert counts()["calls"] < 1_900_000
+    assert counts()["calls"] < 2_300_000
 
 
 def test_what_layouts_share_is_recorded_and_lowered_once() -> None:
     assert counts()["tapes"] < 40
     assert counts()["sized"] < 100
-    assert counts()["layer_programs"] < 140
-    assert counts()["lowered"] < 42
+    assert counts()["layer_programs"] < 160
+    assert counts()["lowered"] < 48
 
 
 def test_a_plan_needs_no_torch() -> None:

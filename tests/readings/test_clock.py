@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from draws import draws
 from layouts import Case
 from observed_calls import Seen, observation
+from penteract.config.files.hardware_schema import DIRECT
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
@@ -42,10 +43,12 @@ Event = tuple[Any, ...]
 
 
 def steps_of(case: Case, *, skip_repeats: bool = True) -> StepClock:
+    """With the library's times of all collectives: the run that is observed has its communicator."""
     composer = Composer(case.model, case.sequence_length, policy(case.precision), case.optimizer_kinds)
-    return StepClock(
-        composer, NODE, Rates.of(NODE, "bf16", fp8=composer.policy.fp8 is not None), skip_repeats=skip_repeats
-    )
+    rates = Rates.of(NODE, "bf16", fp8=composer.policy.fp8 is not None)
+    measured = {key: curve for key, curve in rates.interconnect.measured.items() if key[0] not in DIRECT}
+    rates = replace(rates, interconnect=replace(rates.interconnect, measured=measured, costs={}))
+    return StepClock(composer, NODE, rates, skip_repeats=skip_repeats)
 
 
 class Told:

@@ -56,8 +56,8 @@ def card_here(device: str, *, launched: bool = False) -> Card | None:
     """
     if device == "cpu" or not DRIVER.exists() or find_spec("torch") is None:
         return None
-    found = import_module("penteract.engine.doctor.probe.gpus").gpus(None).devices
-    usable = [gpu for gpu in found if gpu.free and gpu.capability]
+    found = import_module("penteract.engine.doctor.probe.gpus").gpus(None)
+    usable = [gpu for gpu in found.devices if gpu.free and gpu.capability]
     if not usable:
         return None
     least = min(usable, key=lambda gpu: gpu.memory if launched else gpu.free)

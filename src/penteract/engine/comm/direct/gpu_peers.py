@@ -11,9 +11,6 @@ import torch
 from penteract.engine.comm.comm import PeerBlocks, Ranks
 from penteract.engine.comm.direct.stream_signals import StreamSignals
 
-STREAMS = 2
-LEAST = 2**23  # bytes: below, a second stream costs the host more than it brings
-
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
@@ -24,32 +21,6 @@ class StreamEvent:
     def wait(self) -> None:
         """The current stream waits for it."""
         torch.cuda.current_stream().wait_event(self.event)
-
-
-class ParallelCopies:
-    """Streams that copy at once: one copy engine does not fill a GPU's links."""
-
-    def __init__(self, device: torch.device) -> None:
-        """`STREAMS` streams."""
-        self.streams = [torch.cuda.Stream(device, priority=-1) for _ in range(STREAMS)]
-
-    def __call__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copy each, in chunks of about equal size; the current stream waits for them."""
-        if sum(here.nbytes for _, here in pairs) < LEAST:
-            for there, here in pairs:
-                there.copy_(here, non_blocking=True)
-            return
-        each = -(-len(self.streams) // len(pairs))
-        chunks = [chunk for there, here in pairs for chunk in zip(there.chunk(each), here.chunk(each), strict=True)]
-        current = torch.cuda.current_stream()
-        for i, (there, here) in enumerate(chunks):
-            stream = self.streams[i % len(self.streams)]
-            if i < len(self.streams):
-                stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                there.copy_(here, non_blocking=True)
-        for stream in self.streams[: len(chunks)]:
-            current.wait_stream(stream)
 
 
 @dataclass(slots=True)
@@ -86,7 +57,13 @@ class GpuPeers:
             return StreamEvent(event)
 
         signals = StreamSignals(handle.signal_pad_ptrs, handle.rank, number)
-        return PeerBlocks(blocks, handle.rank, signals.meet, ParallelCopies(self.device), start_work)
+        return PeerBlocks(blocks, handle.rank, signals.meet, _copy, start_work)
 
     def settle(self) -> None:
         """Nothing was kept for it."""
+
+
+def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """One after the other: on several streams they take longer, as ranks then read one another at once."""
+    for there, here in pairs:
+        there.copy_(here, non_blocking=True)
