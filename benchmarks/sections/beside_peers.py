@@ -177,6 +177,8 @@ def collectives_beside_products() -> str:
         for run in reading
         if run["layout"]["collectives"] == kind
     )
+    seen = next(run["of_two_steps_in_a_trace"] for run in reading if "of_two_steps_in_a_trace" in run)
+    streams = found["streams_of_copies"]["us_by_ranks_and_streams"]["4"]
     return section(
         "What collectives take from the products beside them",
         f"""\
@@ -192,10 +194,10 @@ A reduction begins with the next backward pass of attention, whose many short bl
 two GPUs a step with reductions where they are due took {", ".join(f"{x:.1%}" for x in placed)} longer.
 
 Where ranks read each other's registers (`kernels.collectives`), copy engines move what tensor parallelism gathers. In one call
-a step took {library:.1f} ms with NCCL, {direct:.1f} so, and {" and ".join(f"{x:.1f}" for x in over)} with products in two parts beside the copies: {1 - sum(over) / 2 / library:.1%} less. By its trace,
-compute then waits for copies 8 ms of a step. Where a rank's own share was copied in the stream of the collectives, that copy, which
+a step took {library:.1f} ms with NCCL, {direct:.1f} so, and {" and ".join(f"{x:.1f}" for x in over)} with products in two parts beside the copies: {1 - sum(over) / 2 / library:.1%} less. By its trace
+of two steps, copies run {seen["copies_ms_a_step"]:.0f} ms of a step, and compute waits for them {seen["of_which_copies_run_ms"]:.0f} ms. Where a rank's own share was copied in the stream of the collectives, that copy, which
 needs multiprocessors, waited for the end of the product beside it, and the others behind it. Copies on several streams take longer
-between four GPUs, 923 µs instead of 606 for 256 MiB, as ranks then read one another at once. With tensor parallelism 4 the
+between four GPUs, {streams["2"]} µs on two and {streams["1"]} on one for 256 MiB, as ranks then read one another at once. With tensor parallelism 4 the
 product of a rank's own rows is too short for three copies, which are waited for at once.
 
 Falls short: one run a row, and the same layout in another call was {beside / four[3]["tok_s_gpu"] - 1:.0%} faster, so differences under that may be noise. On
