@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from penteract.engine.comm.comm import PeerBlocks, Ranks
 from penteract.engine.comm.direct.stream_signals import StreamSignals
@@ -60,7 +61,9 @@ class GpuPeers:
         return PeerBlocks(blocks, handle.rank, signals.meet, _copy, start_work)
 
     def settle(self) -> None:
-        """Nothing was kept for it."""
+        """No rank meets others before all have cleared their numbers."""
+        torch.cuda.synchronize()
+        dist.all_reduce(torch.zeros(1))  # on the host
 
 
 def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -6,7 +6,6 @@ a GPU.
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -17,27 +16,27 @@ from penteract.errors import Bug
 
 SLOTS = 64  # numbers of a group in a GPU's pad, 4 bytes each
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ; numbers may overflow
-_met: Counter[int] = Counter()  # by the address of a group's numbers on this GPU: they outlive what made them
 
 
 class StreamSignals:
-    """`pads`: the addresses of the pads of a group's ranks, `me` among them; all zero at first. `number`: of the group
-    among those that use the pads."""
+    """`pads`: the addresses of the pads of a group's ranks, `me` among them. `number`: of the group among those that
+    use the pads. Whoever makes it lets all ranks meet on the host before the first meeting here."""
 
     def __init__(self, pads: Sequence[int], me: int, number: int) -> None:
-        """Nobody has met."""
-        self.me, self.others = me, [i for i in range(len(pads)) if i != me]
+        """Nobody has met: what an earlier user of the pad left in it is cleared."""
+        self.me, self.others, self.count = me, [i for i in range(len(pads)) if i != me], 0
         self.at = [pad + 4 * SLOTS * number for pad in pads]
+        for i in self.others:
+            _call("cuStreamWriteValue32_v2", torch.cuda.current_stream().cuda_stream, self.at[me] + 4 * i, 0)
 
     def meet(self) -> None:
         """What follows in the current stream waits for the others' streams."""
         stream, own = torch.cuda.current_stream().cuda_stream, self.at[self.me]
-        _met[own] += 1
-        count = _met[own] % 2**32
+        self.count = (self.count + 1) % 2**32
         for i in self.others:
-            _call("cuStreamWriteValue32_v2", stream, self.at[i] + 4 * self.me, count)
+            _call("cuStreamWriteValue32_v2", stream, self.at[i] + 4 * self.me, self.count)
         for i in self.others:
-            _call("cuStreamWaitValue32_v2", stream, own + 4 * i, count)
+            _call("cuStreamWaitValue32_v2", stream, own + 4 * i, self.count)
 
 
 @cache
