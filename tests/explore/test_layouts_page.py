@@ -113,27 +113,3 @@ def test_names_roles_and_contrast(browser: Any, here: Served, axe: str) -> None:
         assert page.serious(axe) == []
         page.page.click(".theme >> text=dark")
         assert page.serious(axe, rules="['color-contrast']") == []
-
-
-@pytest.mark.alone
-def test_many_points_are_drawn_within_a_frames_time(shared: Opened) -> None:
-    """A hundred thousand of every kind: at most 150 ms; of five frames the least, as other work shares this machine."""
-    show(shared)
-    took = shared.page.evaluate(
-        """async () => {
-          const { draw, geometry } = await import('/assets/js/points_drawing.js');
-          const { CanvasPen } = await import('/assets/js/pens.js');
-          const points = Array.from({ length: 100_000 }, (_, i) => ({
-            x: (i * 7919) % 1000, y: (i * 104729) % 997, kind: ['bad', 'faint', 'strong'][i % 3], front: false }));
-          const axes = { across: { most: 1000, ticks: [], label: 'x' }, up: { most: 1000, ticks: [], label: 'y' } };
-          const colours = { strong: '#123', faint: '#345', bad: '#567' };
-          const pen = new CanvasPen(document.createElement('canvas'), 1600, 400, colours);
-          const frame = () => {
-            const begun = performance.now();
-            draw(pen, points, axes, geometry(1600));
-            return performance.now() - begun;
-          };
-          return Math.min(...Array.from({ length: 5 }, frame));
-        }"""
-    )
-    assert took < 150, took

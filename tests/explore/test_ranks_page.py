@@ -248,19 +248,6 @@ def test_a_page_that_opens_on_one_rank_draws_the_traffic_of_eight(browser: Any, 
         assert page.said == []
 
 
-@pytest.mark.alone
-def test_four_thousand_ranks_are_drawn_within_a_frames_time(browser: Any, here: Served) -> None:
-    with opened(browser, here, viewport={"width": 1600, "height": 1000}) as page:
-        show(page, LARGE, rank=1000)
-        took = lambda: page.page.evaluate("performance.getEntriesByName('mesh').at(-1).duration")  # noqa: E731
-        page.page.focus(MESH)
-        page.page.keyboard.press("ArrowRight")
-        page.page.wait_for_timeout(200)
-        assert took() < 150 and page.page.query_selector(MESH).bounding_box()["height"] < 600
-        assert page.text("#mesh .reading") == "rank 1001 · node 125, GPU 1 · pp 1, dp 61, tp 1"
-        assert page.said == []
-
-
 @pytest.mark.parametrize(("width", "theme"), WIDTHS_AND_THEMES)
 def test_every_width_and_theme(browser: Any, here: Served, width: int, theme: str) -> None:
     with opened(browser, here, viewport={"width": width, "height": 900}, color_scheme=theme) as page:

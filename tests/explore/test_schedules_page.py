@@ -263,21 +263,6 @@ def test_an_impossible_layout_says_why_here_too(shared: Opened) -> None:
     shared.rested()
 
 
-@pytest.mark.alone
-def test_many_lanes_are_drawn_within_a_frames_time(browser: Any, here: Served) -> None:
-    """64 lanes: at most 150 ms each time that they are drawn, whole and zoomed."""
-    with opened(browser, here, viewport={"width": 1600, "height": 1000}) as page:
-        page.go(MANY, None, "schedules")
-        page.page.wait_for_selector(CANVAS, timeout=120_000)
-        took = "performance.getEntriesByName('lanes').at(-1).duration"
-        assert page.page.evaluate(took) < 150
-        page.page.click('[aria-label="Zoom in"]')
-        page.page.wait_for_timeout(300)
-        assert page.page.evaluate(took) < 150
-        assert page.page.query_selector(CANVAS).bounding_box()["height"] < 2000
-        assert page.said == []
-
-
 @pytest.mark.parametrize(("width", "theme"), WIDTHS_AND_THEMES)
 def test_every_width_and_theme(browser: Any, here: Served, width: int, theme: str) -> None:
     with opened(browser, here, viewport={"width": width, "height": 900}, color_scheme=theme) as page:

@@ -1,4 +1,4 @@
-"""The server by a plain client: who may ask, what comes with every response, and that no answer waits for a search."""
+"""The server by a plain client: who may ask, and what comes with every response."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from typing import Any
 
@@ -18,7 +17,6 @@ from penteract.cli import main
 from penteract.explore.server.guard import HEADERS
 from penteract.explore.server.routes import ASSETS
 
-LARGE = question("llama-3.1-405b", "dp=4,tp=8,pp=16,vpp=2,schedule=interleaved,mbs=1,zero=1", global_batch_size=2048)
 TINY = question("tiny", "dp=2,mbs=1,zero=1", sequence_length=256, global_batch_size=16)
 
 
@@ -99,44 +97,6 @@ def test_a_question_has_an_end(here: Served) -> None:
     big = json.dumps({"version": 1, "kind": "memory", "question": "x" * 2**20})
     assert here.send("POST", "/api/ask", big, {"Origin": here.origin, "Cookie": here.cookie}).status == 413
     assert here.ask("memory", question=TINY)[0]["figures"]
-
-
-def begin(here: Served, request: dict[str, Any]) -> socket.socket:
-    """Ask, and do not wait."""
-    body = json.dumps({"version": 1, **request})
-    head = {"Host": f"127.0.0.1:{here.port}", "Origin": here.origin, "Cookie": here.cookie, "Content-Length": len(body)}
-    lines = ("POST /api/ask HTTP/1.1", *(f"{name}: {value}" for name, value in head.items()), "", body)
-    connection = socket.create_connection(("127.0.0.1", here.port))
-    connection.sendall("\r\n".join(lines).encode())
-    return connection
-
-
-@pytest.mark.alone
-def test_a_price_does_not_wait_for_a_search(here: Served) -> None:
-    here.ask("memory", question=TINY)
-    with begin(here, {"kind": "step", "question": LARGE}) as search:  # seconds
-        time.sleep(0.3)
-        began = time.perf_counter()
-        assert here.ask("memory", question=TINY)[0]["figures"]
-        took = time.perf_counter() - began
-        search.settimeout(0.0)
-        with pytest.raises(BlockingIOError):  # not even its headers' body: it is still at work
-            while search.recv(10_000):
-                pass
-    assert took < 1.0
-
-
-@pytest.mark.alone
-def test_a_search_stops_when_its_page_has_gone(here: Served) -> None:
-    here.ask("step", question=TINY)
-    began = time.perf_counter()
-    here.ask("step", question=TINY)
-    usual = time.perf_counter() - began
-    begin(here, {"kind": "step", "question": LARGE}).close()
-    time.sleep(0.3)
-    began = time.perf_counter()
-    assert here.ask("step", question=TINY)[0]["kind"] == "step"
-    assert time.perf_counter() - began < usual + 0.7
 
 
 def test_the_command_says_what_is_wrong_in_a_line() -> None:

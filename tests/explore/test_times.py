@@ -1,0 +1,154 @@
+"""What must be quick in the explorer: a figure is drawn within a frame's time, and no price waits for a search.
+
+All of it is in one file: what measures time runs alone, and one server and one browser do for all."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from explore import test_bench_page, test_layouts_page, test_profile_page, test_ranks_page, test_schedules_page
+from explore.drawn_profiles import drawn
+from explore.drawn_questions import question
+from explore.drawn_sweep import drawn_folder
+from explore.opened import opened
+from explore.served import Served, served
+
+pytestmark = pytest.mark.alone
+
+FRAME = 150  # ms that a figure may take
+WIDE = {"width": 1600, "height": 1000}
+LARGE = question("llama-3.1-405b", "dp=4,tp=8,pp=16,vpp=2,schedule=interleaved,mbs=1,zero=1", global_batch_size=2048)
+TINY = question("tiny", "dp=2,mbs=1,zero=1", sequence_length=256, global_batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
+    """Without a browser too, for those that need none."""
+    folder = drawn_folder(tmp_path_factory.mktemp("given") / "sweeps")
+    with served("--sweeps", str(folder)) as running:
+        running.open()
+        yield running
+
+
+# ---- a frame's time --------------------------------------------------------------------------------------------------
+
+
+def test_many_lanes_are_drawn_within_a_frames_time(browser: Any, here: Served) -> None:
+    """64 lanes, whole and zoomed."""
+    with opened(browser, here, viewport=WIDE) as page:
+        page.go(test_schedules_page.MANY, None, "schedules")
+        page.page.wait_for_selector(test_schedules_page.CANVAS, timeout=120_000)
+        took = "performance.getEntriesByName('lanes').at(-1).duration"
+        assert page.page.evaluate(took) < FRAME
+        page.page.click('[aria-label="Zoom in"]')
+        page.page.wait_for_timeout(300)
+        assert page.page.evaluate(took) < FRAME
+        assert page.page.query_selector(test_schedules_page.CANVAS).bounding_box()["height"] < 2000
+        assert page.said == []
+
+
+def test_four_thousand_ranks_are_drawn_within_a_frames_time(browser: Any, here: Served) -> None:
+    with opened(browser, here, viewport=WIDE) as page:
+        test_ranks_page.show(page, test_ranks_page.LARGE, rank=1000)
+        took = lambda: page.page.evaluate("performance.getEntriesByName('mesh').at(-1).duration")  # noqa: E731
+        page.page.focus(test_ranks_page.MESH)
+        page.page.keyboard.press("ArrowRight")
+        page.page.wait_for_timeout(200)
+        assert took() < FRAME and page.page.query_selector(test_ranks_page.MESH).bounding_box()["height"] < 600
+        assert page.text("#mesh .reading") == "rank 1001 · node 125, GPU 1 · pp 1, dp 61, tp 1"
+        assert page.said == []
+
+
+def test_many_points_are_drawn_within_a_frames_time(browser: Any, here: Served) -> None:
+    """A hundred thousand of every kind; of five frames the least, as other work shares this machine."""
+    with opened(browser, here) as page:
+        test_layouts_page.show(page)
+        took = page.page.evaluate(
+            """async () => {
+              const { draw, geometry } = await import('/assets/js/points_drawing.js');
+              const { CanvasPen } = await import('/assets/js/pens.js');
+              const points = Array.from({ length: 100_000 }, (_, i) => ({
+                x: (i * 7919) % 1000, y: (i * 104729) % 997, kind: ['bad', 'faint', 'strong'][i % 3], front: false }));
+              const axes = { across: { most: 1000, ticks: [], label: 'x' }, up: { most: 1000, ticks: [], label: 'y' } };
+              const colours = { strong: '#123', faint: '#345', bad: '#567' };
+              const pen = new CanvasPen(document.createElement('canvas'), 1600, 400, colours);
+              const frame = () => {
+                const begun = performance.now();
+                draw(pen, points, axes, geometry(1600));
+                return performance.now() - begun;
+              };
+              return Math.min(...Array.from({ length: 5 }, frame));
+            }"""
+        )
+        assert took < FRAME, took
+        assert page.said == []
+
+
+def test_a_sweeps_points_are_drawn_within_a_frames_time(browser: Any, here: Served) -> None:
+    with opened(browser, here) as page:
+        test_bench_page.show(page)
+        page.until("performance.getEntriesByName('points').length > 0")
+        assert page.page.evaluate("performance.getEntriesByName('points').at(-1).duration") < FRAME
+        assert page.said == []
+
+
+def test_the_calls_of_a_large_profile_are_drawn_within_a_frames_time(browser: Any, here: Served) -> None:
+    """Each time, while they are zoomed and moved."""
+    large = json.dumps(drawn(2))
+    assert len(large) > 2**22
+    with opened(browser, here) as page:
+        page.go(question())
+        page.page.evaluate(test_profile_page.DROP, [["large.json"], large])
+        page.page.wait_for_selector(test_profile_page.CANVAS, timeout=30_000)
+        page.page.focus(test_profile_page.CANVAS)
+        for _ in range(12):
+            page.page.keyboard.press("+")
+            page.page.keyboard.press("ArrowRight")
+        took = page.page.evaluate("performance.getEntriesByName('lanes').map((one) => one.duration)")
+        assert max(took) < FRAME
+        assert page.said == []
+
+
+# ---- prices and searches ---------------------------------------------------------------------------------------------
+
+
+def begin(here: Served, request: dict[str, Any]) -> socket.socket:
+    """Ask, and do not wait."""
+    body = json.dumps({"version": 1, **request})
+    head = {"Host": f"127.0.0.1:{here.port}", "Origin": here.origin, "Cookie": here.cookie, "Content-Length": len(body)}
+    lines = ("POST /api/ask HTTP/1.1", *(f"{name}: {value}" for name, value in head.items()), "", body)
+    connection = socket.create_connection(("127.0.0.1", here.port))
+    connection.sendall("\r\n".join(lines).encode())
+    return connection
+
+
+def test_a_price_does_not_wait_for_a_search(here: Served) -> None:
+    here.ask("memory", question=TINY)
+    with begin(here, {"kind": "step", "question": LARGE}) as search:  # seconds
+        time.sleep(0.3)
+        began = time.perf_counter()
+        assert here.ask("memory", question=TINY)[0]["figures"]
+        took = time.perf_counter() - began
+        search.settimeout(0.0)
+        with pytest.raises(BlockingIOError):  # not even its headers' body: it is still at work
+            while search.recv(10_000):
+                pass
+    assert took < 1.0
+
+
+def test_a_search_stops_when_its_page_has_gone(here: Served) -> None:
+    here.ask("step", question=TINY)
+    began = time.perf_counter()
+    here.ask("step", question=TINY)
+    usual = time.perf_counter() - began
+    begin(here, {"kind": "step", "question": LARGE}).close()
+    time.sleep(0.3)
+    began = time.perf_counter()
+    assert here.ask("step", question=TINY)[0]["kind"] == "step"
+    assert time.perf_counter() - began < usual + 0.7
