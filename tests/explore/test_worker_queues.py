@@ -1,4 +1,4 @@
-"""Worker processes: one that ends is replaced, and one that does not stop is ended."""
+"""Worker processes: one that ends is replaced, one that does not stop is ended, and whole answers are remembered."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import aclosing
 from typing import Any
 
 from explore.drawn_questions import question
+from penteract.explore.server.remembered import RememberedAnswers
 from penteract.explore.server.worker_queues import WorkerQueues
 
 TINY = question("tiny", "dp=2,mbs=1,zero=1", sequence_length=256, global_batch_size=16)
@@ -61,9 +62,23 @@ def test_an_answer_that_nobody_reads_is_stopped_and_its_worker_goes_on() -> None
             async for _ in rows:
                 break  # the page has gone after the first row
         assert queues.searches.worker is worker and worker and not worker.dead
-        assert (await kinds(queues, "fits"))[-1] == "fits_end"
+        whole = [row async for row in queues.rows(request("fits"))]  # what was stopped is not remembered
+        assert json.loads(whole[-1])["kind"] == "fits_end"
+        assert [row async for row in queues.rows(request("fits"))] == whole
 
     run(use)
+
+
+def test_a_worker_remembers_the_newest_answers() -> None:
+    remembered = RememberedAnswers(most=30)
+    for request in (b"one", b"two"):
+        remembered.keep(request, [b"abcd", b"efgh"])
+    assert remembered.find(b"one") == (b"abcd", b"efgh")
+    remembered.keep(b"more", [b"x" * 15])
+    assert remembered.find(b"two") is None  # `one` was used after it
+    assert remembered.find(b"one") and remembered.find(b"more") == (b"x" * 15,) and remembered.bytes == 30
+    remembered.keep(b"large", [b"x" * 30])
+    assert remembered.find(b"large") is None and remembered.bytes == 0
 
 
 def test_a_worker_that_does_not_stop_is_replaced() -> None:

@@ -1,5 +1,5 @@
 """A worker process: reads requests from stdin, a line of JSON each, and writes the lines of their answers to stdout.
-SIGUSR1 stops an answer.
+SIGUSR1 stops an answer. What was asked and answered before is answered again without computing it.
 
 Run as `python -m penteract.explore.server.answering_process`. It ends when its input does.
 """
@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
+
+from penteract.explore.server.remembered import RememberedAnswers
 
 END = b'{"kind": "end"}\n'  # after the last line of an answer
 _MODULES = (
@@ -86,9 +88,18 @@ def main() -> None:
         out.write(row)
         out.flush()
 
+    remembered = RememberedAnswers()
     for line in sys.stdin.buffer:
-        for row in answering.rows(line, write):
+        lines = remembered.find(line)
+        for row in lines or ():
             write(row)
+        if lines is None:
+            given = list[bytes]()
+            for row in answering.rows(line, write):
+                write(row)
+                given.append(row)
+            if not answering.stopped:
+                remembered.keep(line, given)
         write(END)
 
 
