@@ -16,7 +16,8 @@ import forks
 from penteract.engine.rank.store import _listen, open_store
 from penteract.errors import PeerLost
 
-pytestmark = pytest.mark.alone
+# A port that was free a moment ago: another test could take it.
+at_a_free_port = pytest.mark.alone
 
 LISTENING = "0A"  # in /proc/net/tcp
 
@@ -63,6 +64,7 @@ def listener(host: str, *, several_hosts: bool = False) -> Iterator[socket.socke
         yield made
 
 
+@at_a_free_port
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 @pytest.mark.parametrize("several_hosts", [False, True])
 def test_it_listens_at_the_address_of_its_name(host: str, several_hosts: bool) -> None:
@@ -70,6 +72,7 @@ def test_it_listens_at_the_address_of_its_name(host: str, several_hosts: bool) -
         assert made.getsockname()[0] in ("127.0.0.1", "::1")
 
 
+@at_a_free_port
 @pytest.mark.parametrize(
     ("host", "address"),
     [

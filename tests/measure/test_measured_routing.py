@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from observe import dropped_at_once
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.resolve.resolved_run import resolve
@@ -66,10 +67,10 @@ def test_ranks_without_experts_keep_their_places() -> None:
 
 def measured(rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec) -> RankMeasurement:
     me = Rank(rank, layout.world, torch.device("cpu"), None)  # type: ignore[arg-type]
-    return take_steps(run, me, RandomSamples(run.model.vocab_size, run.sequence_length, 8))
+    with dropped_at_once():  # on busy cores a thread of gloo may hold what it has sent longer than the run does
+        return take_steps(run, me, RandomSamples(run.model.vocab_size, run.sequence_length, 8))
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_with_the_rows_of_a_run_its_memory_is_the_plan(pool: Pool, recompute: str) -> None:
     """Within 0.1 %, and closer than with even rows."""
@@ -82,7 +83,7 @@ def test_with_the_rows_of_a_run_its_memory_is_the_plan(pool: Pool, recompute: st
     run = run_of(f"memory.recompute={recompute}", "training.steps=3", "precision.dtype=fp32", *small)
     even = Balanced.of(run.model, run.layout, run.sequence_length).rows
     ranks, off = list[RankMeasurement](), list[float]()
-    for _ in range(3):  # a thread of gloo may hold what it has sent a moment longer than the run does
+    for _ in range(3):  # and longer than it is waited for
         ranks = pool.run(measured, run.layout, run)
         plans = [as_routed(None, run, r, one.routed[1], 1.0).allocated or 0.0 for r, one in enumerate(ranks)]
         off = [abs(plan * GIB - one.allocated) for plan, one in zip(plans, ranks, strict=True)]

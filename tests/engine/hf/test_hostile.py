@@ -19,14 +19,12 @@ from penteract.cli import main
 from penteract.engine.hf.headers import held_tensors
 from penteract.errors import PenteractError
 
-pytestmark = pytest.mark.alone
-
 Harm = Callable[[Path], object]
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    """Exit code and stderr of a command that must be quick."""
+    """Exit code and stderr of a command that must be quick, by its own time: other tests may run beside it."""
     begun = time.process_time()
     code = main([str(w) for w in words])
     assert time.process_time() - begun < 1
