@@ -23,9 +23,9 @@ lint: setup
 	.venv/bin/basedpyright & other=$$!; .venv/bin/basedpyright -p pyrightconfig.engine.json; engine=$$?; \
 	wait $$other && exit $$engine
 
-# Three shards beside each other, then what is timed, then five for what waits (tests/shards.py); one summary of all.
+# Three shards beside each other, then what has ranks or is timed (tests/shards.py); one summary of all.
 test: lint
-	$(RUN) -m pytest tests -n 5 --dist loadfile --hypothesis-profile=ci
+	$(RUN) -m pytest tests -n 3 --dist loadfile --hypothesis-profile=ci
 
 # The same tests in one process, in an order that nothing made: `make test-random SEED=…` repeats one.
 SEED ?= $(shell date +%s)

@@ -1,11 +1,11 @@
-"""Shards beside each other (`pytest -n 5 --dist loadfile`): what runs on the pool, all else, what is alone, what waits.
+"""Shards beside each other (`pytest -n 3 --dist loadfile`): what runs on the pool, all else, what is alone, what waits.
 
 What runs on the pool of ranks comes first, and one shard gets all of it: there is one pool, whose ranks mostly wait for
 each other, and it is the longest piece. The others begin with what needs no pool. What is marked `alone` measures time:
 one shard gets all of it when the rest is done, and a lock keeps it from running beside what the others still have.
 Last comes what is marked `waits`: it makes faults and waits until ranks have found them. All shards get it, and nothing
-else runs beside it. Three shards for two cores: tests wait for files, processes and a browser. Further shards are idle
-until then: what waits for limits needs no core.
+else runs beside it. A third shard for two cores: tests wait for files, processes and a browser, and those that wait for
+limits need no core.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from xdist.scheduler import LoadFileScheduling
 
 RANKS, ALONE, WAITS = "ranks", "alone", "waits"
 KINDS = (RANKS, "", ALONE, WAITS)  # in this order
-_BESIDE = 3  # shards that get what does not wait; all further ones get only what does
 _FIRST = "first"  # how many tests come before those that wait
 _BEGUN = "begun"  # a byte for each of them that has begun
 _ENDED = pytest.StashKey[bool]()  # all of them, as this shard has found
@@ -72,20 +71,6 @@ class Shards(LoadFileScheduling):
         """What the shards have found: they have met all tests before any is handed out."""
         folder = Path(self.config.stash[_SHARED].name)
         return {nodeid: kind for kind in filter(None, KINDS) for nodeid in (folder / kind).read_text().splitlines()}
-
-    def schedule(self) -> None:
-        if self.collection is None:  # a shard that replaces one that has crashed gets all kinds
-            self.for_waits = frozenset(self.nodes[_BESIDE:])
-        super().schedule()
-
-    def _assign_work_unit(self, node: Any) -> None:
-        if node in self.for_waits:
-            scope = next((scope for scope in self.workqueue if scope.endswith(f" {WAITS}")), None)
-            if scope is None:
-                node.shutdown()
-                return
-            self.workqueue.move_to_end(scope, last=False)
-        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file, kind = super()._split_scope(nodeid), self.kinds.get(nodeid, "")

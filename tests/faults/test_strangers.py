@@ -16,7 +16,7 @@ from penteract.engine.rank.run_key import VARIABLE, new_key
 
 pytestmark = pytest.mark.waits(12)
 
-STEPS = 100  # more than two seconds of them, for what the stranger does in one and a half
+STEPS = 150
 
 
 def test_a_stranger_in_the_store_ends_no_run(tmp_path: Path) -> None:
