@@ -163,8 +163,12 @@ class Ranks:
 
     @property
     def steady(self) -> bool:
-        """Whether the last step ended in the state in which it began: then all later ones take as long."""
-        return len(self.carried) > 1 and self.carried[-1] == self.carried[-2]
+        """Whether the last step ended in the state in which it began: then all later ones take as long. A host may be
+        further ahead: if that changed nothing now, it changes nothing later, as what a step takes falls ever less with
+        a host's lead."""
+        if len(self.carried) < 2:
+            return False
+        return all(_ends_as_it_began(was, now) for was, now in zip(self.carried[-2], self.carried[-1], strict=True))
 
     @property
     def last(self) -> int:
@@ -339,3 +343,8 @@ def _as_late(now: Mark, then: Mark, quiet: Sequence[bool]) -> bool:
     return all(
         h == b or (h < b and q) or h < -LONG // 2 for h, b, q in zip(now.behind, then.behind, quiet, strict=True)
     )
+
+
+def _ends_as_it_began(was: Carried, now: Carried) -> bool:
+    ahead = now.host < was.host < 0
+    return now == (was._replace(host=now.host) if ahead else was)

@@ -59,7 +59,7 @@ def may_wait(logits: torch.Tensor, form: SharedForm) -> bool:
 
 def one_by_one(logits: torch.Tensor) -> bool:
     """Whether an interpreter runs the programs. Tensors without numbers stand for those of a GPU."""
-    return logits.device.type == "cpu"
+    return logits.is_cpu
 
 
 def losses_of(
