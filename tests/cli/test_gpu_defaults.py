@@ -46,14 +46,14 @@ def of_host(monkeypatch: pytest.MonkeyPatch, way: str, *, launched: bool = False
 def test_collectives_are_beside_products_where_nvlink_joins_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     joined, apart = (of_host(monkeypatch, way) for way in ("NV18", "PCIe"))
-    assert (joined.free, joined.reads_peers, apart.reads_peers) == (138 * GIB, True, False)
+    assert (joined.free, joined.peers, apart.peers) == (138 * GIB, 2, 0)
     for card, word, wanted in (
         (joined, "parallel.tp=2", "overlapped"), (joined, "parallel.cp=2", "overlapped"),
-        (joined, "parallel.dp=2", "library"), (apart, "parallel.tp=2", "library"),
+        (joined, "parallel.dp=2", "library"), (joined, "parallel.tp=4", "library"), (apart, "parallel.tp=2", "library"),
     ):  # fmt: skip
         assert settled(card, word)[0].run.layout.collectives == wanted
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert of_host(monkeypatch, "NV18").reads_peers and not of_host(monkeypatch, "NV18", launched=True).reads_peers
+    assert of_host(monkeypatch, "NV18").peers and not of_host(monkeypatch, "NV18", launched=True).peers
 
 
 def test_a_gpu_gets_the_fastest_kernels_and_the_largest_micro_batch_that_fits() -> None:

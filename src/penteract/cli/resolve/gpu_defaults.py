@@ -25,6 +25,7 @@ from penteract.config.rules.kernel_limits import (
 )
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
+from penteract.parallel import direct
 from penteract.readings.estimator import Estimator
 from penteract.units import Bytes, show_bytes
 
@@ -38,14 +39,14 @@ Again = Callable[[list[str]], Resolved]  # resolves the run anew, with these wor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """The GPU of a rank on this host. `packages`: kernel libraries that are installed. `reads_peers`: whether ranks of
-    a host can read each other's memory over NVLink."""
+    """The GPU of a rank on this host. `packages`: kernel libraries that are installed. `peers`: how
+    many GPUs of the host NVLink joins, so that ranks can read each other's memory; 0: not all."""
 
     name: str
     free: Bytes
     capability: tuple[int, int]
     packages: frozenset[str]
-    reads_peers: bool = False
+    peers: int = 0
 
 
 def card_here(device: str, *, launched: bool = False) -> Card | None:
@@ -66,14 +67,15 @@ def card_here(device: str, *, launched: bool = False) -> Card | None:
     packages = installed_packages(FA4, QUACK) | triton
     linked = _linked(found.matrix, one_each=launched and _visible() == 1)
     return Card(
-        name=least.name, free=room, capability=tuple(least.capability), packages=packages, reads_peers=linked
+        name=least.name, free=room, capability=tuple(least.capability), packages=packages, peers=linked
     )  # fmt: skip
 
 
-def _linked(matrix: Sequence[Sequence[str]] | None, *, one_each: bool) -> bool:
-    """Whether NVLinks join all GPUs, as `doctor` shows them. `one_each`: a process sees only its own."""
+def _linked(matrix: Sequence[Sequence[str]] | None, *, one_each: bool) -> int:
+    """How many GPUs there are if NVLinks join all, as `doctor` shows them. `one_each`: a process sees only its own."""
     links = [way for i, row in enumerate(matrix or ()) for j, way in enumerate(row) if i != j]
-    return bool(links) and not one_each and all(way.startswith("NV") for way in links)
+    joined = bool(links) and not one_each and all(way.startswith("NV") for way in links)
+    return len(matrix or ()) if joined else 0
 
 
 def _visible() -> int:
@@ -133,7 +135,9 @@ def _kernels(resolved: Resolved, card: Card) -> Iterator[tuple[str, str]]:
     experts = fastest_experts(run.model, run.layout, policy, card.packages, capability=card.capability)
     if experts != "reference":
         yield "kernels.experts", experts
-    if card.reads_peers and run.layout.tp * run.layout.cp > 1:
+    ranks = run.layout.tp * run.layout.cp  # which must be neighbours on one host
+    some = direct.axes(run.layout.put(collectives="overlapped"))
+    if some and card.peers and card.peers % ranks == 0:
         yield "kernels.collectives", "overlapped"
 
 

@@ -105,7 +105,7 @@ def direct_rounds(p: Program, per_host: int) -> list[Round]:
     """The groups whose ranks, all on one host, read each other's registers: of each axis a round of
     their own. `per_host`: ranks of a host; 0: not known, so there are none."""
     mesh, rounds = p.mesh, list[Round]()
-    for axis in direct.AXES:
+    for axis in direct.axes(p.layout):
         groups = _groups(p.layout.world, lambda r, axis=axis: mesh.group(axis, r))
         near = tuple(g for g in groups if per_host and len(g) > 1 and len({r // per_host for r in g}) == 1)
         if near:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from penteract.engine.executor.executor import Executor
 from penteract.errors import Bug
+from penteract.parallel import direct
 from penteract.step.walk import walk
 
 
@@ -30,8 +31,7 @@ class CapturedStep:
         if synchronising:
             where = str(synchronising[0])
             raise Bug("CAPTURE", "a step whose host reads routed counts cannot be captured", where=where)
-        lay = self.run.p.layout
-        if lay.reads_directly and lay.tp * lay.cp > 1:
+        if direct.axes(self.run.p.layout):
             raise Bug("CAPTURE", "a captured step counts no meetings of ranks", fix='kernels.collectives = "library"')
         if self.run.before_update is not None:
             raise Bug("CAPTURE", "a captured step does not wait for the copies of a snapshot",

@@ -27,6 +27,7 @@ from penteract.engine.data.token_sample import TokenSample
 from penteract.engine.kernels.registry import Target, TargetHere, check_devices, computed_sites
 from penteract.errors import BadInput, CorruptData
 from penteract.ops.declarations.fused_attention.flash import query_tokens
+from penteract.parallel import direct
 from penteract.step.program import Program
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ def _check_glu(p: Program, device: Target) -> None:
 def _check_collectives(p: Program, device: Target) -> None:
     """Ranks of a host can read each other's memory, if the layout wants it."""
     lay, key = p.layout, KEYS["collectives"]
-    if not lay.reads_directly or lay.tp * lay.cp == 1 or device.reads_peers:
+    if not direct.axes(lay) or device.reads_peers:
         return
     raise BadInput("DEVICE", "ranks of this host cannot read each other's memory", where=key, found=lay.collectives,
                    allowed="library; others where GPUs have peer access, or on Linux",

@@ -170,8 +170,8 @@ def _annotation(rows: TraceRows, name: str) -> Mapping[str, Any]:
 
 
 def _kind(category: str, kernel: str) -> Kind:
-    if category == "gpu_memcpy":
-        return "compute" if "DtoD" in kernel else "copy"
+    if category == "gpu_memcpy":  # from another GPU, on one, or of the host
+        return "collective" if "PtoP" in kernel else "compute" if "DtoD" in kernel else "copy"
     return "collective" if "nccl" in kernel.lower() else "compute"
 
 

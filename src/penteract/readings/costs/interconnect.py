@@ -127,7 +127,9 @@ class Interconnect:
             high, weight = self.measured[kind, above], (ranks - below) / (above - below)
             return Curve.of((s, low(s) * (1 - weight) + high(s) * weight) for s in low.sizes)
         traffic = (ranks - 1) / ranks / ((below - 1) / below)  # bytes on a link of the ring, relative to `below` ranks
-        latency, rounds = low.floor, log2(ranks) / log2(below)
+        # Ranks that read directly take one copy after the other.
+        direct = kind.startswith(DIRECTLY)
+        latency, rounds = low.floor, (ranks - 1) / (below - 1) if direct else log2(ranks) / log2(below)
         return Curve.of((s, latency * rounds + (low(s) - latency) * traffic) for s in low.sizes)
 
     # ---- between nodes -------------------------------------------------------------------------------------------

@@ -180,12 +180,16 @@ class Rates:
 def _copying(cluster: Cluster, curves: Curves, device: Gpu) -> dict[str, float]:
     """s/byte of copies. The devices of a node share the bandwidth that all of them reached together, and none is faster
     than one on its own. For other devices this is scaled by the host link. A host has as many devices as the measured
-    node: larger NVLink domains have several hosts."""
-    memory, slower = dict(curves.memory), curves.gpu.host_link / device.host_link
-    share = curves.devices / min(cluster.gpus, cluster.gpus_per_node, curves.devices)
+    node: larger NVLink domains have several hosts. Where fewer devices were measured than the node has, what all of
+    them reach is that of the reference."""
+    node, at = min(cluster.gpus, cluster.gpus_per_node), reference()
+    together = curves if curves.devices >= min(node, at.devices) else at
+    memory, every = dict(curves.memory), dict(together.memory)
+    slower, slower_together = (c.gpu.host_link / device.host_link for c in (curves, together))
+    share = together.devices / min(node, together.devices)
 
     def seconds(way: str) -> float:
-        return slower * 1e-9 / min(memory[f"{way}_one"], share * memory[f"{way}_all"])
+        return 1e-9 * max(slower / memory[f"{way}_one"], slower_together / (share * every[f"{way}_all"]))
 
     return {"to_host": seconds("d2h"), "from_host": seconds("h2d")}
 

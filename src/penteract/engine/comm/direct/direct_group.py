@@ -14,7 +14,7 @@ import torch
 from penteract.engine.comm.comm import PeerBlocks, Waitable
 from penteract.parallel.direct import KINDS
 
-Key = tuple[str, int, int, int]  # kind, addresses of both tensors, bytes of the first
+Key = tuple[str, int, int, int, torch.dtype]  # kind, addresses of both tensors, bytes of the first, their dtype
 Pair = tuple[torch.Tensor, torch.Tensor]  # where to, where from
 
 
@@ -49,7 +49,7 @@ class DirectGroup:
         and others behind them. So this rank's own share is copied by compute. `only_others`: nobody reads its place.
         """
         self.number += 1
-        key = (kind, x.data_ptr(), y.data_ptr(), x.nbytes)
+        key = (kind, x.data_ptr(), y.data_ptr(), x.nbytes, x.dtype)
         if (transfer := self.made.get(key)) is None:
             transfer = self.made[key] = self._transfer(kind, x.view(-1), y.view(-1))
         started = self.peers.start_work(transfer.work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,7 @@ class GpuPeers:
         """From a pool of torch's allocator, which so counts it."""
         import torch.distributed._symmetric_memory as symmetric
 
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # which some GPUs refuse, and nothing here needs
         self.pool = self.pool or symmetric.get_mem_pool(self.device)
         with torch.cuda.use_mem_pool(self.pool):
             return torch.empty(max(1, size), dtype=torch.uint8, device=self.device)[:size]

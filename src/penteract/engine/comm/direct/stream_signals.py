@@ -14,6 +14,7 @@ import torch
 
 from penteract.errors import Bug
 
+PAD = 2048  # bytes of a GPU's pad, of torch
 SLOTS = 64  # numbers of a group in a GPU's pad, 4 bytes each
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ; numbers may overflow
 
@@ -24,6 +25,8 @@ class StreamSignals:
 
     def __init__(self, pads: Sequence[int], me: int, number: int) -> None:
         """Nobody has met: what an earlier user of the pad left in it is cleared."""
+        if len(pads) > SLOTS or 4 * SLOTS * (number + 1) > PAD:
+            raise Bug("DIRECT", "more numbers than a pad has room for", found=f"{len(pads)} ranks, group {number}")
         self.me, self.others, self.count = me, [i for i in range(len(pads)) if i != me], 0
         self.at = [pad + 4 * SLOTS * number for pad in pads]
         for i in self.others:
