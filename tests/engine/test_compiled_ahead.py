@@ -7,10 +7,12 @@ import fcntl
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -380,6 +382,8 @@ from penteract.engine.session.ahead.compile_step import main
 
 first, child = [], Compiling.child
 def few(self, name, key):
+    if name == "launches":
+        return child(self, name, key)
     first.extend([key] * (key not in first))
     return key in first[:3] and child(self, name, key)
 Compiling.child = few
@@ -387,11 +391,24 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_they_are_compiled_without_a_gpu(ahead: CompiledAhead, tmp_path: Path) -> None:
-    pytest.importorskip("triton")
+@pytest.mark.parametrize("driver", [False, True], ids=["", "with a driver's library"])
+def test_they_are_compiled_without_a_gpu(
+    driver: bool, ahead: CompiledAhead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is what launches them, where there are the driver's library, here an empty one, and a C compiler."""
+    triton = pytest.importorskip("triton")
+    if driver:
+        if (compiler := shutil.which("cc")) is None:
+            pytest.skip("no C compiler")
+        subprocess.run([compiler, "-shared", "-o", tmp_path / "libcuda.so.1", "-x", "c", "/dev/null"], check=True)
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path if driver else tmp_path / "none"))
+    one_each = hasattr(import_module("triton.backends.nvidia.driver"), "make_launcher")
     ahead.run.write_text(compiling.to_toml(run("--model.layers=1")))
     for _ in range(2):  # the second finds all that the first has compiled
         without_interpreter("-c", THREE, str(ahead.run), "--capability=9.0", "--ranks=0", at=tmp_path)
-        assert ahead.found is not None and [row["error"] for row in ahead.found] == [""] * 3
+        assert ahead.found is not None and {row["error"] for row in ahead.found} == {""}
+        made = Counter(path.name.partition(".")[0] for path in tmp_path.glob("triton/*/*.so"))
         assert len(list(tmp_path.glob("triton/*/*.cubin"))) == 3
+        if driver:
+            assert made == Counter(cuda_utils=1, __triton_launcher=3 * one_each), triton.__version__
         ahead.base.with_suffix(".json").unlink()

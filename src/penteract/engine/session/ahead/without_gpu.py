@@ -118,12 +118,18 @@ class Compiling:
     # ---- Triton ------------------------------------------------------------------------------------------------------
 
     def triton(self, capability: tuple[int, int]) -> None:
-        """From now on kernels in Triton are compiled for GPUs of this compute capability, and not launched."""
-        triton = import_module("triton")
+        """From now on kernels in Triton are compiled for GPUs of this compute capability, and not launched. What
+        launches them is compiled too: Triton has a C compiler make it of each kernel's arguments, or once for all."""
+        triton, own = import_module("triton"), import_module("triton.backends.nvidia.driver")
         target = import_module("triton.backends.compiler").GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
-        triton.runtime.driver.set_active(_NoDriver(target))
+        triton.runtime.driver.set_active(_NoDriver(target, self._launcher))
         triton.knobs.runtime.jit_cache_hook = self._before
-        triton.knobs.runtime.jit_post_compile_hook = self._after
+        with suppress(Exception):  # without the driver's library ranks say so
+            own.library_dirs()  # which a child would have to ask another process for
+            if self.child("launches", own):
+                with suppress(Exception):
+                    own.CudaUtils()
+                self.end(str(triton.knobs.cache.dir))
 
     def _before(self, *, fn: Any, key: Any, **about: Any) -> bool:
         """Triton's hook before it compiles. True: it shall not, and launches nothing."""
@@ -132,8 +138,10 @@ class Compiling:
         os.nice(5)  # where cores are few: what ranks wait for longest are packages
         return False
 
-    def _after(self, **about: Any) -> None:
-        """Triton's hook once it has."""
+    def _launcher(self, source: Any, metadata: Any) -> NoReturn:
+        """What Triton asks for once it has compiled, before it loads the kernel on a GPU."""
+        with suppress(Exception):
+            import_module("triton.backends.nvidia.driver").CudaLauncher(source, metadata)
         self.end(str(import_module("triton").knobs.cache.dir))
 
     # ---- packages ----------------------------------------------------------------------------------------------------
@@ -197,9 +205,10 @@ class Compiling:
 
 @dataclass(frozen=True, slots=True)
 class _NoDriver:
-    """What Triton asks of a driver before it compiles."""
+    """What Triton asks of a driver before a kernel is on a GPU."""
 
     target: Any
+    launcher_cls: Callable[[Any, Any], Any]
 
     def get_current_device(self) -> int:
         return 0
