@@ -3,13 +3,15 @@ tensor) alone, so every layout starts from the same model.
 
 A rank draws on its own device, and only elements that it keeps. Devices agree to the last bit: until the numbers are
 rounded to what is stored, they come of integers, of a table that the host makes, and of products and sums of fp32, each
-of which is rounded by itself.
+of which is rounded by itself. Where a run computes with Triton's kernels, one of them draws.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from math import sqrt
+from typing import Any
 
 import torch
 
@@ -19,6 +21,7 @@ from penteract.engine.state.state import TrainingState
 from penteract.ops.params import Param
 from penteract.step.program import Program
 
+_KERNEL = "penteract.engine.executor.draw_kernel"  # Triton is imported where it is used
 CELLS = 2**14
 FINE = 2**24  # places in a cell: as many as fp32 tells apart in it
 
@@ -26,19 +29,24 @@ FINE = 2**24  # places in a cell: as many as fp32 tells apart in it
 def initialise(p: Program, state: TrainingState, seed: int) -> None:
     """Draw parameters, and their master weights."""
     if not state.routed.is_meta:  # which has no numbers
-        table = Quantiles.on(state.routed.device)
-        set_parameters(state, ((q, elements_of(p, q, seed, table)) for q in p.params))
+        table, by_kernel = Quantiles.on(state.routed.device), state.routed.is_cuda and p.layout.elementwise == "triton"
+        set_parameters(state, ((q, elements_of(p, q, seed, table, by_kernel=by_kernel)) for q in p.params))
 
 
-def elements_of(p: Program, q: Param, seed: int, table: Quantiles) -> Elements:
+def elements_of(p: Program, q: Param, seed: int, table: Quantiles, *, by_kernel: bool = False) -> Elements:
     """What draws elements of this rank's rectangle of a parameter, where the table is."""
     device = table.middles.device
     if q.scale is None:
         return lambda part: torch.full((part.stop - part.start,), q.fill, device=device)
     whole = ParameterSlice.of(q, p.mesh, p.rank, at=0, begin=0, count=q.numel(p.mesh))
     start, scale = whole.start(seed, "initial"), q.scale
+    kernel: Any = import_module(_KERNEL) if by_kernel else None
 
     def drawn(part: slice) -> torch.Tensor:
+        if kernel is not None and len(whole.gaps) <= kernel.GAPS:
+            out = torch.empty(part.stop - part.start, device=device)
+            kernel.draw(out, whole, part.start, start, scale, table.middles, table.steps)
+            return out
         z = torch.empty(part.stop - part.start, dtype=torch.int64, device=device)
         whole.put_global_indices(z, part.start)
         return table.normal(mix(z.mul_(STRIDE).add_(start))).mul_(scale)

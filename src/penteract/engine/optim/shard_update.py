@@ -29,7 +29,8 @@ from penteract.engine.kernels.triton.optimizer import adamw
 from penteract.engine.kernels.triton.optimizer.put_largest import TILE as _OF_ROWS
 from penteract.engine.kernels.triton.optimizer.put_largest import place_of, put_largest
 from penteract.engine.optim.optimizer import Factors
-from penteract.engine.state import counter_random, moments, stochastic_rounding
+from penteract.engine.state import moments, stochastic_rounding
+from penteract.engine.state.counter_bits import STRIDE, mixed
 from penteract.engine.state.counter_random import ParameterSlice
 from penteract.engine.state.state import Flat
 
@@ -40,12 +41,8 @@ _ROWS = tl.constexpr(TILE // MOMENT_BLOCK)
 _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 _FAR = tl.constexpr(2**30)  # elements: more than a tile's, and a sum of two is an int32
 _GAP_ROWS = tl.constexpr(_FIXED)  # the first of the rows with gaps
-_STRIDE = tl.constexpr(counter_random.STRIDE)
 _EPOCH = tl.constexpr(stochastic_rounding.EPOCH)
 _LOW = tl.constexpr(2**stochastic_rounding.LOW - 1)
-(_SHIFT0, _MIX0), (_SHIFT1, _MIX1), (_SHIFT2, _) = (
-    (tl.constexpr(shift), tl.constexpr(factor % 2**64)) for shift, factor in counter_random.MIXES
-)
 
 
 @dataclass(slots=True)
@@ -225,10 +222,7 @@ def _random_bits(slices, step, tile, inner, SLICES: tl.constexpr, GAPS: tl.const
             past = offset - tl.minimum(length - (span - before * length), _FAR).to(tl.int32)  # the first row's end
             rows = tl.where(past < 0, 0, 1 + past // tl.minimum(length, _FAR).to(tl.int32))
             distance += rows.to(tl.int64) * gap
-        start_value = (base + step * _EPOCH) * _STRIDE + tl.load(entry + 4 * SLICES)
-        z = tl.where(own, start_value + distance * _STRIDE, z)
+        start_value = (base + step * _EPOCH) * STRIDE + tl.load(entry + 4 * SLICES)
+        z = tl.where(own, start_value + distance * STRIDE, z)
         first += 1
-    u = z.to(tl.uint64, bitcast=True)
-    u = (u ^ (u >> _SHIFT0)) * _MIX0
-    u = (u ^ (u >> _SHIFT1)) * _MIX1
-    return ((u ^ (u >> _SHIFT2)) & _LOW).to(tl.int32)
+    return (mixed(z) & _LOW).to(tl.int32)
