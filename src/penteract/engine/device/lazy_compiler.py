@@ -21,6 +21,8 @@ from unittest.mock import patch
 
 import torch
 
+from penteract.engine.device import late_torch
+
 _COMPILER = "torch._dynamo"
 _LIMIT = "recompile_limit"
 _ONE = threading.RLock()
@@ -62,6 +64,7 @@ def _later(now: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compiled(now: Callable[..., Any], model: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Torch 2.11 has one limit for all functions."""
+    late_torch.present(late_torch.FOR_NO_NUMBERS)
     if isinstance(absent := sys.modules.get(_COMPILER), _Absent):
         absent.present()
     if _LIMIT in options and _LIMIT not in inspect.signature(now).parameters:

@@ -1,0 +1,82 @@
+"""A rank imports torch without parts that others need; they are there once something asks for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import penteract
+from penteract.engine.device import late_torch
+from penteract.engine.device.late_torch import FOR_NO_NUMBERS, LATE, UP_TO
+
+SOURCES = str(Path(penteract.__file__).parents[1])
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+HERE = LATE if VERSION > UP_TO else (*LATE, FOR_NO_NUMBERS)
+WITHOUT = f"""
+import sys
+sys.path.insert(0, {SOURCES!r})
+from penteract.engine.device import late_torch
+late_torch.leave_out()
+import torch
+import torch.distributed
+"""
+
+
+def told(code: str) -> list[str]:
+    """What a new process prints."""
+    code += """
+print(sorted(name for name, module in sys.modules.items() if type(module).__name__ == "_Late"))
+"""
+    done = subprocess.run([sys.executable, "-c", WITHOUT + code], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    return done.stdout.split("\n")[:-1]
+
+
+def test_the_version_is_told_without_importing_torch() -> None:
+    assert late_torch._version() == VERSION
+
+
+def test_torch_computes_without_them() -> None:
+    code = """
+x = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+print(torch.allclose(torch.linalg.inv(x) @ x, torch.eye(8, dtype=torch.float64)), torch.nn.functional.silu(x).shape)
+"""
+    assert told(code) == ["True torch.Size([8, 8])", f"{sorted(HERE)}"]
+
+
+def test_each_is_there_once_it_is_asked_for() -> None:
+    code = """
+print(torch.distributions.Normal(0.0, 1.0).mean.item())
+import torch.export.graph_signature
+print(torch.export.export.__module__)
+late_torch.leave_out()  # which changes nothing now
+y = torch.empty(3, 4, device="meta")
+late_torch.present(late_torch.FOR_NO_NUMBERS)
+print((y @ y.t()).shape, type(sys.modules[late_torch.FOR_NO_NUMBERS]).__name__)
+"""
+    assert told(code) == ["0.0", "torch.export", "torch.Size([3, 3]) module", "[]"]
+
+
+def test_what_compiles_later_has_what_tensors_without_numbers_need() -> None:
+    code = """
+from penteract.engine.device import lazy_compiler
+with lazy_compiler.lazy_compiler():
+    f = torch.compile(lambda x: x + 1, backend="eager")
+print(f(torch.ones(2)).tolist(), type(sys.modules[late_torch.FOR_NO_NUMBERS]).__name__)
+"""
+    assert told(code)[0] == "[2.0, 2.0] module"
+
+
+def test_a_rank_leaves_them_out() -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {SOURCES!r})
+sys.orig_argv[:] = ["python", "-m", "penteract.engine.runtime.worker"]
+import penteract
+print(sorted(name for name, module in sys.modules.items() if type(module).__name__ == "_Late"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == f"{sorted(HERE)}\n", done.stderr
