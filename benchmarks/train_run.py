@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 UNSAVED = ("--training.sample_tokens=0", "--training.validation_every=0")
@@ -58,3 +58,16 @@ class TrainRun:
                 if process.poll() is None:  # it has its steps, or this process is to end: it would stay on the GPU
                     os.killpg(process.pid, signal.SIGKILL)
         self.took = time.monotonic() - begun
+        while any(_living(process.pid)):  # freeing memory of GPUs takes a process seconds, and whoever starts then too
+            time.sleep(0.05)
+
+
+def _living(group: int) -> Iterator[bool]:
+    """Of each process of a process group, whether it has still to end."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, number = stat.read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):  # it is gone
+            continue
+        if int(number) == group:
+            yield state not in "ZX"

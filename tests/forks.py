@@ -28,6 +28,7 @@ LOADED = (
     "torch._dynamo",  # a rehearsal loads it: a second and a half of each rank
     "penteract.cli.app",
     "penteract.cli.train",
+    "penteract.cli.resolve.planned_run",  # which that imports when it runs
     "penteract.engine.runtime.start",
     "penteract.engine.runtime.worker",
     "penteract.engine.checkpoint.writing",

@@ -65,8 +65,8 @@ class Ended:
 def no_ranks() -> Iterator[None]:
     """`train` does all that it does before its ranks, and starts none. Whatever commands import is imported."""
     start = import_module("penteract.engine.runtime.start")
-    for name in ("cli.train", "cli.plan", "cli.init", "cli.convert", "cli.checkpoints", "engine.session.resume",
-                 "engine.hf.convert", "engine.hf.writing", "engine.data"):  # fmt: skip
+    for name in ("cli.train", "cli.resolve.planned_run", "cli.plan", "cli.init", "cli.convert", "cli.checkpoints",
+                 "engine.session.resume", "engine.hf.convert", "engine.hf.writing", "engine.data"):  # fmt: skip
         import_module(f"penteract.{name}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(start, "launch", lambda *_, **__: 0)

@@ -1,4 +1,4 @@
-"""Packages of kernels are imported while weights are drawn."""
+"""Packages of kernels are imported while a rank joins the others and draws weights."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from penteract.config.resolve.resolved_run import resolve
 from penteract.engine.rank.rank import Rank
+from penteract.engine.session import early_imports
 from penteract.engine.session.concurrently import SWITCH_S, concurrently
 from penteract.engine.session.trainer import Place, Trainer
 from penteract.engine.state.state import TrainingState
@@ -74,3 +75,26 @@ def test_a_run_imports_packages_while_it_draws_weights() -> None:
     spec = resolve(None, "tiny", [], world=1).run
     trainer = Trainer.on(spec, rank, replace(place, initialise=draw, import_packages=packages))
     assert imported == [trainer.program]
+
+
+def test_a_rank_on_a_gpu_begins_before_it_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails is left to the trainer, which imports the same."""
+    spec, imported = resolve(None, "tiny", ["--parallel.pp=2"]).run, list[tuple[int, torch.device]]()
+    assert early_imports.begin_imports(spec, {}) is None or torch.cuda.is_available()
+    at = torch.device("cuda", 1)
+
+    def picked(wanted: str, local: int) -> torch.device:
+        assert (wanted, local) == ("auto", 1)
+        return at
+
+    def broken(p: Program, device: torch.device) -> NoReturn:
+        imported.append((p.rank, device))
+        raise ImportError("no such package")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(early_imports, "pick_device", picked)
+    monkeypatch.setattr(early_imports, "import_packages", broken)
+    thread = early_imports.begin_imports(spec, {"RANK": "1", "LOCAL_RANK": "1"})
+    assert thread is not None and thread.daemon
+    thread.join(LIMIT)
+    assert imported == [(1, at)]

@@ -6,17 +6,14 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from penteract.cli.resolve.folders import find_run, has_checkpoint
-from penteract.cli.resolve.gpu_defaults import Card, card_here, settle_defaults
-from penteract.cli.resolve.predicted_run import predict_run
 from penteract.cli.resolve.slurm_run import SlurmRun
 from penteract.cli.resolve.weights import check_resumable, check_weights, find_weights, words_of
 from penteract.cli.resolve.world import launched
@@ -25,10 +22,11 @@ from penteract.config.files.keys import keys
 from penteract.config.resolve.presets import PRESETS
 from penteract.config.resolve.resolved_run import Resolved, resolve
 from penteract.errors import BadInput
-from penteract.measure.profile.out_of_memory import out_of_memory_line
-from penteract.planner.settle_budget import settle_budget
 from penteract.schedule.draw import draw_generated
 from penteract.step.program import check_op_names
+
+if TYPE_CHECKING:
+    from penteract.cli.resolve.gpu_defaults import Card
 
 EXAMPLES = (
     "penteract train",
@@ -101,14 +99,13 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         resolved = again([])
     with nullcontext() if launch or slurm or draw else _prepared(resolved) as prepared:
         check_op_names(resolved.run.layout)
-        card = None if slurm else card_here(resolved.run.precision.device, launched=launch is not None)
+        card = None
         if not slurm:
-            resolved, line = settle_defaults(resolved, card, again, resumed=resumed is not None)
-            if line and not json and (launch is None or launch.rank == 0):
-                print(line)
-        resolved, chosen = (resolved, None) if slurm else settle_budget(resolved)
-        if chosen and not json and (launch is None or launch.rank == 0):
-            print(f"Recomputation {chosen.text()}")
+            resolved, card, chosen = _planner().settled(
+                resolved, again, launched=launch is not None, resumed=resumed is not None
+            )
+            if chosen and not json and (launch is None or launch.rank == 0):
+                print(*chosen, sep="\n")
         compared = _compared(compare, resolved.run.out)
         _check_paths(resolved)
         if not slurm and (launch is None or launch.rank == 0):  # which alone shows metrics
@@ -126,9 +123,10 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
             return job.go(dry_run=dry_run, as_json=json)
         with _compiling(resolved, card):
             return torch_module("engine.runtime.start", "training needs").train(
-                resolved, launched=launch is not None, predicted=lambda: predict_run(resolved.run, card),
+                resolved, launched=launch is not None, predicted=lambda: _planner().predict_run(resolved.run, card),
                 compare=compared, resume=resumed, init=start, into=None if resumed else into, grace=grace,
-                json=json, debug=debug, explain=partial(out_of_memory_line, run=resolved.run), prepared=prepared,
+                json=json, debug=debug, prepared=prepared,
+                explain=lambda *about: _planner().out_of_memory_line(*about, run=resolved.run),
             )  # fmt: skip
 
 
@@ -137,6 +135,10 @@ def _prepared(resolved: Resolved) -> Any:
     need not."""
     module = import_module("penteract.engine.runtime.prepared")
     return module.PreparedRanks.of(resolved.run.layout.world, os.environ) or nullcontext()
+
+
+def _planner() -> Any:
+    return import_module("penteract.cli.resolve.planned_run")
 
 
 def _compiling(resolved: Resolved, card: Card | None) -> Any:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penteract.engine.data import corpus as corpora
 from penteract.engine.data.corpus import BUILTIN_LIMIT, MAX_PART, StreamedCorpus, TextCorpus, TextPart, find_corpus
 from penteract.errors import BadInput, CorruptData
 
@@ -20,6 +21,7 @@ def text_parts(source: str | tuple[str, ...]) -> list[TextPart]:
 
 def test_builtin_is_python_of_some_megabytes_and_always_the_same() -> None:
     corpus = find_corpus("builtin")
+    corpora._builtin.cache_clear()
     assert isinstance(corpus, TextCorpus) and corpus == find_corpus("builtin")
     assert BUILTIN_LIMIT / 2 < corpus.size() <= BUILTIN_LIMIT
     parts = {p for f in corpus.files for p in f.parts[-3:-1]}

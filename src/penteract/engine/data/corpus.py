@@ -15,6 +15,7 @@ import platform
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -146,8 +147,10 @@ def _in_fair_order(root: Path, files: list[Path]) -> list[Path]:
     return sorted(files, key=lambda p: hashlib.sha256(p.relative_to(root).as_posix().encode()).digest())
 
 
-def _builtin() -> list[Path]:
-    """The sources of the standard library, up to BUILTIN_LIMIT bytes: the same for the same Python version."""
+@cache
+def _builtin() -> tuple[Path, ...]:
+    """The sources of the standard library, up to BUILTIN_LIMIT bytes: the same for the same Python version. A rank asks
+    three times as it starts, and has to look at thousands of files."""
     root, found = Path(sysconfig.get_path("stdlib")), list[Path]()
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if f not in _BUILTIN_SKIP]
@@ -161,7 +164,7 @@ def _builtin() -> list[Path]:
     if not chosen:
         raise BadInput("SOURCE", "this Python has no sources of its library", where=str(root), found="builtin",
                        allowed=_ALLOWED, fix="name a text file instead")  # fmt: skip
-    return chosen
+    return tuple(chosen)
 
 
 def _read_text(path: Path) -> Iterator[TextPart]:

@@ -7,9 +7,12 @@ which kernels a process compiled before. Triton 3.9 looks first.
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 
-from triton.runtime import jit
+from triton.runtime import cache, jit
+
+_ONE = Lock()
 
 
 def callees_first() -> None:
@@ -24,3 +27,10 @@ def callees_first() -> None:
         taking(self, func)
 
     finder._update_hash = looked_for
+
+
+def find_own_key() -> None:
+    """Have Triton find its own part of every key, of all its files, which takes a third of a second. Whoever asks
+    meanwhile waits."""
+    with _ONE:
+        getattr(cache, "triton_key", lambda: "")()  # which remembers it

@@ -3,10 +3,12 @@ entry."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from threading import Thread
 from typing import Protocol
 
 import torch
@@ -22,6 +24,7 @@ from penteract.ops.tape import Site
 from penteract.step.program import Program
 
 Version = tuple[int, int]
+_KEYS = "penteract.engine.device.cache_keys"  # which imports Triton
 
 
 class Target(Protocol):
@@ -119,13 +122,18 @@ def kernels(p: Program, device: torch.device) -> dict[str, TorchKernel]:
 
 def import_packages(p: Program, device: torch.device) -> None:
     """Import the packages that the kernels of a program compute with. That takes seconds, and needs nothing of a run,
-    so it may go on in a thread while the run is made."""
+    so it may go on in a thread while the run is made. Triton finds its own key beside that, which is hashing."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # a thread has a device of its own, and a package may ask for it
+    finding: Thread | None = None
     for site in computed_sites(p):
         one, _ = implementation(site, p.layout)
         if (table := one.kernels.get(device.type)) is not None:
             load_package(table)
+        if finding is None and device.type == "cuda" and "triton" in sys.modules:
+            (finding := Thread(target=import_module(_KEYS).find_own_key, daemon=True)).start()
+    if finding is not None:
+        finding.join()
 
 
 def kernels_by_call(layout: Layout, device: torch.device) -> dict[str, TorchKernel]:

@@ -27,6 +27,7 @@ from penteract.engine.runtime.generation import Generation
 from penteract.engine.runtime.prepared import ORDERS, orders
 from penteract.engine.runtime.printing import never_fails
 from penteract.engine.runtime.watch import watched
+from penteract.engine.session.early_imports import begin_imports
 from penteract.engine.session.garbage import imports_are_done
 from penteract.engine.session.session import Session, SessionOptions, closing_line, rundir, set_up
 from penteract.errors import PeerLost, PenteractError, Preempted
@@ -107,6 +108,7 @@ def joined(
 def join_run(spec: RunSpec, listener: int | None = None) -> Rank:
     """Join the other ranks, which must have the same run and data as this one."""
     set_up(spec)
+    begin_imports(spec, os.environ)
     facts = {name: value for name, value in run_values(spec).items() if not name.startswith(_OWN)}
     facts |= describe(spec.data.source, spec.tokenizer)
     return join(os.environ, spec.precision.device, facts, spec.limits, listener, take_key(os.environ))
