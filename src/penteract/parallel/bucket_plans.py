@@ -202,6 +202,8 @@ class BucketRules:
         """The bucket plans that belong to one unit; `number`: its number on the rank."""
         open_: dict[BucketKey, Filling] = {}
         own = [p for p in as_backward_finishes(unit.params) if self._cut(p, unit)]
+        if not own:
+            return
         yield from self.fill(open_, own, self.most if self.mesh.layout.zero == 2 else None, unit, number)
         yield from (filling.close() for filling in open_.values())
 

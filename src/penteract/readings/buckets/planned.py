@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -16,10 +16,10 @@ from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision.policy import Policy
 from penteract.model.decoder import owning_pp_ranks, shared
-from penteract.ops.params import Param
 from penteract.parallel.bucket_plans import BucketPlan, BucketRules, FsdpUnit, bucket_plans, products
 from penteract.parallel.data import Bucket, bucket_of
 from penteract.readings.buckets.counted import Counted, count_bucket_plans
+from penteract.readings.buckets.listed import ListedPlans, ListedUnit, listed
 from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, LayerType, Recorder, Uses
 from penteract.readings.layers.reads import Memos, tracked
 from penteract.readings.layers.stage_assignment import RankLayers, StageAssignment
@@ -113,18 +113,22 @@ class BucketPlanner:
 
     # ---- one by one ------------------------------------------------------------------------------------------
 
-    def placed(self, layout: Layout, pp_rank: int) -> list[tuple[LayerType, tuple[Param, ...]]]:
-        """The units of a rank in the order of forward, each with the parameters that it is the first to use.
-
-        The parameters of a layer are those of the recorded layer of its type.
-        """
-        return [(run.kind, run.unit.params) for run in self.runs(layout, pp_rank).units for _ in range(run.number)]
-
-    def bucket_plans(self, layout: Layout, pp_rank: int) -> Iterator[BucketPlan]:
+    def bucket_plans(self, layout: Layout, pp_rank: int) -> tuple[BucketPlan, ...]:
         """The bucket plans of a rank."""
-        runs = self.runs(layout, pp_rank)
-        units = [run.unit for run in runs.units for _ in range(run.number)]
-        return bucket_plans(self._rules(layout, units, pp_rank), units)
+        return self.listed(layout, self.runs(layout, pp_rank), pp_rank).plans
+
+    def listed(self, layout: Layout, runs: Runs, pp_rank: int) -> ListedPlans:
+        """The bucket plans of a rank with these units, and where their parameters are."""
+        return self._listed(layout, self._joined(runs), pp_rank)  # no plan ends where a chunk does
+
+    @tracked
+    def _listed(self, layout: Layout, runs: Runs, pp_rank: int) -> ListedPlans:
+        used = {kind: self.recorder.uses(layout, kind) for kind in runs.kinds.values() if kind in EMBEDDING_AND_HEAD}
+        again = {kind: {p.name for p in uses.params} for kind, uses in used.items()}
+        every = [run for run in runs.units for _ in range(run.number)]
+        units = [run.unit for run in every]
+        plans = bucket_plans(self._rules(layout, units, pp_rank), units)
+        return listed(plans, [ListedUnit(run.unit.params, again.get(run.kind, ())) for run in every])
 
     def buckets(self, layout: Layout, pp_rank: int) -> tuple[Bucket, ...]:
         """The buckets of a rank."""

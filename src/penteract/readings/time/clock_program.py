@@ -5,17 +5,16 @@ and writes, and the copies that run during a neighbouring unit. Equal layers in 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from penteract.ops.declarations.registry import is_attention_backward
-from penteract.ops.params import Param
-from penteract.parallel.bucket_plans import BucketPlan
 from penteract.parallel.data import Bucket
-from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, NEVER, LayerProgram, LayerType
+from penteract.readings.buckets.listed import ListedPlans
+from penteract.readings.layers.layer_program import NEVER, LayerProgram, LayerType
 from penteract.readings.time.clock import WAIT, Op
 from penteract.readings.time.ops import ActionOps, BucketOps
 from penteract.readings.time.rank_clock import Clock, PlacedSegment
@@ -75,8 +74,7 @@ class ClockProgram:
 
     layer_types   the types of its units, in the order of forward; `chunks`: the units of each chunk
     layers        of each type: the layer program, and its ops by action
-    bucket_plans  the parameters of each of `buckets`; equal buckets are one object
-    owned         the parameters that each unit is the first to use
+    packed        the bucket plans of each of `buckets`; equal buckets are one object
     depth         units in the ring buffer of parameters
     outside       the inputs of its work outside of the tape
     offloads      whether activations are kept on the host
@@ -87,15 +85,13 @@ class ClockProgram:
     layer_types: Sequence[LayerType]
     chunks: Sequence[range]
     layers: Mapping[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]]
-    bucket_plans: Sequence[BucketPlan]
+    packed: ListedPlans
     buckets: Sequence[Bucket]
-    owned: Sequence[Sequence[Param]]
     depth: int
     outside: OutsideTape
     offloads: bool
     rule: FsdpRule = field(init=False)
-    of: dict[tuple[int, str], int] = field(init=False)  # (unit, parameter) -> bucket
-    alike: list[int] = field(init=False)  # of each bucket: the first one that is the same object
+    alike: Sequence[int] = field(init=False)  # of each bucket: the first one that is the same object
     summed: list[bool] = field(init=False)  # of each bucket: whether its gradients are summed over ranks
     cut_parameters: list[bool] = field(init=False)  # of each bucket: whether it is gathered for each use
     awaited: list[bool] = field(init=False)  # of each bucket: whether it is gathered after the update
@@ -115,18 +111,17 @@ class ClockProgram:
     outside_ops: dict[tuple[str, int], tuple[Op, ...]] = field(default_factory=dict[tuple[str, int], tuple[Op, ...]])
 
     def __post_init__(self) -> None:
-        """Make the FSDP rule of the buckets, and find the bucket of each unit's parameters."""
+        """Make the FSDP rule of the buckets, and ask the distinct ones."""
         cuts = [
             Cut(plan.unit, b.cut_parameters, b.cut_gradients, b.shards, b.replicate_ranks)
-            for plan, b in zip(self.bucket_plans, self.buckets, strict=True)
+            for plan, b in zip(self.packed.plans, self.buckets, strict=True)
         ]
         self.rule = FsdpRule(cuts, self.depth)
-        self.of = dict(self._owners())
-        first: dict[int, int] = {}
-        self.alike = [first.setdefault(id(bucket), b) for b, bucket in enumerate(self.buckets)]
-        self.summed = self._of_each(first.values(), lambda b: b.summed)
-        self.cut_parameters = self._of_each(first.values(), lambda b: b.cut_parameters)
-        self.awaited = self._of_each(first.values(), lambda b: b.gathered_after_update)
+        self.alike = self.packed.alike
+        first = dict.fromkeys(self.alike)
+        self.summed = self._of_each(first, lambda b: b.summed)
+        self.cut_parameters = self._of_each(first, lambda b: b.cut_parameters)
+        self.awaited = self._of_each(first, lambda b: b.gathered_after_update)
         self.gathered = {b: (unit, i) for unit, own in self.rule.cut.items() for i, b in enumerate(own)}
 
     def _of_each(self, distinct: Iterable[int], ask: Callable[[Bucket], bool]) -> list[bool]:
@@ -143,7 +138,7 @@ class ClockProgram:
         return found
 
     def _pass(self, action: str, units: Sequence[int]) -> Pass:
-        cut, awaited, of = self.cut_parameters, self.awaited, self.of
+        cut, awaited, of = self.cut_parameters, self.awaited, self.packed.of
         turns: list[tuple[At, int]] = []
         reads: dict[int, At] = {}
         first: dict[int, At] = {}
@@ -201,23 +196,6 @@ class ClockProgram:
                 if is_attention_backward(layer.sites[place].op_name, phase)
             ]  # fmt: skip
         return self._attentions[key]
-
-    def _owners(self) -> Iterator[tuple[tuple[int, str], int]]:
-        """The bucket of each (unit, parameter). Equal layers share `Param` objects: bucket plans take them in the order
-        of backward."""
-        units, ends = defaultdict[int, list[int]](list), defaultdict[str, list[int]](list)
-        for unit in reversed(range(len(self.layer_types))):
-            for p in self.owned[unit]:
-                units[id(p)].append(unit)
-            if self.layer_types[unit] in EMBEDDING_AND_HEAD:  # embedding and head may be tied
-                for name in {name for site in self.layers[self.layer_types[unit]][0].sites for name in site.params}:
-                    ends[name].append(unit)
-        turn = {p: iter(some) for p, some in units.items()}
-        for b, plan in enumerate(self.bucket_plans):
-            for p in plan.params:
-                yield (next(turn[id(p)]), p.name), b
-                for other in ends.get(p.name, ()):
-                    yield (other, p.name), b
 
     # ---- segments --------------------------------------------------------------------------------------------
 

@@ -137,7 +137,7 @@ class Places:
             some.sort()
         home, count = dict[int, tuple[int, int]](), defaultdict[int, int](int)
         for b, (_, walk, at) in sorted(written.items(), key=lambda item: (item[1][0], item[1][2], item[0])):
-            bucket, unit = program.buckets[b], program.bucket_plans[b].unit
+            bucket, unit = program.buckets[b], program.packed.plans[b].unit
             if unit == NONE or not bucket.cut_gradients:
                 unit = program.walk(walk).units[at[0]]
                 if not bucket.across_pp_ranks:

@@ -204,36 +204,27 @@ class StepClock:
         """The program of pipeline coordinate `r`, which has these units. Layouts with equal inputs share one object."""
         mesh = Mesh(layout)
         rank, bucket_planner = first_rank(mesh, r), self.composer.bucket_planner
-        streams, placed, bucket_plans = (
-            Streams(mesh, rank),
-            bucket_planner.placed(layout, r),
-            tuple(bucket_planner.bucket_plans(layout, r)),
-        )
+        streams, packed = Streams(mesh, rank), bucket_planner.listed(layout, runs, r)
         layers: dict[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]] = {}
         for kind in dict.fromkeys(run.kind for run in runs.units):
             layer = self.composer.layer_program(layout, kind)
             layers[kind] = layer, self.layer_ops(layout, layer, streams.axes)
-        distinct: dict[object, Bucket] = {}
-        buckets: list[Bucket] = []
-        for plan in bucket_plans:
-            key = plan.kind
-            if key not in distinct:
-                distinct[key] = bucket_of(plan, mesh, rank)
-            buckets.append(distinct[key])
+        distinct = {i: bucket_of(packed.plans[i], mesh, rank) for i in dict.fromkeys(packed.alike)}
+        buckets = [distinct[i] for i in packed.alike]
         ops = BucketOps(buckets, self.bucket_costs, streams)
         layer_start, chunks = 0, list[range]()
         for chain in self.composer.layers_of_rank(layout, r):
             chunks.append(range(layer_start, layer_start := layer_start + sum(n for _, n in chain)))
-        layer_types = [kind for kind, _ in placed]
+        layer_types = [run.kind for run in runs.units for _ in range(run.number)]
         outside = self._outside_tape_inputs(rank, layer_types, layers, buckets)
         for b in distinct.values():
             _open_streams(ops, b)
         for reduction in (*at_begin(outside, targets_counted=True), *after_backward(outside), totals(outside)):
             if len(group := mesh.group(reduction.axis, rank)) > 1:
                 streams.of(group, PART["update"])
-        owned, places = [params for _, params in placed], depth(layout, len(layer_types))
-        return ClockProgram(self._clock(tuple(streams.parts)), ops, layer_types, chunks, layers, bucket_plans, buckets,
-                            owned, places, outside, bool(layout.offload))  # fmt: skip
+        places = depth(layout, len(layer_types))
+        return ClockProgram(self._clock(tuple(streams.parts)), ops, layer_types, chunks, layers, packed, buckets,
+                            places, outside, bool(layout.offload))  # fmt: skip
 
     def _outside_tape_inputs(
         self, rank: int, layer_types: Sequence[LayerType], layers: Mapping[LayerType, tuple[LayerProgram, object]],
