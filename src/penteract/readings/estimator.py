@@ -140,11 +140,14 @@ class Estimator:
         return self.memory.at_least(layout, self.memory.least(layout))
 
     def played(self, estimate: LayoutEstimate) -> Seconds:
-        """A tighter lower bound of the step time than the estimate's own, by the waits of its schedule, if that has so
-        few passes that the bound costs little."""
-        bound, lay = estimate.at_least, estimate.layout
+        """A tighter lower bound of the step time than the estimate's own, by what passes lose beside their own
+        collectives, and by the waits of its schedule, if that has so few passes that this bound costs little."""
+        bound, lay, bounds = estimate.at_least, estimate.layout, self.bounds
+        if max(lay.tp, lay.cp, lay.ep) > 1:
+            bounds = bounds.beside
+            bound = max(bound, bounds.of(lay))
         few = lay.stages * lay.gradient_accumulation_steps <= _FEW_PASSES
-        return max(bound, self.bounds.played(lay)) if lay.pp > 1 and few else bound
+        return max(bound, bounds.played(lay)) if lay.pp > 1 and few else bound
 
     def closer(self, estimate: LayoutEstimate) -> Seconds:
         """The same by the pipeline rank with the longest passes. It costs more, but far less than a simulation."""

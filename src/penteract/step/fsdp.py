@@ -46,11 +46,13 @@ class UnitReads(NamedTuple):
     reads      the units whose sharded parameters are read, in order, each with its first reader
     writes     for each bucket with sharded gradients: first writer, bucket, last writer; ordered by the first
     attention  backward passes of attention, in order
+    reused     of each of `writes`: where another unit takes its entry in the ring buffer, or None
     """
 
     reads: Sequence[tuple[At, int]]
     writes: Sequence[tuple[At, int, At]]
     attention: Sequence[At]
+    reused: Sequence[At | None]
 
 
 class FsdpState(NamedTuple):
@@ -184,7 +186,19 @@ class FsdpRule:
                 elif not writes and buckets[b].cut_parameters and (not reads or reads[-1][1] != unit):
                     reads.append((at, unit))
         writes = [(at, b, last[b]) for at, b in sorted((at, b) for b, at in first.items())]
-        return UnitReads(reads, writes, attention)
+        return UnitReads(reads, writes, attention, self.reused(writes))
+
+    def reused(self, writes: Sequence[tuple[At, int, At]]) -> list[At | None]:
+        """For each of these buckets: where another unit takes its entry, or None."""
+        units = [self.buckets[b].unit for _, b, _ in writes]
+        found, begins = list[At | None](), dict[int, tuple[int, At, At | None]]()
+        for (at, _, _), unit in reversed(list(zip(writes, units, strict=True))):
+            # The unit that holds the entry next, where it begins, and where the one after it does.
+            held, begin, then = begins.get(unit % DEPTH, (NONE, None, None))
+            over = then if held == unit else begin
+            begins[unit % DEPTH] = unit, at, over
+            found.append(over)
+        return found[::-1]
 
     def action(
         self, left: FsdpState, passing: UnitReads, due: Due, following: int, last: Callable[[int], bool]
@@ -267,10 +281,9 @@ class FsdpRule:
         """
         if not (writes := passing.writes):
             return left
-        reused = self._reused_at(writes)
         leaving, tenant, closed = list(map(list, left)), [NONE] * DEPTH, {b: at for _, b, at in writes}
         before, buckets = around.before, self.buckets
-        for (at, b, until), over in zip(writes, reused, strict=True):
+        for (at, b, until), over in zip(writes, passing.reused, strict=True):
             unit = buckets[b].unit
             entry = unit % DEPTH
             here = before[at]
@@ -285,18 +298,6 @@ class FsdpRule:
             around.due(until, passing.attention, over).append(("reduce", b))
             leaving[entry].append((b, last(b)))
         return tuple(map(tuple, leaving))
-
-    def _reused_at(self, writes: Sequence[tuple[At, int, At]]) -> list[At | None]:
-        """For each of these buckets: where another unit takes its entry."""
-        units = [self.buckets[b].unit for _, b, _ in writes]
-        found, begins = list[At | None](), dict[int, tuple[int, At, At | None]]()
-        for (at, _, _), unit in reversed(list(zip(writes, units, strict=True))):
-            # The unit that holds the entry next, where it begins, and where the one after it does.
-            held, begin, then = begins.get(unit % DEPTH, (NONE, None, None))
-            over = then if held == unit else begin
-            begins[unit % DEPTH] = unit, at, over
-            found.append(over)
-        return found[::-1]
 
     def _reduce(self, events: list[Event], waiting: int, bucket: int) -> int:
         """Reduce a bucket. -> the bucket whose all-reduce over replicas is due next, or NONE."""

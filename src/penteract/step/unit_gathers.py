@@ -35,7 +35,7 @@ class _RingBuffer:
     def action(self, action: _Action) -> tuple[int, list[int]]:
         """Apply the rule."""
         left, own, following = action
-        passing = UnitReads([(k, unit) for k, unit in enumerate(own)], writes=(), attention=())
+        passing = UnitReads([(k, unit) for k, unit in enumerate(own)], writes=(), attention=(), reused=())
         before, _, then = self.rule.action(self.states[left], passing, Due(), following, lambda _: False)
         gathered = [unit for events in before.values() for question, unit in events if question == "gather"]
         return self.states.number(then), gathered

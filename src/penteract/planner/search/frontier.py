@@ -79,7 +79,7 @@ class Frontier:
         elif rest := waiting.price(self.found):
             self._left[serial] = rest
             self.seconds.append((bound, rest))
-            heappush(self._heap, (bound, serial, 0))
+            heappush(self._heap, (max(bound, rest.rough_bound(self.largest)), serial, 0))
         else:
             del self._left[serial]
 

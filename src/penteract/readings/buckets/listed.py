@@ -4,7 +4,7 @@ share one list."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from penteract.ops.params import Param
@@ -24,23 +24,23 @@ class ListedPlans(NamedTuple):
 
     plans  in the order in which backward finishes them
     alike  of each plan: the first that is of the same kind
-    of     (unit, parameter) -> the number of its plan
+    of     of each unit: parameter -> the number of its plan
     """
 
     plans: tuple[BucketPlan, ...]
     alike: tuple[int, ...]
-    of: Mapping[tuple[int, str], int]
+    of: Sequence[Mapping[str, int]]
 
 
 def listed(plans: Iterable[BucketPlan], units: Sequence[ListedUnit]) -> ListedPlans:
     """List the plans of a rank with these units, in the order of forward."""
     every, first = tuple(plans), dict[Hashable, int]()
     alike = tuple([first.setdefault(plan.kind, i) for i, plan in enumerate(every)])
-    return ListedPlans(every, alike, dict(_owners(every, units)))
+    return ListedPlans(every, alike, _owners(every, units))
 
 
-def _owners(plans: Sequence[BucketPlan], units: Sequence[ListedUnit]) -> Iterator[tuple[tuple[int, str], int]]:
-    """The plan of each (unit, parameter). Equal layers share `Param` objects: plans take them in the order of
+def _owners(plans: Sequence[BucketPlan], units: Sequence[ListedUnit]) -> Sequence[Mapping[str, int]]:
+    """The plan of each parameter, by unit. Equal layers share `Param` objects: plans take them in the order of
     backward."""
     owning, others = defaultdict[int, list[int]](list), defaultdict[str, list[int]](list)
     for number in reversed(range(len(units))):
@@ -48,9 +48,10 @@ def _owners(plans: Sequence[BucketPlan], units: Sequence[ListedUnit]) -> Iterato
             owning[id(p)].append(number)
         for name in units[number].again:  # embedding and head may be tied
             others[name].append(number)
-    turn = {p: iter(some) for p, some in owning.items()}
+    turn, of = {p: iter(some) for p, some in owning.items()}, [dict[str, int]() for _ in units]
     for i, plan in enumerate(plans):
         for p in plan.params:
-            yield (next(turn[id(p)]), p.name), i
+            of[next(turn[id(p)])][p.name] = i
             for other in others.get(p.name, ()):
-                yield (other, p.name), i
+                of[other][p.name] = i
+    return of

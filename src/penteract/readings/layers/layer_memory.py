@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.ops.declarations import declaration_of
+from penteract.ops.declarations import OpDeclaration, declaration_of
 from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
@@ -71,6 +71,9 @@ class LayerMemoryReading:
     widths: Widths
     imbalance: float = 1.0  # of experts' rows
     memos: Memos = field(default_factory=Memos)
+    workspaces: dict[tuple[OpDeclaration, Site, Phase, Load], Bytes] = field(
+        default_factory=dict[tuple[OpDeclaration, Site, Phase, Load], Bytes]
+    )
 
     @tracked
     def measure(self, layout: Layout, layer: LayerProgram) -> LayerMemory:
@@ -120,9 +123,13 @@ class LayerMemoryReading:
         sites, jobs = layer.shapes.sites, [job for job in layer.outline.jobs if job[1] in _RUNS]
         return max([self._workspace(layout, sites[place], phase, load) for place, phase in jobs], default=0)
 
-    @tracked
     def _workspace(self, layout: Layout, site: Site, phase: Phase, load: Load) -> Bytes:
-        return declaration_of(site, layout).workspace(phase, shapes(site, load), site.weights, site.attrs, self.widths)
+        """It depends on the layout only by the implementation that this chooses."""
+        key = (declaration_of(site, layout), site, phase, load)
+        if (found := self.workspaces.get(key)) is None:
+            about = (shapes(site, load), site.weights, site.attrs, self.widths)
+            found = self.workspaces[key] = key[0].workspace(phase, *about)
+        return found
 
 
 def _most_at_once(registers: Iterable[tuple[Life, Bytes]]) -> dict[str, Bytes]:

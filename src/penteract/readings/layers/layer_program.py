@@ -36,6 +36,7 @@ from penteract.readings.layers.expert_load import Balanced, Load
 from penteract.readings.layers.outline import Outline, Signature, signature, sites_of
 from penteract.readings.layers.reads import Memos, changed, tracked
 from penteract.readings.layers.sized import OPEN, Sized, sized
+from penteract.readings.layers.touches import NEVER, Touches
 from penteract.step.events import READS
 from penteract.step.offsets import Span, aligned
 from penteract.units import Bytes
@@ -55,9 +56,6 @@ class LayerType(NamedTuple):
 EMBEDDING, HEAD = EMBEDDING_AND_HEAD = (LayerType("embedding"), LayerType("head"))
 
 
-NEVER = -1  # no call
-
-
 @dataclass(frozen=True, eq=False)
 class LayerProgram:
     """One pass of a micro-batch through the embedding, a layer or the head on a rank. `layer_memory.py` gives its
@@ -65,12 +63,14 @@ class LayerProgram:
 
     `shapes` of its tape; `sites`: those of the tape, then those of copies
     `sizes`  a cache: bytes of registers, and of their aligned size in an arena, by load
+    `touched` a cache of `touches`
     """
 
     outline: Outline
     shapes: Sized
     sites: Sequence[Site]
     sizes: dict[Load, Sizes]
+    touched: dict[str, Touches] = field(default_factory=dict[str, Touches])
 
     @property
     def inputs(self) -> Mapping[str, Spec]:
@@ -89,6 +89,13 @@ class LayerProgram:
         for action, calls in self.outline.calls.items():
             jobs = (self.outline.jobs[job] for job in {job for job, _, _ in calls})
             found[action] = frozenset(n for at, phase in jobs if phase in READS for n in self.sites[at].params)
+        return found
+
+    def touches(self, action: str) -> Touches:
+        """Where an action reads parameters and writes their gradients."""
+        if (found := self.touched.get(action)) is None:
+            jobs = [self.outline.jobs[job] for job, _, _ in self.outline.calls.get(action, ())]
+            found = self.touched[action] = Touches.of(jobs, self.sites)
         return found
 
     def reads_message(self, action: str) -> int:

@@ -93,14 +93,25 @@ _NOTHING = Once(0.0, 0.0, 0.0, 0.0, {}, {})
 
 @dataclass(slots=True)
 class Bounds:
-    """Lower bounds of simulated steps. Sums that layouts share are computed once."""
+    """Lower bounds of simulated steps. Sums that layouts share are computed once. `slower`: millionths by which passes
+    are computed more slowly beside their own collectives."""
 
     steps: StepClock
+    slower: int = 0
     memos: Memos = field(default_factory=Memos)
     of_groups: dict[object, list[Passes]] = field(default_factory=dict[object, "list[Passes]"])
     chunks: dict[object, Chunk] = field(default_factory=dict[object, "Chunk"])
     counts: dict[object, tuple[int, ...]] = field(default_factory=dict[object, tuple[int, ...]])  # of gathers
     _best: Bounds | None = None
+    _beside: Bounds | None = None
+
+    @property
+    def beside(self) -> Bounds:
+        """Bounds by passes that lose what they lose beside their own collectives. They are closer, where layers have
+        such, and cost as much again."""
+        if self._beside is None:
+            self._beside = Bounds(self.steps, self.steps.slower)
+        return self._beside
 
     def of(self, layout: Layout) -> Seconds:
         """The bound of a layout's step."""
@@ -205,7 +216,8 @@ class Bounds:
     def _idle(self, layout: Layout, layer: LayerProgram) -> IdleLayer:
         ops = self.steps.layer_ops(layout, layer, _SEPARATE)
         return IdleLayer({
-            name: from_idle(own, self.steps.launch_ps, layer.reads_message(name)) for name, own in ops.items()
+            name: from_idle(own, self.steps.launch_ps, layer.reads_message(name), self.slower)
+            for name, own in ops.items()
         })  # fmt: skip
 
     # ---- buckets ---------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from penteract.ops.declarations.registry import is_attention_backward
 from penteract.parallel.data import Bucket
 from penteract.readings.buckets.listed import ListedPlans
-from penteract.readings.layers.layer_program import NEVER, LayerProgram, LayerType
+from penteract.readings.layers.layer_program import LayerProgram, LayerType
+from penteract.readings.layers.touches import NEVER
 from penteract.readings.time.clock import WAIT, Op
 from penteract.readings.time.ops import ActionOps, BucketOps
 from penteract.readings.time.rank_clock import Clock, PlacedSegment
@@ -35,16 +35,6 @@ class Cut(NamedTuple):
     cut_gradients: bool
     shards: int
     replicate_ranks: tuple[int, ...]
-
-
-class Touched(NamedTuple):
-    """A parameter of a layer in one action: where it is first read, and where its gradient is first and last
-    written."""
-
-    name: str
-    read: int
-    written: int
-    last: int
 
 
 class Pass(NamedTuple):
@@ -96,12 +86,6 @@ class ClockProgram:
     cut_parameters: list[bool] = field(init=False)  # of each bucket: whether it is gathered for each use
     awaited: list[bool] = field(init=False)  # of each bucket: whether it is gathered after the update
     gathered: dict[int, tuple[int, int]] = field(init=False)  # buckets gathered by unit: unit, number in the unit
-    _touched: dict[tuple[LayerType, str], Sequence[Touched]] = field(
-        default_factory=dict[tuple[LayerType, str], Sequence[Touched]]
-    )
-    _attentions: dict[tuple[LayerType, str], Sequence[int]] = field(
-        default_factory=dict[tuple[LayerType, str], Sequence[int]]
-    )
     _passes: dict[PassKey, Pass] = field(default_factory=dict[PassKey, Pass])
     _rows: dict[PassKey, Sequence[PlacedSegment]] = field(default_factory=dict[PassKey, "Sequence[PlacedSegment]"])
     _segments: dict[Any, int] = field(default_factory=dict[Any, int])
@@ -138,15 +122,17 @@ class ClockProgram:
         return found
 
     def _pass(self, action: str, units: Sequence[int]) -> Pass:
-        cut, awaited, of = self.cut_parameters, self.awaited, self.packed.of
+        cut, awaited = self.cut_parameters, self.awaited
         turns: list[tuple[At, int]] = []
         reads: dict[int, At] = {}
         first: dict[int, At] = {}
         last: dict[int, At] = {}
+        types = [self.layer_types[unit] for unit in units]
+        touches = {kind: self.layers[kind][0].touches(action) for kind in types}
         for k, unit in enumerate(units):
-            turn = NEVER
-            for name, read, written, until in self._touches_of(self.layer_types[unit], action):
-                b = of[unit, name]
+            turn, of = NEVER, self.packed.of[unit]
+            for name, read, written, until in touches[types[k]].params:
+                b = of[name]
                 if read != NEVER:
                     if cut[b]:
                         turn = read if turn == NEVER or read < turn else turn
@@ -162,54 +148,28 @@ class ClockProgram:
                         last[b] = (k, until)
             if turn != NEVER:
                 turns.append(((k, turn), unit))
-        writes = sorted([(at, b) for b, at in first.items() if self.buckets[b].cut_gradients])
-        attention = [(k, at) for k, unit in enumerate(units) for at in self._attention(self.layer_types[unit], action)]
-        unit_reads = UnitReads(turns, [(at, b, last[b]) for at, b in writes], attention)
+        begun = sorted([(at, b) for b, at in first.items() if self.buckets[b].cut_gradients])
+        writes = [(at, b, last[b]) for at, b in begun]
+        attention = [(k, at) for k, kind in enumerate(types) for at in touches[kind].attention]
+        unit_reads = UnitReads(turns, writes, attention, self.rule.reused(writes))
         return Pass(units, unit_reads, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action),
                     self.layers[self.layer_types[units[0]]][0].reads_message(action))  # fmt: skip
-
-    def _touches_of(self, kind: LayerType, action: str) -> Sequence[Touched]:
-        """The parameters that a layer reads or whose gradients it writes."""
-        key = kind, action
-        if key not in self._touched:
-            layer, found = self.layers[kind][0], dict[str, Touched]()
-            jobs = [layer.outline.jobs[job] for job, _, _ in layer.outline.calls.get(action, ())]
-            for pos, (place, phase) in enumerate(jobs):
-                for name in layer.sites[place].params:
-                    _, read, written, last = found.get(name, (name, NEVER, NEVER, NEVER))
-                    if phase == "weight_gradient":
-                        written, last = pos if written == NEVER else written, pos
-                    elif read == NEVER:
-                        read = pos
-                    found[name] = Touched(name, read, written, last)
-            self._touched[key] = tuple(found.values())
-        return self._touched[key]
-
-    def _attention(self, kind: LayerType, action: str) -> Sequence[int]:
-        """Where a layer's backward passes of attention are in an action."""
-        key = kind, action
-        if key not in self._attentions:
-            layer = self.layers[kind][0]
-            jobs = [layer.outline.jobs[job] for job, _, _ in layer.outline.calls.get(action, ())]
-            self._attentions[key] = [
-                pos for pos, (place, phase) in enumerate(jobs)
-                if is_attention_backward(layer.sites[place].op_name, phase)
-            ]  # fmt: skip
-        return self._attentions[key]
 
     # ---- segments --------------------------------------------------------------------------------------------
 
     def row(self, walk: PassKey) -> Sequence[PlacedSegment]:
         """The segments of a pass without bucket events."""
-        if walk not in self._rows:
-            self._rows[walk] = [self.placed(walk, k) for k in range(len(self.walk(walk).units))]
-        return self._rows[walk]
+        if (found := self._rows.get(walk)) is None:
+            through = self.walk(walk)
+            found = self._rows[walk] = [self.placed(through, walk[0], k) for k in range(len(through.units))]
+        return found
 
-    def placed(self, walk: PassKey, k: int, inserted: Inserted = (), needs: tuple[int, ...] = ()) -> PlacedSegment:
+    def placed(
+        self, through: Pass, action: str, k: int, inserted: Inserted = (), needs: tuple[int, ...] = ()
+    ) -> PlacedSegment:
         """The segment of the k-th unit of a pass, with bucket ops inserted. `needs`: buckets that it waits for."""
-        through = self.walk(walk)
         unit = through.units[k]
-        key = (self.layer_types[unit], walk[0], tuple(inserted), through.lent.get(k, ()), k in through.whole)
+        key = (self.layer_types[unit], action, tuple(inserted), through.lent.get(k, ()), k in through.whole)
         if (found := self._segments.get(key)) is None:
             found = self._segments[key] = self._segment(*key)
         return found, unit, needs

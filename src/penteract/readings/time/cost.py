@@ -15,7 +15,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import AXES, Mesh
 from penteract.config.precision.policy import Policy
 from penteract.ops.collectives import payload
-from penteract.ops.declarations import declaration_of
+from penteract.ops.declarations import OpDeclaration, declaration_of
 from penteract.ops.declarations.declaration import FLOAT, CallShapes, Product
 from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.spec import Spec, Widths
@@ -36,6 +36,8 @@ Part = str  # compute, attention, pointwise, launch, or the dimension whose traf
 DIMENSION: Mapping[str, Part] = {name: axis.dimension for name, axis in AXES.items() if axis.dimension}
 ScaleReduce = tuple[str, Seconds]  # the all-reduce of a scale that a kernel needs first: its axis, its seconds
 Cost = tuple[Part, Seconds, ScaleReduce | None]
+CallCost = tuple[Part, Seconds, str, int]  # the same in any layout: the axis, how many scales are reduced over it first
+CallKey = tuple[OpDeclaration, Site, Phase, Load]
 Wire = tuple[str, tuple[int, ...], Seconds]  # a collective, its ranks
 
 
@@ -43,7 +45,7 @@ Wire = tuple[str, tuple[int, ...], Seconds]  # a collective, its ranks
 class DeviceCosts:
     """Seconds of the calls of a rank: from rates, the size of a node, and the spread of its groups over nodes.
 
-    costs   cached seconds of calls and collectives, shared by layouts
+    costs   cached seconds of calls, shared by layouts that choose the same implementation
     spans   cached spans of axes, shared by layouts; `own`: those of this one
     """
 
@@ -52,7 +54,7 @@ class DeviceCosts:
     mesh: Mesh
     gpus_per_node: int
     load: Load
-    costs: Memo[Cost] = field(default_factory=Memo[Cost])
+    costs: dict[CallKey, CallCost] = field(default_factory=dict[CallKey, CallCost])
     spans: Memo[GroupSpan] = field(default_factory=Memo[GroupSpan])
     own: dict[str, GroupSpan] = field(default_factory=dict[str, GroupSpan], compare=False)
 
@@ -88,24 +90,24 @@ class DeviceCosts:
 
     def call(self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...]) -> Cost:
         """The cost of a call, by the implementation that serves it."""
-        key = (site, phase, self.load)
-        return self.costs.ask(self.mesh.layout, key, self._call, site, phase, specs, registers)
+        declaration = declaration_of(site, self.mesh.layout)
+        key = (declaration, site, phase, self.load)
+        if (found := self.costs.get(key)) is None:
+            found = self.costs[key] = self._call(declaration, site, phase, specs, registers)
+        part, seconds, axis, n = found
+        if not n or self.mesh.size(axis) == 1:
+            return part, seconds, None
+        return part, seconds, (axis, self.rates.collective("all_reduce", self.span(axis), n * FLOAT))
 
     def _call(
-        self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...], layout: Layout
-    ) -> Cost:  # fmt: skip
-        """The cost in a layout. It depends on the layout only if the op has several implementations."""
-        call, declaration = (
-            CallShapes(phase, shapes(site, self.load), site.weights, site.attrs),
-            declaration_of(site, layout),
-        )
-        axis, n = declaration.all_reduced_max(phase, call.ins, site.weights, site.attrs)
+        self, declaration: OpDeclaration, site: Site, phase: Phase, specs: Mapping[int, Spec],
+        registers: tuple[int, ...],
+    ) -> CallCost:  # fmt: skip
+        call = CallShapes(phase, shapes(site, self.load), site.weights, site.attrs)
         part, seconds = declaration.cost(
             self.rates, call, self.widths, lambda: [self.bytes_of(specs[r]) for r in registers]
         )
-        if not n or Mesh(layout).size(axis) == 1:
-            return part, seconds, None
-        return part, seconds, (axis, self.rates.collective("all_reduce", self._span(axis, layout), n * FLOAT))
+        return part, seconds, *declaration.all_reduced_max(phase, call.ins, site.weights, site.attrs)
 
 
 def seconds_alone(layer: LayerProgram, device: DeviceCosts) -> dict[int, Seconds]:

@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from penteract.parallel.bucket_plans import NONE
-from penteract.readings.layers.layer_program import NEVER
+from penteract.readings.layers.touches import NEVER
 from penteract.readings.time.clock import PART, WAIT, Key, Op
 from penteract.readings.time.clock_program import At, ClockProgram, PassKey
 from penteract.readings.time.ops import DATA
@@ -21,7 +21,7 @@ from penteract.schedule.actions import Compute
 from penteract.schedule.in_flight import compute_lists
 from penteract.schedule.registry import ScheduleName
 from penteract.step import names
-from penteract.step.fsdp import Due, Event, NumberedStates, upcoming
+from penteract.step.fsdp import Due, Event, NumberedStates, Table, upcoming
 from penteract.step.walk import closing, opening
 
 PIPELINE = PART["pipeline"]
@@ -29,6 +29,7 @@ _GATHERS = ("gather", "wait_all_gather")
 _KEYED = ("widen", "gather")  # these wait for an op in flight, or start one
 _OF_BUCKETS = (*_KEYED, "measure", "update")
 _NO_KEY: Key = ("", 0, 0)
+_NO_BUCKETS = frozenset[int]()
 
 
 class Spot(NamedTuple):
@@ -108,14 +109,14 @@ class Places:
     needs    by kind of action: where buckets that are gathered after the update are first read
     sums     by kind of action: where buckets that are reduced once a step are last written
     written  of each bucket: the last action that writes it (its place in `Order.lasts`), its kind, the position there
-    closed   the kinds of action that are the last to write some bucket
+    done     by kind of action: the buckets that it is the last to write
     home     of each bucket: the unit in the keys of its reductions, and its number among the buckets of that unit
     """
 
     needs: Mapping[PassKey, Sequence[tuple[At, int]]]
     sums: Mapping[PassKey, Sequence[tuple[At, int]]]
     written: Mapping[int, tuple[int, PassKey, At]]
-    closed: frozenset[PassKey]
+    done: Mapping[PassKey, frozenset[int]]
     home: Mapping[int, tuple[int, int]]
     shared: Shared
 
@@ -148,8 +149,10 @@ class Places:
         places = tuple([(b, walk, at) for b, (_, walk, at) in written.items()])
         first_reads = tuple([(walk, tuple(some)) for walk, some in needs.items()])
         shared = program.derived.setdefault((places, first_reads), Shared())
-        closed = frozenset([walk for _, walk, _ in written.values()])
-        return Places(dict(needs), dict(sums), written, closed, home, shared)
+        done = defaultdict[PassKey, list[int]](list)
+        for b, (_, walk, _) in written.items():
+            done[walk].append(b)
+        return Places(dict(needs), dict(sums), written, {w: frozenset(b) for w, b in done.items()}, home, shared)
 
 
 @cache
@@ -210,7 +213,7 @@ class _Derivation:
         """The spot of other actions of its kind, if this one has the same events: being the first matters only where
         buckets are read first, being the last only where some are written last."""
         walk, first, last = spot
-        return Spot(walk, first and walk in self.places.needs, last and walk in self.places.closed)
+        return Spot(walk, first and walk in self.places.needs, last and walk in self.places.done)
 
     def _action(self, spot: Spot, number: int, following: int) -> tuple[int, int, tuple[Event, ...]]:
         """The number of an action's loops, that of the FSDP state after it, and its events of reductions. `number`:
@@ -218,20 +221,36 @@ class _Derivation:
         walk, first, last = spot
         program, places, through = self.program, self.places, self.program.walk(walk)
         due = Due(places.needs.get(walk, ()) if first else (), places.sums.get(walk, ()) if last else ())
+        done = places.done.get(walk, _NO_BUCKETS) if last else _NO_BUCKETS
         before, after, left = program.rule.action(
-            self.shared.lefts[number], through.unit_reads, due, following,
-            lambda b: last and places.written[b][1] == walk,
-        )  # fmt: skip
-        inserted: dict[int, list[tuple[int, int, int]]] = {}
-        needs: dict[int, tuple[int, ...]] = {}
-        sums: list[Event] = []
-        units = through.units
-        alike, summed, gathered, homes = program.alike, program.summed, program.gathered, places.home
-        made = self.shared.made
-        events = [(at, when, some) for when, table in enumerate((before, after)) for at, some in table.items()]
+            self.shared.lefts[number], through.unit_reads, due, following, done.__contains__
+        )
+        inserted, needs = dict[int, list[tuple[int, int, int]]](), dict[int, tuple[int, ...]]()
+        sums = self._insert(before, after, through.units, inserted, needs) if before or after else ()
+        if through.arrives != NEVER:  # wait for the message after bucket events, right before it is read
+            inserted.setdefault(0, []).append((through.arrives, 0, self._number(("m", 0, 0, 0))))
+        row = program.row(walk)
+        if inserted:
+            row = [*row]
+            for k, own in inserted.items():
+                row[k] = program.placed(through, walk[0], k, own, needs.get(k, ()))
+        return program.clock.action(repeats(row)), self.shared.lefts.number(left), sums
+
+    def _insert(
+        self, before: Table, after: Table, units: Sequence[int], inserted: dict[int, list[tuple[int, int, int]]],
+        needs: dict[int, tuple[int, ...]],
+    ) -> tuple[Event, ...]:  # fmt: skip
+        """Number the ops of an action's bucket events, by the unit in which they are `inserted`. `needs`: of each unit,
+        the buckets that are gathered after the last update. Returns the events of reductions."""
+        alike, summed, gathered = self.program.alike, self.program.summed, self.program.gathered
+        homes, made, here, unit, own = self.places.home, self.shared.made, NONE, NONE, list[tuple[int, int, int]]()
+        events: list[tuple[At, int, Sequence[Event]]] = [(at, 0, some) for at, some in before.items()]
+        events += [(at, 1, some) for at, some in after.items()]
         events.sort()
+        sums: list[Event] = []
         for (k, pos), when, some in events:
-            unit, own = units[int(k)], inserted.setdefault(int(k), [])
+            if k != here:
+                here, unit, own = k, units[k], inserted.setdefault(k, [])
             for event in some:
                 question, b = event
                 if question == "acquire_gradient_buffer":
@@ -249,13 +268,10 @@ class _Derivation:
                     continue
                 # The same for equal buckets at the same distance in units.
                 key = (question, alike[b], home - unit, place)
-                own.append((pos, when, made[key] if key in made else self._number(key, b)))
-        if through.arrives != NEVER:  # wait for the message after bucket events, right before it is read
-            inserted.setdefault(0, []).append((through.arrives, 0, self._number(("m", 0, 0, 0))))
-        row = [*program.row(walk)]
-        for k, own in inserted.items():
-            row[k] = program.placed(walk, k, own, needs.get(k, ()))
-        return program.clock.action(repeats(row)), self.shared.lefts.number(left), tuple(sums)
+                if (number := made.get(key)) is None:
+                    number = self._number(key, b)
+                own.append((pos, when, number))
+        return tuple(sums)
 
     def _event(self, question: str, b: int) -> int:
         """The number of the ops of a reduction outside of the actions."""

@@ -31,12 +31,13 @@ class IdleLayer:
     actions: Mapping[str, Idle]
 
 
-def from_idle(ops: ActionOps, launched: Callable[[str], int], reads: int) -> Idle:
+def from_idle(ops: ActionOps, launched: Callable[[str], int], reads: int, slower: int) -> Idle:
     """An action simulated with nothing in flight and the host far ahead. Copies that run during neighbours are not
-    counted. `reads`: the call that is the first to read what another stage sends; recomputation comes before it."""
+    counted. `reads`: the call that is the first to read what another stage sends; recomputation comes before it.
+    `slower`: millionths by which it computes more slowly beside its own collectives: these are in its slack."""
     calls = [op for some in ops.own for op in some]
     free, none = [0] * (FIRST + len(AXES)), [0] * len(calls)
-    played = simulate(calls, free, {}, -LONG, none, 0, (0,) * len(free))
+    played = simulate(calls, free, {}, -LONG, none, slower, (0,) * len(free))
     worked = sum([op[1] for op in calls if op[0] == RUN])
     waits = _at_once(calls)
     slack = played.done - worked - waits

@@ -23,9 +23,9 @@ from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import GroupSpan, Rates
 from penteract.readings.layers.layer_program import LayerProgram, LayerType
 from penteract.readings.layers.reads import Memo, Memos, tracked
-from penteract.readings.time.clock import PART, PS, ps
+from penteract.readings.time.clock import MILLION, PART, PS, ps
 from penteract.readings.time.clock_program import ClockProgram
-from penteract.readings.time.cost import BucketCosts, Cost, DeviceCosts
+from penteract.readings.time.cost import BucketCosts, CallCost, CallKey, DeviceCosts
 from penteract.readings.time.derive import Derived, derive, order_of
 from penteract.readings.time.numbered_schedule import NumberedSchedule, numbered_schedule, period_begins
 from penteract.readings.time.one_rank_bound import alone
@@ -73,7 +73,7 @@ class StepClock:
     at_once: bool = False  # whether the host reads a step's outcome before it launches the next, as `Trainer.step` does
     skip_repeats: bool = True  # whether repeated states are skipped; otherwise all is simulated
     log: Log | None = None  # receives every simulated op; needs a clock that skips and caches nothing
-    costs: Memo[Cost] = field(default_factory=Memo[Cost])
+    costs: dict[CallKey, CallCost] = field(default_factory=dict[CallKey, CallCost])
     spans: Memo[GroupSpan] = field(default_factory=Memo[GroupSpan])
     launches: dict[str, int] = field(default_factory=dict[str, int])
     memos: Memos = field(default_factory=Memos)
@@ -282,6 +282,11 @@ class StepClock:
         load, node = self.composer.load(layout), self.cluster.gpus_per_node
         return DeviceCosts(self.rates, self.composer.widths, Mesh(layout), node, load, self.costs, self.spans)
 
+    @property
+    def slower(self) -> int:
+        """Millionths by which a collective slows compute."""
+        return round((self.rates.contention - 1) * MILLION)
+
     def launch_ps(self, name: str) -> int:
         """Picoseconds that the host needs to launch an op of this name."""
         if name not in self.launches:
@@ -291,10 +296,9 @@ class StepClock:
     def _clock(self, owner: tuple[int, ...]) -> Clock:
         """The clock of ranks with these streams."""
         if owner not in self.clocks:
-            # Parts per million by which a collective slows compute.
-            slower = round((self.rates.contention - 1) * 10**6)
             self.clocks[owner] = Clock(
-                self.launch_ps, slower, owner, skip_repeats=self.skip_repeats, remembers=self.log is None, log=self.log
+                self.launch_ps, self.slower, owner, skip_repeats=self.skip_repeats, remembers=self.log is None,
+                log=self.log,
             )  # fmt: skip
         return self.clocks[owner]
 
