@@ -116,7 +116,7 @@ BOUNDED = {
 @pytest.mark.parametrize("name", BOUNDED)
 def test_bounds_lie_one_below_the_other(name: str) -> None:
     """Of a family, that of all its rows; of a row, rough and its own; of each layout its estimate's, that of a rank
-    alone, and its simulated time; that of a run's first step lies below the time, too."""
+    alone, and its simulated time; those by played passes and of a run's first step lie below the time, too."""
     ask = BOUNDED[name]
     prices, shares = estimator(ask), list[float]()
     rows = [row for family in Space(ask).families(Counter()) for row in Branch(family, prices).rows()]
@@ -133,6 +133,7 @@ def test_bounds_lie_one_below_the_other(name: str) -> None:
             chain = [whole, rough, own, estimate.at_least, prices.closer(estimate), seconds]
             assert all(a <= b * (1 + 1e-9) for a, b in pairwise(chain)), (lay, chain)
             assert played <= first * (1 + 1e-9), (lay, played, first)
+            assert estimate.at_least <= prices.played(estimate) <= seconds * (1 + 1e-9), (lay, seconds)
             assert first <= seconds * (1 + 1e-9), (lay, first, seconds)
     assert max(shares) > 0.1  # they say something, though launches are most of so small a step
 

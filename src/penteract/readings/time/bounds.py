@@ -34,8 +34,8 @@ from penteract.units import Seconds
 _SEPARATE = tuple(range(FIRST, FIRST + len(AXES)))  # every axis on a stream of its own
 _Ranks = tuple[int, ...]
 Pass = Mapping[str, Seconds]  # of one micro-batch in a chunk, by action
-# With what of each action may come before its message, its waits, its slack, and the host's seconds.
-Chunk = tuple[Pass, Pass, Seconds, Seconds, Seconds]
+# With what of each action may come before its message, its waits, its losses, its slack, and the host's seconds.
+Chunk = tuple[Pass, Pass, Seconds, Seconds, Seconds, Seconds]
 
 
 class Passes(NamedTuple):
@@ -44,7 +44,7 @@ class Passes(NamedTuple):
     work   all its passes; `tail`: the backward pass, if there is one chunk: no gradient is complete before it begins
     late   delayed weight gradients, which may come after the input gradient was sent
     on     the forward of the first chunk, once its input is there; `off`: its backward, without weight gradients
-    waits  waits within the passes, without `slack`: waits that more work shortens
+    waits  waits within the passes, without `slack`: waits that more work shortens; `lost`: beside their own collectives
     host   seconds of the host
     chunks the seconds of each action, by chunk; `early`: those that may come before its message, as recomputation does
     """
@@ -55,6 +55,7 @@ class Passes(NamedTuple):
     on: Seconds
     off: Seconds
     waits: Seconds
+    lost: Seconds
     slack: Seconds
     host: Seconds
     chunks: tuple[Pass, ...]
@@ -198,14 +199,15 @@ class Bounds:
         """One micro-batch in a model chunk of these layers."""
         if (found := self.chunks.get(chain)) is None:
             total: dict[str, Seconds] = {}
-            waits = slack = host = 0.0
+            waits = lost = slack = host = 0.0
             for idle, n in chain:
                 for action, result in idle.actions.items():
                     total[action] = total.get(action, 0.0) + n * result.seconds
                     waits, slack, host = waits + n * result.waits, slack + n * result.slack, host + n * result.host
+                    lost += n * result.lost
             ends = {action: chain[0 if action == "Fwd" else -1][0].actions.get(action) for action in total}
             early = {action: end.early for action, end in ends.items() if end is not None and end.early}
-            found = self.chunks[chain] = total, early, waits, slack, host
+            found = self.chunks[chain] = total, early, waits, lost, slack, host
         return found
 
     @tracked
@@ -349,8 +351,9 @@ class Bounds:
                 counted.add((g, id(own)))
                 wire = max([m * own.wires.get(w, 0.0) + wires.get(w, 0.0) for w in (*own.wires, *wires)], default=0.0)
                 # Beside a busy stream a rank computes more slowly, or waits. This and accumulation may use up slack.
-                lost = slower * max(0.0, wire - m * passes[g].waits)
-                more = m * own.accumulate + lost - m * passes[g].slack
+                # Some of what it computes more slowly may be what passes lose beside their own collectives.
+                lost = slower * max(0.0, wire - m * passes[g].waits) - m * passes[g].lost
+                more = m * own.accumulate + max(0.0, lost) - m * passes[g].slack
                 end = max(work + max(0.0, more), work - tail + own.sums) + own.measure
                 bound = max(bound, own.update + end, m * passes[g].host, wire)
                 for ranks, seconds in own.wires_once.items():
@@ -359,12 +362,13 @@ class Bounds:
                 there, back = there + on + border[i], back + off + border[i]
         return bound
 
-    @tracked
     def _borders(self, layout: Layout) -> list[Seconds]:
         """Seconds of the messages that bring the first micro-batch to each rank after the first."""
+        return [] if layout.pp == 1 else self._border_seconds(layout)
+
+    @tracked
+    def _border_seconds(self, layout: Layout) -> list[Seconds]:
         steps, placement = self.steps, layout.placement
-        if layout.pp == 1:
-            return []
         amount = steps.message_bytes(layout)
         seconds = [steps.rates.collective("send", GroupSpan(2, 1 + across), amount) for across in (False, True)]
         pairs = [(placement.locations[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
@@ -373,7 +377,7 @@ class Bounds:
 
 def _of_group(own: Sequence[Chunk]) -> Passes:
     """Sum the chunks of a rank."""
-    passes, early, waits, slack, host = zip(*own, strict=True)
+    passes, early, waits, lost, slack, host = zip(*own, strict=True)
     first, ahead = passes[0], fsum([s for action, s in early[0].items() if action != "Fwd"])
     # With several chunks, or a split backward, some gradients are complete long before the end.
     tail = first.get("Bwd") if len(own) == 1 else None
@@ -382,4 +386,4 @@ def _of_group(own: Sequence[Chunk]) -> Passes:
         fsum([chunk.get("Wgt", 0.0) for chunk in passes]),
     )
     on, off = first["Fwd"] - early[0].get("Fwd", 0.0), first.get("Bwd", 0.0) + first.get("Inp", 0.0) - ahead
-    return Passes(work, tail, late, on, off, sum(waits), sum(slack), sum(host), passes, early)
+    return Passes(work, tail, late, on, off, sum(waits), sum(lost), sum(slack), sum(host), passes, early)

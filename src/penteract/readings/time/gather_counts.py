@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from penteract.schedule.actions import Compute
@@ -32,8 +33,13 @@ class RankOf(NamedTuple):
 
 @cache
 def gathered(rank: RankOf, num_micro_batches: int) -> tuple[int, ...]:
-    """How often a step gathers units of each number. A long schedule is periodic, so it is extrapolated from two
-    shorter ones."""
+    """How often a step gathers units of each number: each once, where the rank keeps them. A long schedule is periodic,
+    so it is extrapolated from two shorter ones."""
+    if rank.keeps:
+        units = Counter[int]()
+        for number, n in chain.from_iterable(rank.chunks):
+            units[number] += n
+        return tuple([units[number] if read else 0 for number, read in enumerate(rank.read)])
     schedule = schedule_of(rank.schedule)
     enough, period = 2 * schedule.steady_after(rank.pp, rank.vpp), 2 * schedule.period(rank.pp, rank.vpp)
     if num_micro_batches <= enough + 2 * period:
