@@ -88,8 +88,8 @@ class StageGroups:
     """The units of pipeline ranks with the same stages, and which ranks these are. Equal ones are one object.
 
     runs    for each model chunk anew
-    joined  with equal neighbours of two chunks as one run: more layouts have the same ones. It is enough to count
-            buckets, which do not end where a chunk ends
+    joined  with equal neighbours as one run, of two chunks or of layers that differ in recomputation: more layouts have
+            the same ones. It is enough to count buckets, which do not end where a chunk ends
     """
 
     runs: tuple[Runs, ...]
@@ -173,8 +173,8 @@ class BucketPlanner:
         """The same units, with equal neighbours as one run."""
         out: list[Units] = []
         for run in runs.units:
-            if out and out[-1][:2] == run[:2]:
-                out[-1] = Units(run.kind, run.unit, out[-1].number + run.number)
+            if out and out[-1].unit is run.unit:
+                out[-1] = out[-1]._replace(number=out[-1].number + run.number)
             else:
                 out.append(run)
         return self._interned_runs(tuple(out))
