@@ -130,7 +130,7 @@ def test_waits_within_a_pass_may_hide_accumulation_and_contention(
     clock = SlowClock(composer, two, replace(Rates.of(two, "bf16"), contention=contention))
     lay = Layout(dp=2, tp=8, zero=zero, micro_batch_size=size, gradient_accumulation_steps=steps, **others)
     bounds = Bounds(clock)
-    assert bounds.of(lay) <= bounds.beside.of(lay) * (1 + 1e-9) <= clock.seconds(lay) * (1 + 2e-9)
+    assert bounds.of(lay) <= bounds.contended.of(lay) * (1 + 1e-9) <= clock.seconds(lay) * (1 + 2e-9)
 
 
 @settings(max_examples=60)
@@ -143,8 +143,8 @@ def test_what_passes_lose_beside_their_own_collectives_is_lost_in_a_step(
     composer = Composer(case.model, longer * case.sequence_length, RECIPES["bf16"])
     steps = StepClock(composer, NODE, replace(Rates.of(NODE, "bf16"), contention=contention))
     bounds, took = Bounds(steps), steps.seconds(lay)
-    assert bounds.of(lay) <= bounds.beside.of(lay) * (1 + 1e-9) <= took * (1 + 2e-9)
-    assert lay.pp == 1 or bounds.played(lay) <= bounds.beside.played(lay) * (1 + 1e-9) <= took * (1 + 2e-9)
+    assert bounds.of(lay) <= bounds.contended.of(lay) * (1 + 1e-9) <= took * (1 + 2e-9)
+    assert lay.pp == 1 or bounds.played(lay) <= bounds.contended.played(lay) * (1 + 1e-9) <= took * (1 + 2e-9)
 
 
 def test_overlapped_tensor_parallelism_is_bounded_closely() -> None:

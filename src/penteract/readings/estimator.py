@@ -144,7 +144,7 @@ class Estimator:
         collectives, and by the waits of its schedule, if that has so few passes that this bound costs little."""
         bound, lay, bounds = estimate.at_least, estimate.layout, self.bounds
         if max(lay.tp, lay.cp, lay.ep) > 1:
-            bounds = bounds.beside
+            bounds = bounds.contended
             bound = max(bound, bounds.of(lay))
         few = lay.stages * lay.gradient_accumulation_steps <= _FEW_PASSES
         return max(bound, bounds.played(lay)) if lay.pp > 1 and few else bound

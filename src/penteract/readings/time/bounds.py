@@ -104,15 +104,15 @@ class Bounds:
     chunks: dict[object, Chunk] = field(default_factory=dict[object, "Chunk"])
     counts: dict[object, tuple[int, ...]] = field(default_factory=dict[object, tuple[int, ...]])  # of gathers
     _best: Bounds | None = None
-    _beside: Bounds | None = None
+    _contended: Bounds | None = None
 
     @property
-    def beside(self) -> Bounds:
+    def contended(self) -> Bounds:
         """Bounds by passes that lose what they lose beside their own collectives. They are closer, where layers have
         such, and cost as much again."""
-        if self._beside is None:
-            self._beside = Bounds(self.steps, self.steps.slower)
-        return self._beside
+        if self._contended is None:
+            self._contended = Bounds(self.steps, self.steps.slower)
+        return self._contended
 
     def of(self, layout: Layout) -> Seconds:
         """The bound of a layout's step."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -15,11 +14,9 @@ from penteract.parallel.bucket_plans import NONE
 from penteract.readings.layers.touches import NEVER
 from penteract.readings.time.clock import PART, WAIT, Key, Op
 from penteract.readings.time.clock_program import At, ClockProgram, PassKey
+from penteract.readings.time.numbered_schedule import Order, Spot
 from penteract.readings.time.ops import DATA
 from penteract.readings.time.rank_clock import MESSAGE, Loop, Loops, PlacedSegment
-from penteract.schedule.actions import Compute
-from penteract.schedule.in_flight import compute_lists
-from penteract.schedule.registry import ScheduleName
 from penteract.step import names
 from penteract.step.fsdp import Due, Event, NumberedStates, Table, upcoming
 from penteract.step.walk import closing, opening
@@ -30,35 +27,6 @@ _KEYED = ("widen", "gather")  # these wait for an op in flight, or start one
 _OF_BUCKETS = (*_KEYED, "measure", "update")
 _NO_KEY: Key = ("", 0, 0)
 _NO_BUCKETS = frozenset[int]()
-
-
-class Spot(NamedTuple):
-    """The kind of an action, and whether it is the first and the last of its kind."""
-
-    walk: PassKey
-    first: bool
-    last: bool
-
-
-class Order(NamedTuple):
-    """The actions of a rank in order, as places in `spots`, which are distinct. The kinds of action in the order of
-    their first ones, and of their last ones."""
-
-    actions: tuple[int, ...]
-    spots: tuple[Spot, ...]
-    firsts: tuple[PassKey, ...]
-    lasts: tuple[PassKey, ...]
-
-    @staticmethod
-    def of(actions: Sequence[Compute]) -> Order:
-        """The order of these actions."""
-        walks, first, last = [(a.kind, a.chunk) for a in actions], dict[PassKey, int](), dict[PassKey, int]()
-        for i, walk in enumerate(walks):
-            first.setdefault(walk, i)
-            last[walk] = i
-        places, own = dict[Spot, int](), [Spot(walk, first[walk] == i, last[walk] == i) for i, walk in enumerate(walks)]
-        numbers = tuple([places.setdefault(spot, len(places)) for spot in own])
-        return Order(numbers, tuple(places), tuple(first), tuple(sorted(last, key=last.__getitem__)))
 
 
 # The number of an action's spot, that of the FSDP state before it, the unit that follows it.
@@ -153,12 +121,6 @@ class Places:
         for b, (_, walk, _) in written.items():
             done[walk].append(b)
         return Places(dict(needs), dict(sums), written, {w: frozenset(b) for w, b in done.items()}, home, shared)
-
-
-@cache
-def order_of(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int, rank: int) -> Order:
-    """The order of a rank's actions in a schedule."""
-    return Order.of([a for a in compute_lists(schedule, pp, vpp, num_micro_batches)[rank] if isinstance(a, Compute)])
 
 
 def derive(program: ClockProgram, order: Order) -> Derived:

@@ -1,4 +1,5 @@
-"""A schedule for the clock: the computations of each pipeline rank, and its sends and receives, all numbered."""
+"""A schedule for the clock: the computations of each pipeline rank, and its sends and receives, all numbered; and of one
+rank, which computations are the first and the last of their kind."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import NamedTuple
 
 from penteract.errors import Bug
 from penteract.parallel.bucket_plans import NONE
+from penteract.readings.time.clock_program import PassKey
 from penteract.schedule.actions import Compute, P2PBatch
 from penteract.schedule.in_flight import action_lists, compute_lists
 from penteract.schedule.registry import ScheduleName, schedule_of
@@ -151,3 +153,38 @@ def _periods(steady: int, period: int, does: Sequence[int], own: Sequence[Comput
                 found.append(Position(before, item))
             before = place + 1
     return found
+
+
+class Spot(NamedTuple):
+    """The kind of an action, and whether it is the first and the last of its kind."""
+
+    walk: PassKey
+    first: bool
+    last: bool
+
+
+class Order(NamedTuple):
+    """The actions of a rank in order, as places in `spots`, which are distinct. The kinds of action in the order of
+    their first ones, and of their last ones."""
+
+    actions: tuple[int, ...]
+    spots: tuple[Spot, ...]
+    firsts: tuple[PassKey, ...]
+    lasts: tuple[PassKey, ...]
+
+    @staticmethod
+    def of(actions: Sequence[Compute]) -> Order:
+        """The order of these actions."""
+        walks, first, last = [(a.kind, a.chunk) for a in actions], dict[PassKey, int](), dict[PassKey, int]()
+        for i, walk in enumerate(walks):
+            first.setdefault(walk, i)
+            last[walk] = i
+        places, own = dict[Spot, int](), [Spot(walk, first[walk] == i, last[walk] == i) for i, walk in enumerate(walks)]
+        numbers = tuple([places.setdefault(spot, len(places)) for spot in own])
+        return Order(numbers, tuple(places), tuple(first), tuple(sorted(last, key=last.__getitem__)))
+
+
+@cache
+def order_of(schedule: ScheduleName, pp: int, vpp: int, num_micro_batches: int, rank: int) -> Order:
+    """The order of a rank's actions in a schedule."""
+    return Order.of([a for a in compute_lists(schedule, pp, vpp, num_micro_batches)[rank] if isinstance(a, Compute)])

@@ -26,8 +26,8 @@ from penteract.readings.layers.reads import Memo, Memos, tracked
 from penteract.readings.time.clock import MILLION, PART, PS, ps
 from penteract.readings.time.clock_program import ClockProgram
 from penteract.readings.time.cost import BucketCosts, CallCost, CallKey, DeviceCosts
-from penteract.readings.time.derive import Derived, derive, order_of
-from penteract.readings.time.numbered_schedule import NumberedSchedule, numbered_schedule, period_begins
+from penteract.readings.time.derive import Derived, derive
+from penteract.readings.time.numbered_schedule import NumberedSchedule, numbered_schedule, order_of, period_begins
 from penteract.readings.time.one_rank_bound import alone
 from penteract.readings.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, layer_ops
 from penteract.readings.time.passes_bound import ranks_of_passes
