@@ -1,5 +1,5 @@
-"""A schedule for the clock: the computations of each pipeline rank, and its sends and receives, all numbered; and of one
-rank, which computations are the first and the last of their kind."""
+"""A schedule for the clock: the computations of each pipeline rank, and its sends and receives, all numbered; and which
+computations of a rank are the first and the last of their kind."""
 
 from __future__ import annotations
 
