@@ -96,6 +96,18 @@ def answer(work: Callable[..., Answer], *arguments: Any, limit: float = 240) -> 
         return pickle.loads(file.read_bytes())
 
 
+def code(source: str, *, folder: Path, limit: float) -> subprocess.CompletedProcess[str]:
+    """`python -c SOURCE` in `folder` to its end, but that it has torch already: what `subprocess.run` would give."""
+    with TemporaryDirectory() as said:
+        out, err = Path(said) / "out", Path(said) / "err"
+        process = start(_code, source, folder, environment=os.environ, out=out, err=err)
+        try:
+            return Command(["-c", source], process, out, err).result(limit)
+        finally:
+            process.kill()
+            process.join()
+
+
 def free_port() -> int:
     """A port that nobody has now."""
     with socket.socket() as s:
@@ -183,6 +195,12 @@ def _command(words: list[str], folder: Path | None) -> int:
         sys.path.insert(0, str(folder))  # as `python -m` does
     _fork_ranks()
     return main(words)
+
+
+def _code(source: str, folder: Path) -> int:
+    os.chdir(folder)
+    exec(source, {"__name__": "__main__"})
+    return 0
 
 
 def _answer(work: Callable[..., Any], arguments: Any, file: Path) -> int:

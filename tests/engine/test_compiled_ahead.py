@@ -22,6 +22,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import forks
 from penteract.config.resolve.resolved_run import Resolved, resolve
 from penteract.config.resolve.write_run_file import run_values
 from penteract.engine.device.compiled_ahead import CompiledAhead
@@ -199,8 +200,7 @@ from penteract.engine.session.ahead import compile_step as c, first_step
 c.WAIT_S, first_step.compile_first_step = 1, {step}
 sys.exit(c.main(["a.toml", "--capability=9.0", "--ranks=0"]))
 """
-    words = [sys.executable, "-c", source]
-    done = subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": SOURCES}, check=False)
+    done = forks.code(source, folder=tmp_path, limit=120)
     assert done.returncode == code and CompiledAhead(tmp_path / "a").found == noted
 
 
@@ -230,11 +230,9 @@ def job(c, name, work, key=None):
 """
 
 
-def forks(code: str, at: Path) -> str:
+def forked(code: str, at: Path) -> str:
     """What a process prints whose children do as `code` says."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS + code], cwd=at, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = forks.code(FORKS + code, folder=at, limit=60)
     return done.stdout + done.stderr
 
 
@@ -252,7 +250,7 @@ for i in range(3):
 c.wait()
 print(time.monotonic() - began > 1.1)
 """
-    assert forks(code, tmp_path).split() == ["True"] * 3
+    assert forked(code, tmp_path).split() == ["True"] * 3
 
 
 def test_a_child_that_dies_is_noted(tmp_path: Path) -> None:
@@ -263,7 +261,7 @@ job(c, "lives", lambda: None)
 c.wait()
 print(sorted((row["name"], row["error"]) for row in rows()))
 """
-    assert forks(code, tmp_path) == f"{[('dies', 'its process ended with status 11'), ('lives', '')]}\n"
+    assert forked(code, tmp_path) == f"{[('dies', 'its process ended with status 11'), ('lives', '')]}\n"
 
 
 def test_children_that_hang_end_with_their_parent(tmp_path: Path) -> None:
@@ -276,7 +274,7 @@ job(c, "hangs", lambda: time.sleep(600))
 c.wait()
 """
     began = time.monotonic()
-    forks(code, tmp_path)
+    forked(code, tmp_path)
     with (tmp_path / "lock").open() as lock:
         for _ in range(100):
             try:
