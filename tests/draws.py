@@ -1,9 +1,9 @@
-"""Properties of which `make test` draws few examples, and `make test-all` five times as many or more
-(`tests/wide_long.py`)."""
+"""Properties of which `make test` draws few examples, and `make test-all` five times as many or more; and sweeps of
+which `make test` has every kind, and `make test-all` all cases (`tests/wide_long.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -31,3 +31,9 @@ def seeds(few: int, first: int = 0) -> Callable[[Any], Any]:
     """Numbers from `first`, each of them a test's `seed`."""
     numbered = pytest.mark.parametrize("seed", range(first, first + more(few)))
     return lambda test: pytest.mark.wide(1)(numbered(test))
+
+
+def further(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Cases of a parametrised sweep that `make test-all` has beside those of `make test`."""
+    wide = settings().max_examples > USUAL
+    return [pytest.param(*case, marks=pytest.mark.wide(1)) for case in cases if wide]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from draws import draws
 from layouts import Case
 from observed_calls import observation
 from penteract.config.catalog import model as find_model
@@ -87,7 +88,7 @@ def check(case: Case) -> None:
     assert counts.pop() <= 12
 
 
-@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+@draws(16, wide=200)
 @given(cases(), st.sampled_from([PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 2))]))
 def test_a_rank_has_the_groups_that_its_program_asks_for(case: Case, optimizer_kinds: OptimizerKinds) -> None:
     if optimizer_kinds is not PLAIN:

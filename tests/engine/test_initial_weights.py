@@ -45,7 +45,7 @@ def numbers(name: str, n: int, seed: int = SEED) -> torch.Tensor:
     return elements_of(p, Param(name, (n,), scale=1.0), seed, TABLE)(slice(0, n))
 
 
-@draws(40)
+@draws(20, wide=200)
 @given(st.one_of(cases(), fp8_gather_cases()), st.sampled_from(RECIPES), st.data())
 def test_ranks_keep_what_one_process_has(case: Case, recipe: str, data: st.DataObject) -> None:
     """Whatever cuts a parameter; the fp32 number is in the master weights, and rounded in the parameter."""

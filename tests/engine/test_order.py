@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from draws import draws
 from layouts import Case
 from observed_calls import Seen, observation
 from penteract.config.layout import Layout
@@ -38,7 +39,7 @@ def check(case: Case, rank: int, *, counted: bool = True) -> list[Seen]:
     return seen
 
 
-@settings(max_examples=120, suppress_health_check=list(HealthCheck), deadline=None)
+@draws(40, wide=600)
 @given(cases(), st.integers(0, 7), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS), st.booleans())
 def test_a_run_does_what_its_program_says(
     case: Case, of: int, precision: Policy, optimizer_kinds: OptimizerKinds, counted: bool

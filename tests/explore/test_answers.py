@@ -10,9 +10,10 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from draws import draws
 from explore.drawn_questions import drawn, question
 from penteract.cli import main
 from penteract.errors import BadInput
@@ -335,7 +336,7 @@ def requests(draw: st.DrawFn) -> Any:
     return mutated(draw, request) if draw(st.integers(0, 5)) == 0 else request
 
 
-@settings(max_examples=200, deadline=None)
+@draws(60, wide=1000)
 @given(request=requests())
 def test_whatever_a_page_sends_is_answered(request: Any) -> None:
     rows = list(answer(request, OPENING))

@@ -74,7 +74,7 @@ def flipped(rank: int, groups: ProcessGroups, case: Case, odd: int) -> list[list
     return found
 
 
-@draws(6)
+@draws(3, wide=30)
 @given(case=cases(max_ranks=8))
 def test_layouts_have_no_false_alarm_and_miss_nothing(pool: Pool, case: Case) -> None:
     odd = case.layout.world - 1

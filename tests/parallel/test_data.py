@@ -35,7 +35,7 @@ def test_shards_of_a_bucket_are_equal_and_make_it_whole(case: Case) -> None:
                 assert b.shard_ranks == (b.reduce_ranks if lay.zero else (p.rank,))
 
 
-@draws(40)
+@draws(15, wide=200)
 @given(case=cases(max_ranks=8))
 def test_holders_agree_on_who_has_which_shard(case: Case) -> None:
     """The same buckets for all; each sharer has another shard, and replicas have the same."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from draws import further
 from layouts import CPU, Case
 from observe import Wires
 from penteract.config.layout import Layout
@@ -58,8 +59,11 @@ def told(rank: int, groups: ProcessGroups, case: Case, steps: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("precision", ["fp64", "bf16"])
-@pytest.mark.parametrize(("model", "layout"), LAYOUTS, ids=str)
+FEW = [(*LAYOUTS[0], "fp64"), (*LAYOUTS[1], "bf16"), (*LAYOUTS[2], "bf16")]
+FURTHER = [(*LAYOUTS[0], "bf16"), (*LAYOUTS[1], "fp64"), (*LAYOUTS[2], "fp64")]
+
+
+@pytest.mark.parametrize(("model", "layout", "precision"), [*FEW, *further(FURTHER)], ids=str)
 def test_a_step_that_was_told_is_one_that_counts(pool: Pool, model: ModelSpec, layout: Layout, precision: str) -> None:
     found = pool.run(told, Case(model, layout, precision=precision), 3)
     assert found == [[]] * layout.world

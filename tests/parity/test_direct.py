@@ -48,7 +48,7 @@ def test_they_do_what_the_library_does(pool: Pool, n: int, dtype: torch.dtype) -
     assert pool.run(both_ways, Layout(dp=n), dtype) == [[]] * n
 
 
-@draws(8)
+@draws(4, wide=40)
 @given(case=cases(max_ranks=4))
 def test_a_step_that_reads_directly_is_that_of_one_process(pool: Pool, case: Case) -> None:
     lay = case.layout if case.layout.reads_directly else replace(case.layout, collectives="direct")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 
-from draws import draws
+from draws import draws, further
 from layouts import Case, Subject, _prepare, _step, made_once
 from penteract.config.layout import FUSIONS, Fusion, Layout
 from penteract.config.mesh import Mesh
@@ -154,12 +154,23 @@ def names(model: ModelSpec) -> dict[str, list[float]]:
     return {s.params[0]: [3.0 + i % 3, 0.3, 1e-3 * (1 + i % 5)] for i, s in enumerate(p.delayed_scaling)}
 
 
+SWEPT = {
+    (i, j): (model, layout, name)
+    for i, (model, layout) in enumerate([*PLACES, (DENSE, Layout(dp=2, zero=3))]) for j, name in enumerate(RECIPE)
+    if model.layers > RECIPE[name].first + RECIPE[name].last
+}  # fmt: skip
+FEW = [case for (i, j), case in SWEPT.items() if (i + j) % 5 < 2]
+
+
+def test_every_recipe_is_tried_at_two_places_and_every_place_with_two_recipes() -> None:
+    for of in (0, 1):
+        tried = [at[of] for at, case in SWEPT.items() if case in FEW]
+        assert all(tried.count(at[of]) >= 2 for at in SWEPT)
+
+
 @pytest.mark.parametrize(
-    ("model", "layout", "name"),
-    [(model, layout, name) for model, layout in [*PLACES, (DENSE, Layout(dp=2, zero=3))] for name in RECIPE
-     if model.layers > RECIPE[name].first + RECIPE[name].last],
-    ids=str,
-)  # fmt: skip
+    ("model", "layout", "name"), [*FEW, *further(case for case in SWEPT.values() if case not in FEW)], ids=str
+)
 def test_a_layout_is_one_process(pool: Pool, model: ModelSpec, layout: Layout, name: str) -> None:
     policy = replace(RECIPES["fp64"], fp8=RECIPE[name])
     told = pool.run(held, Case(model, layout, length(model), precision=policy), names(model))

@@ -16,7 +16,7 @@ def check(pool: Pool, case: Case) -> None:
     assert not red, "\n".join([repr(case), *red])
 
 
-@draws(6, wide=80)
+@draws(4, wide=80)
 @given(case=cases(max_ranks=8))
 def test_a_layout_is_one_process_and_its_price(pool: Pool, case: Case) -> None:
     check(pool, case)

@@ -79,7 +79,7 @@ def test_moments_are_what_the_last_pattern_says_and_take_what_is_priced(
     assert price(p).host == 0 or case.layout.offload or price(p).host == bytes_of(state.on_host())
 
 
-@draws(8)
+@draws(4, wide=40)
 @given(case=cases(), drawn=DRAWN)
 @example(case=Case(replace(DENSE, layers=5), Layout(dp=2, pp=2, zero=3)), drawn=[("layers.0.*", "bf16")])
 @example(case=Case(DENSE, Layout(dp=4, zero=1, offload_optimizer=True)), drawn=[("embedding*", "fp32")])

@@ -9,9 +9,10 @@ from itertools import product
 from math import prod
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from draws import draws
 from penteract.config.hardware import Cluster, cluster
 from penteract.config.layout import CP_METHODS, Layout
 from penteract.config.model import ModelSpec, MoESpec
@@ -97,7 +98,7 @@ def least_work(ask: Ask, placement: Placement) -> int:
     return balanced(ask.model.layers, placement, head_in_layers(ask.model, ask.sequence_length))
 
 
-@settings(max_examples=25, deadline=None)
+@draws(10, wide=125)
 @given(MODELS, st.sampled_from([1, 2, 4, 6, 8]), st.sampled_from([8, 12, 24, 30]), st.sampled_from([1, 4, 6, 8]))
 @example(TINY, 8, 16, 8)
 def test_parts_refuse_what_the_rules_refuse(model: ModelSpec, gpus: int, length: int, batch: int) -> None:

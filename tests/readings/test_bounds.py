@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from draws import draws
 from layouts import Case
 from penteract.config.catalog import model
 from penteract.config.hardware import Fabric, cluster
@@ -35,7 +36,7 @@ from tiny import SIZES
 NODE = cluster("8xH100")
 
 
-@settings(max_examples=60)
+@draws(20, wide=300)
 @given(cases(), st.integers(0, 3))
 def test_units_are_gathered_as_often_as_the_program_does(case: Case, deeper: int) -> None:
     assume(case.schedule is None)
@@ -54,7 +55,7 @@ def test_units_are_gathered_as_often_as_the_program_does(case: Case, deeper: int
         assert dict(told) == pytest.approx(dict(wires))
 
 
-@settings(max_examples=60)
+@draws(20, wide=300)
 @given(
     st.sampled_from(["1f1b", "gpipe", "zb_h1", "interleaved"]), st.integers(1, 4), st.integers(2, 3),
     st.integers(1, 5), st.integers(0, 20), st.integers(0, 3),
@@ -82,7 +83,7 @@ def test_recomputation_may_come_before_a_message(schedule: ScheduleName) -> None
         assert 0.5 * took < bound <= took * (1 + 1e-9)
 
 
-@settings(max_examples=40)
+@draws(15, wide=200)
 @given(cases(), st.sampled_from([1, 8, 24]))
 def test_playing_passes_leaves_out_nothing_but_repeats_and_ends_before_the_first_step(case: Case, times: int) -> None:
     assume(case.schedule is None and case.layout.pp > 1)
@@ -110,7 +111,7 @@ class SlowClock(StepClock):
         return SlowSums(self.rates, self.composer.policy, self.cluster.gpus_per_node)
 
 
-@settings(max_examples=40)
+@draws(15, wide=200)
 @given(
     st.sampled_from([4.0, 20.0, 100.0, 450.0]), st.sampled_from([1.0, 1.2, 4.0]), st.sampled_from([512, 4096]),
     st.sampled_from([2, 3]), st.sampled_from([1, 8]), st.sampled_from([4, 16]), st.fixed_dictionaries({
@@ -157,7 +158,7 @@ def test_overlapped_tensor_parallelism_is_bounded_closely() -> None:
     assert estimate.at_least < 0.99 * took < 0.994 * took < prices.played(estimate) <= took
 
 
-@settings(max_examples=60)
+@draws(20, wide=300)
 @given(cases(), st.sampled_from([NONE, ("*",), (*NONE, "rms_norm", "swiglu")]), st.integers(1, 3))
 def test_recomputation_changes_nothing_that_lives_between_steps(case: Case, recompute: Any, every: int) -> None:
     assume(not case.layout.offload)

@@ -170,7 +170,7 @@ def _shifts(case: Case, rank: int) -> set[int]:
     return {s.number for s in observation(case.compile(rank)).seen if s.what == "send"}
 
 
-@draws(50)
+@draws(20, wide=250)
 @given(cases(), st.integers(0, 3), st.integers(0, 7), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS))
 def test_plays_what_a_run_does(
     case: Case, deeper: int, of: int, precision: Policy, optimizer_kinds: OptimizerKinds
@@ -189,7 +189,7 @@ def test_and_where_operands_are_cast_once(case: Case, of: int) -> None:
     check(replace(case, layout=replace(case.layout, elementwise="reference")), of)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@draws(10, wide=100)
 @given(fp8_gather_cases(), st.integers(0, 7))
 def test_and_where_weights_travel_in_fp8(case: Case, of: int) -> None:
     assume(not case.schedule)

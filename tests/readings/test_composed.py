@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from draws import draws
@@ -30,7 +30,7 @@ OPTIMIZERS = [PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 3))]
 PRECISIONS = [RECIPES["bf16"], RECIPES["fp64"], RECIPES["bf16_pure"], NARROW, BY_NAME]
 
 
-@draws(40)
+@draws(20, wide=200)
 @given(cases(), st.integers(0, 5), st.integers(1, 3), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS))
 def test_equals_the_walk_of_every_rank(
     case: Case, deeper: int, longer: int, precision: Policy, optimizer_kinds: OptimizerKinds
@@ -41,14 +41,14 @@ def test_equals_the_walk_of_every_rank(
     check(model, lay, case.sequence_length, precision, optimizer_kinds)
 
 
-@draws(12)
+@draws(6, wide=60)
 @given(cast_once_cases(), st.integers(0, 3), st.sampled_from(OPTIMIZERS))
 def test_equals_the_walk_where_operands_are_cast_once(case: Case, deeper: int, optimizer_kinds: OptimizerKinds) -> None:
     model = replace(case.model, layers=case.model.layers + deeper)
     check(model, case.layout, case.sequence_length, case.precision, optimizer_kinds)  # type: ignore[arg-type]
 
 
-@draws(12)
+@draws(6, wide=60)
 @given(fp8_gather_cases(), st.integers(0, 3), st.sampled_from(OPTIMIZERS))
 def test_equals_the_walk_where_weights_are_gathered_in_fp8(
     case: Case, deeper: int, optimizer_kinds: OptimizerKinds
@@ -97,7 +97,7 @@ def _on_wires(wires: dict[tuple[str, str], int], mesh: Mesh, rank: int) -> Count
     return +out
 
 
-@settings(max_examples=40)
+@draws(15, wide=200)
 @given(
     st.sampled_from(tuple(SCHEDULES)),
     st.integers(2, 6),

@@ -28,7 +28,7 @@ from strategies import cases
 LAUNCHES = [0.0, 1e-6, 20e-6, 84e-6]
 
 
-@draws(25)
+@draws(10, wide=125)
 @given(
     cases(), st.integers(0, 12), st.integers(1, 24), st.sampled_from(LAUNCHES),
     st.sampled_from(["8xH100", "2x4xH100"]), st.booleans(),

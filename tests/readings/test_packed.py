@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from draws import draws
 from layouts import Case
 from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision.policy import Policy
@@ -17,7 +18,7 @@ from readings.test_composed import OPTIMIZERS, PRECISIONS
 from strategies import cases, fp8_gather_cases
 
 
-@settings(max_examples=150)
+@draws(50, wide=750)
 @given(cases(), st.integers(0, 40), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS), st.integers(0, 2**18))
 def test_counts_are_those_of_packs_one_by_one(
     case: Case, deeper: int, precision: Policy, optimizer_kinds: OptimizerKinds, bucket_bytes: int
@@ -27,7 +28,7 @@ def test_counts_are_those_of_packs_one_by_one(
         check(replace(case, layout=replace(case.layout, bucket_bytes=size)), precision, optimizer_kinds)
 
 
-@settings(max_examples=25)
+@draws(10, wide=125)
 @given(fp8_gather_cases(), st.integers(0, 8), st.sampled_from(OPTIMIZERS))
 def test_counts_are_those_of_packs_that_travel_in_fp8(case: Case, deeper: int, optimizer_kinds: OptimizerKinds) -> None:
     assert isinstance(case.precision, Policy)

@@ -6,9 +6,10 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from draws import draws
 from layouts import Case
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
@@ -38,7 +39,7 @@ def check(bounds: Bounds, layout: Layout, largest: int) -> int:
     return len(meshes)
 
 
-@settings(max_examples=50)
+@draws(20, wide=250)
 @given(cases(), st.sampled_from(CLUSTERS), st.sampled_from([1, 8, 64]), st.sampled_from([1, 16, 256]))
 def test_simpler_layouts_take_no_longer(case: Case, gpus: str, larger: int, longer: int) -> None:
     """Of tiny models, where launches and latencies take most of the time."""

@@ -41,7 +41,7 @@ from tiny import SIZES
 
 NODE = cluster("8xH100")
 NARROW = replace(RECIPES["bf16"], reduce="bf16")
-DRAWN = draws(16)
+DRAWN = draws(8, wide=80)
 # What a run does inside of a part that has a name, or waits for where it has none.
 INSIDE = {names.NARROW, names.QUANTISE, names.WAIT_GRADIENTS, names.LARGEST, names.ORTHOGONALISE, "copy", *OFFLOAD_OPS}
 # And between them: compute stands still until its peers are there. A run names the wait for its sends.

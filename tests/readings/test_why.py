@@ -10,7 +10,7 @@ from pathlib import Path
 from time import process_time
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import penteract
@@ -72,7 +72,7 @@ def check_sums(told: Why, p: Program) -> None:
     assert told.total("kept") == kept_before_going_back(p, priced)
 
 
-@draws(25)
+@draws(10, wide=125)
 @given(
     case=cases(),
     precision=st.sampled_from(["fp32", "bf16", NARROW, BY_NAME]),
@@ -104,14 +104,14 @@ def test_rows_add_up_to_the_price(
         assert row.line or row.detail == "padding" or row.kind == "data", row
 
 
-@settings(max_examples=20, deadline=None)
+@draws(8, wide=100)
 @given(cast_once_cases(), st.integers(0, 7))
 def test_rows_add_up_where_operands_are_cast_once(case: Case, of: int) -> None:
     rank = of % case.layout.world
     check_sums(why(case.model, case.layout, case.sequence_length, case.precision, rank), case.compile(rank))
 
 
-@settings(max_examples=20, deadline=None)
+@draws(8, wide=100)
 @given(fp8_gather_cases(), st.integers(0, 7))
 def test_rows_add_up_where_weights_are_gathered_in_fp8(case: Case, of: int) -> None:
     rank = of % case.layout.world

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from draws import draws
 from penteract.schedule.actions import Compute
 from penteract.schedule.check import Report, check
 from penteract.schedule.registry import SCHEDULES, ScheduleName, breach, generate, schedule_of
@@ -21,7 +22,7 @@ def report(name: ScheduleName, pp: int, vpp: int, micro_batches: int) -> Report:
     return check(with_transfers(generate(name, pp, vpp, micro_batches), placement), placement, micro_batches)
 
 
-@settings(max_examples=150, deadline=None)
+@draws(50, wide=750)
 @given(st.tuples(st.sampled_from(NAMES), *SIZES).filter(lambda case: breach(*case) is None))
 def test_every_legal_schedule_is_sound(case: tuple[ScheduleName, int, int, int]) -> None:
     name, pp, vpp, micro_batches = case
@@ -43,7 +44,7 @@ def peak(name: ScheduleName, pp: int, vpp: int, micro_batches: int, rank: int) -
     }[name]
 
 
-@settings(max_examples=60, deadline=None)
+@draws(20, wide=300)
 @given(*SIZES)
 def test_makespans_follow_the_papers(pp: int, vpp: int, micro_batches: int) -> None:
     ideal = 3 * (micro_batches + pp - 1)
@@ -55,7 +56,7 @@ def test_makespans_follow_the_papers(pp: int, vpp: int, micro_batches: int) -> N
         assert report("interleaved", pp, vpp, micro_batches).makespan == 3 * (micro_batches * vpp + pp - 1)
 
 
-@settings(max_examples=40, deadline=None)
+@draws(15, wide=200)
 @given(st.integers(2, 8), st.integers(2, 4), st.integers(1, 2))
 def test_interleaving_and_splitting_shrink_the_bubble(pp: int, vpp: int, groups: int) -> None:
     plain = report("1f1b", pp, 1, groups * pp).bubble
@@ -85,7 +86,7 @@ def test_costs_and_wire_time_are_counted() -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@draws(20, wide=300)
 @given(
     st.tuples(st.sampled_from(tuple(SCHEDULES)), *SIZES).filter(lambda case: breach(*case) is None),
     st.lists(st.floats(0.1, 10), min_size=5, max_size=5),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from draws import draws
 from penteract.errors import Bug
 from penteract.schedule.actions import ActionList, Compute, ComputeList, P2PBatch
 from penteract.schedule.check import check
@@ -48,7 +49,7 @@ def test_a_value_comes_round_to_the_next_chunk() -> None:
     assert got[:2] == ["Recv value 0.1 from rank 1", "Recv value 1.1 from rank 1"]
 
 
-@settings(max_examples=80, deadline=None)
+@draws(25, wide=400)
 @given(CASES.filter(lambda case: breach(*case) is None))
 def test_grouping_is_a_freedom_not_a_need(case: tuple[ScheduleName, int, int, int]) -> None:
     """One transfer at a time in the listed order is sound as well, and as fast: groups never carry the proof."""

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from draws import draws
 from layouts import Case
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
@@ -147,7 +148,7 @@ def saved(
         return found
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None)
+@draws(20, wide=300)
 @given(cases(), st.integers(0, 7), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS), st.integers(0, 99),
        st.sampled_from([LARGEST_FILE, 2**14, 2**11, 700]))  # fmt: skip
 def test_every_byte_is_that_of_a_save_at_once(
