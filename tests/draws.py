@@ -3,7 +3,7 @@ which `make test` has every kind, and `make test-all` all cases (`tests/wide_lon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -37,3 +37,15 @@ def further(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
     """Cases of a parametrised sweep that `make test-all` has beside those of `make test`."""
     wide = settings().max_examples > USUAL
     return [pytest.param(*case, marks=pytest.mark.wide(1)) for case in cases if wide]
+
+
+def in_turn(cases: Iterable[Any], choices: Sequence[Any], kind: Callable[[Any], Any]) -> list[Any]:
+    """Each case with the first choice and one of the others in turn, and the first case of each kind with all of them;
+    `make test-all` has every case with every choice."""
+    few, rest, met = list[tuple[Any, ...]](), list[tuple[Any, ...]](), set[Any]()
+    for i, case in enumerate(cases):
+        turn = {0, 1 + i % (len(choices) - 1)} if kind(case) in met else range(len(choices))
+        met.add(kind(case))
+        for j, choice in enumerate(choices):
+            (few if j in turn else rest).append((case, choice))
+    return [*few, *further(rest)]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from draws import further
 from explore.drawn_profiles import BEFORE, made, written
 from explore.drawn_questions import drawn, question
 from explore.drawn_sweep import drawn_folder
@@ -135,7 +136,7 @@ def test_files_cannot_follow_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not (tmp_path / "site").exists()
 
 
-@pytest.mark.parametrize("seed", [101, 103, 106, 108, 112, 118, 123, 127])
+@pytest.mark.parametrize("seed", [101, 106, 112, 123, *further([(103,), (108,), (118,), (127,)])])
 def test_it_answers_as_the_command_line(live: Opened, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     live.go(drawn(seed))
     if live.page.query_selector(".wrong"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from draws import further
 from penteract.config.resolve.resolved_run import resolve
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import committed, latest, verify
@@ -66,9 +67,11 @@ def at_step(number: int, do: Callable[[Trainer], None]) -> pytest.MonkeyPatch:
     return patch
 
 
-@pytest.mark.parametrize("background", ["false", "true"])
-@pytest.mark.parametrize("keep", [1, 3])
-@pytest.mark.parametrize("bad", [5, 6])
+BAD = [(5, 1, "false"), (5, 3, "true"), (6, 1, "true"), (6, 3, "false")]  # each with each of the others
+FURTHER = [(5, 3, "false"), (5, 1, "true"), (6, 3, "true"), (6, 1, "false")]
+
+
+@pytest.mark.parametrize(("bad", "keep", "background"), [*BAD, *further(FURTHER)])
 def test_an_update_that_makes_bad_weights_is_never_saved(tmp_path: Path, bad: int, keep: int, background: str) -> None:
     """Its gradient was finite, and a step later the loss is not. The bad step may be one that is due to be saved."""
     made = session(

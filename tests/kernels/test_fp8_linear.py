@@ -13,7 +13,7 @@ import torch
 
 from kernels.test_one_pass import angles_are_there, let_go  # noqa: F401 (a fixture)
 from kernels.test_quantise import drawn
-from op_kernels.cases import CASES, Case, of_fp8, x
+from op_kernels.cases import CASES, Case, of_all_ops, of_fp8, x
 from op_kernels.fp8 import counted
 from op_kernels.trial import check
 from penteract.config.layout import Layout
@@ -55,8 +55,7 @@ TRIED = [case for case in CASES if case.op_name in KERNELS] + [
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("precision", ["bf16", "fp32", "bf16_pure"])
-@pytest.mark.parametrize("case", TRIED, ids=str)
+@pytest.mark.parametrize(("case", "precision"), of_all_ops(TRIED, "bf16", "fp32", "bf16_pure"), ids=str)
 def test_a_kernel_does_what_it_declares(case: Case, precision: str) -> None:
     site = Site(case.op_name, (), (), attrs=case.attrs)
     declaration = declaration_of(site, Layout(elementwise="triton"))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from op_kernels.cases import CASES, Case, draw, given, order, stat, x
+from op_kernels.cases import CASES, Case, draw, given, of_all_ops, order, stat, x
 from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
@@ -92,8 +92,7 @@ def let_go(kernel: TorchKernel) -> TorchKernel:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("precision", ["bf16", "fp32", "bf16_pure", "fp16"])
-@pytest.mark.parametrize("case", TRIED, ids=str)
+@pytest.mark.parametrize(("case", "precision"), of_all_ops(TRIED, "bf16", "fp32", "bf16_pure", "fp16"), ids=str)
 def test_a_kernel_does_what_it_declares(case: Case, precision: str) -> None:
     assert check(case, precision, ONE_PASS[case.op_name], let_go(one_pass.ONE_PASS[case.op_name])) == []
 

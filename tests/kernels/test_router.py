@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.test_one_pass import let_go
-from op_kernels.cases import ALL_EXPERTS, CASES, Case, x
+from op_kernels.cases import ALL_EXPERTS, CASES, Case, of_all_ops, x
 from op_kernels.test_wide_product import Aten, Told
 from op_kernels.trial import check
 from penteract.config.layout import Layout
@@ -35,8 +35,7 @@ class _Counted(NarrowRouter):
         return super().flops(phase, *about) * (1 if phase == "forward" else PARTS)
 
 
-@pytest.mark.parametrize("precision", [*NARROW, "fp32", "fp64"])
-@pytest.mark.parametrize("case", TRIED, ids=str)
+@pytest.mark.parametrize(("case", "precision"), of_all_ops(TRIED, *NARROW, "fp32", "fp64"), ids=str)
 def test_a_kernel_does_what_it_declares(case: Case, precision: str) -> None:
     declared = _Counted() if precision in NARROW else NarrowRouter()
     assert check(case, precision, declared, let_go(routers(Aten())["router"])) == []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import torch
 
+from draws import in_turn
 from penteract.config.model import RopeScaling
 from penteract.config.precision.fp8 import Fp8
 from penteract.engine.kernels.moe.experts import Splits
@@ -364,3 +365,8 @@ def _experts() -> list[Case]:
 
 
 CASES: list[Case] = [*_dense(), *_fp8(), *_attention(), *_loss(), *_experts()]
+
+
+def of_all_ops(cases: Iterable[Case], *precisions: str) -> list[Any]:
+    """Cases with precisions: each with the first and another, and one of each op with all."""
+    return in_turn(cases, precisions, lambda case: case.op_name)

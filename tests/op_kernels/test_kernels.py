@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from op_kernels.cases import CASES, Case
+from op_kernels.cases import CASES, Case, of_all_ops
 from op_kernels.formulas import FORMULAS
 from op_kernels.trial import check
 from penteract.engine.kernels.kernel import TorchKernel
@@ -22,8 +22,7 @@ FORWARD_ONLY = {
 INPUT_GRADIENT_ONLY = {"glu_linear"}  # of two ops in one call: weight gradients are those of each
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "bf16_pure", "fp16"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "precision"), of_all_ops(CASES, "fp64", "bf16", "fp32", "bf16_pure", "fp16"), ids=str)
 def test_a_body_does_what_it_declares(case: Case, precision: str):
     assert check(case, precision) == []
 
