@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -55,6 +56,15 @@ def without(words: Sequence[str], *options: str) -> list[str]:
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "80"}
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The planner's run file, by the page's command."""
+    (writes,) = (c for c in PLANS if c.endswith(f"--out {RUN_FILE}"))
+    folder = tmp_path_factory.mktemp("written")
+    assert forks.penteract(shlex.split(writes)[1:], ENVIRONMENT, folder=folder, limit=60).returncode == 0
+    return folder / RUN_FILE
+
+
 def run(words: Sequence[str], folder: Path, limit: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *words],
@@ -73,9 +83,10 @@ CONVERTING = [c for c in COMMANDS if c.startswith("penteract convert ")]  # what
 SERVING = [c for c in COMMANDS if c.startswith("penteract explore")]  # until Ctrl-C
 # What trains for a minute, or reads what that left: `tests/measure` runs them.
 MEASURING = [c for c in COMMANDS if c.startswith(("penteract profile ", "penteract bench "))]
-_LONGER = (*TRAINING, *CONVERTING, *SERVING, *MEASURING)
+SHOWN = [(a, b) for a, b in pairwise(BLOCKS) if b[0] == "text"]  # run as people start them, and compared
+COMPARED = [text.strip() for (kind, text), _ in SHOWN if kind == "sh"]
+_LONGER = (*TRAINING, *CONVERTING, *SERVING, *MEASURING, *COMPARED)
 QUICK = [c for c in COMMANDS if c.startswith("penteract ") and c not in _LONGER]
-SHOWN = [(a, b) for a, b in pairwise(BLOCKS) if b[0] == "text"]
 RUN_FILE = "8b.toml"  # the planner's; what `init` writes is a template's
 
 
@@ -118,12 +129,11 @@ def test_make_targets_exist(target: str) -> None:
 
 
 @pytest.mark.parametrize("command", TRAINING)
-def test_training_commands_resolve(command: str, tmp_path: Path) -> None:
+def test_training_commands_resolve(command: str, tmp_path: Path, written: Path) -> None:
     verb, overrides = split_overrides(train_words(command) or [])
     file = next((w for w in verb if w.endswith(".toml")), None)
     if file == RUN_FILE:
-        writes = next(c for c in PLANS if c.endswith(f"--out {RUN_FILE}"))
-        assert run(["-m", "penteract", *shlex.split(writes)[1:]], tmp_path).returncode == 0
+        shutil.copy(written, tmp_path)
     elif file:
         (tmp_path / file).write_text(template(file))
     world = int(shlex.split(command)[2]) if command.startswith("torchrun --nproc-per-node ") else None
@@ -165,13 +175,14 @@ def test_output_is_as_shown(shown: tuple[tuple[str, str], tuple[str, str]], tmp_
     (kind, source), (_, expected) = shown
     words = ["-c", source] if kind == "python" else ["-m", "penteract", *shlex.split(source)[1:]]
     done = run(words, tmp_path)
+    assert done.returncode == 0, done.stderr
     assert is_shown(expected, done.stdout), done.stdout + done.stderr
 
 
 def test_training_commands_run_in_their_order(tmp_path: Path) -> None:
     """The demo, then what the page does after it, each for a few steps: what `latest` means follows from the order."""
     # What needs nothing that came before has run above.
-    others = (*SERVING, *MEASURING, *(c for c in QUICK if not c.startswith("penteract init ")))
+    others = (*SERVING, *MEASURING, *COMPARED, *(c for c in QUICK if not c.startswith("penteract init ")))
     shown = ("--draw", "--dry-run")  # these train nothing
     page = [c for c in COMMANDS if c.startswith("penteract ") and c not in others and not {*shown} & {*c.split()}]
     for i, command in enumerate(["penteract train --preset tiny", *page]):
