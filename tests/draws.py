@@ -27,9 +27,12 @@ def draws(few: int, wide: int = 0) -> Callable[[Any], Any]:
     return lambda test: pytest.mark.wide(examples)(drawn(test))
 
 
-def seeds(few: int, first: int = 0) -> Callable[[Any], Any]:
-    """Numbers from `first`, each of them a test's `seed`."""
-    numbered = pytest.mark.parametrize("seed", range(first, first + more(few)))
+def seeds(few: int, first: int = 0, wide: int = 0) -> Callable[[Any], Any]:
+    """Numbers from `first`, each of them a test's `seed`. `wide`: how many of them `make test-all` has at least."""
+    count = more(few)
+    if count > few:
+        count = max(count, wide)
+    numbered = pytest.mark.parametrize("seed", range(first, first + count))
     return lambda test: pytest.mark.wide(1)(numbered(test))
 
 

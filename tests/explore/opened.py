@@ -61,7 +61,7 @@ class Opened:
         end = time.monotonic() + seconds
         while not self.page.evaluate(f"(arg) => {condition}", arg):
             assert time.monotonic() < end, condition
-            self.page.wait_for_timeout(20)
+            self.page.wait_for_timeout(50)
 
     def asked(self, words: str) -> None:
         """Wait until the newest answer is to a command with these words."""

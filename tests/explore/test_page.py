@@ -59,7 +59,7 @@ def test_the_view_is_whole(shared: Opened) -> None:
 # ---- what the command line says --------------------------------------------------------------------------------------
 
 
-@seeds(10, first=100)
+@seeds(5, first=100, wide=50)
 def test_the_screen_says_what_the_command_line_says(
     shared: Opened, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from draws import further
 from layouts import Case, run_case
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
@@ -28,12 +29,9 @@ EXPERTS = ModelSpec(**SIZES, moe=MoESpec(experts=4, top_k=2, ffn_size=24, score=
 LAYOUTS = [
     (DENSE, Layout(dp=3, zero=1, bucket_bytes=0)),  # every shard of a bias is mostly padding
     (DENSE, Layout(dp=2, tp=4, zero=1)),  # KV heads are replicated over pairs of tensor ranks
-    (TIED, Layout(dp=2, pp=2, gradient_accumulation_steps=2, zero=1, bucket_bytes=2**12)),
     (DENSE, Layout(cp=2, pp=2, gradient_accumulation_steps=2, schedule="zb_h1", cp_method="ring", zero=1)),
-    (EXPERTS, Layout(dp=4, ep=2, zero=1, bucket_bytes=2**12)),
     (EXPERTS, Layout(dp=2, tp=2, ep=2, expert_tp=2, zero=1)),
     (DENSE, Layout(dp=4, gradient_accumulation_steps=2, zero=1, shard_group=2, bucket_bytes=2**12)),
-    (DENSE, Layout(dp=3, gradient_accumulation_steps=2, zero=2, bucket_bytes=2**12)),
     (DENSE, Layout(dp=2, tp=4, gradient_accumulation_steps=2, zero=3)),
     (AHEAD, Layout(dp=4, gradient_accumulation_steps=3, zero=3, shard_group=2, recompute=("*",))),
     (
@@ -53,9 +51,14 @@ LAYOUTS = [
     (EXPERTS, Layout(dp=4, ep=2, gradient_accumulation_steps=2, schedule="zb_h1", zero=3, shard_group=2)),
     (EXPERTS, Layout(dp=4, ep=4, tp=2, gradient_accumulation_steps=2, zero=2, shard_group=2)),
 ]
+FURTHER = [  # the stages above, with other schedules and other experts
+    (TIED, Layout(dp=2, pp=2, gradient_accumulation_steps=2, zero=1, bucket_bytes=2**12)),
+    (EXPERTS, Layout(dp=4, ep=2, zero=1, bucket_bytes=2**12)),
+    (DENSE, Layout(dp=3, gradient_accumulation_steps=2, zero=2, bucket_bytes=2**12)),
+]
 
 
-@pytest.mark.parametrize(("model", "layout"), LAYOUTS, ids=str)
+@pytest.mark.parametrize(("model", "layout"), [*LAYOUTS, *further(FURTHER)], ids=str)
 def test_shards_are_one_process_and_their_price(pool: Pool, model: ModelSpec, layout: Layout) -> None:
     length = 24 if layout.dp == 3 else 16
     verdicts = pool.run(run_case, Case(model, layout, sequence_length=length))
