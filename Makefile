@@ -51,7 +51,8 @@ test-slurm: setup
 
 # 20 by 19 pairs of layouts that read each other's checkpoints, 10,000 steps whose memory must stay flat, hosts,
 # 10,000 drawn inputs, 2,000 layouts asked in any order, 40 questions whose every layout is simulated, properties of
-# layouts with five times as many draws, all cases of sweeps of which `make test` has every kind, every recipe of precision for 300 steps, twelve rehearsals beside their runs,
+# layouts with five times as many draws, all cases of sweeps of which `make test` has every kind, every recipe of
+# precision for 300 steps, twelve rehearsals beside their runs,
 # and every layout of 2, 4 and 8 ranks; the last are resumable. Their last results are in benchmarks/results: reshard_380.json, soak_10000.json, drawn_10000.json,
 # asked_2000.json, planned_40.json, drawn_wide.json, precision_300.json, rehearsed_12.json and test_all.json.
 test-all: test test-faults test-hosts pyodide
