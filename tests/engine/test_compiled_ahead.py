@@ -39,7 +39,8 @@ ROW = {"name": "one", "seconds": 0.1, "error": ""}
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for temporary files, of this process and of those that it starts."""
+    """A folder for temporary files, of this process and those that it starts. What all are forked from outlives it."""
+    forks.ready()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), SOURCES]))
