@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penteract.cli.resolve import gpu_defaults
-from penteract.cli.resolve.gpu_defaults import ROOM, Card, card_here, settle_defaults
-from penteract.config.layout import EVERY_FUSION, FUSIONS
+from penteract.cli.resolve.card_cluster import Card, planned_seconds
+from penteract.cli.resolve.gpu_defaults import ROOM, card_here, settle_defaults
+from penteract.config.hardware import cluster
+from penteract.config.layout import COLLECTIVES, EVERY_FUSION, FUSIONS
 from penteract.config.resolve.resolved_run import Resolved, resolve
 from penteract.config.resolve.write_run_file import to_toml
 from penteract.engine.doctor.machine import Gpus, GpuState
@@ -48,12 +51,33 @@ def test_collectives_are_beside_products_where_nvlink_joins_the_gpus(monkeypatch
     joined, apart = (of_host(monkeypatch, way) for way in ("NV18", "PCIe"))
     assert (joined.free, joined.peers, apart.peers) == (138 * GIB, 2, 0)
     for card, word, wanted in (
-        (joined, "parallel.tp=2", "overlapped"), (joined, "parallel.cp=2", "overlapped"),
+        (joined, "parallel.tp=2", "overlapped"), (joined, "parallel.cp=2", "direct"),
         (joined, "parallel.dp=2", "library"), (joined, "parallel.tp=4", "library"), (apart, "parallel.tp=2", "library"),
     ):  # fmt: skip
-        assert settled(card, word)[0].run.layout.collectives == wanted
+        assert settled(card, word)[0].run.layout.collectives == wanted  # with cp alone, no products are in parts
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert of_host(monkeypatch, "NV18").peers and not of_host(monkeypatch, "NV18", launched=True).peers
+
+
+@pytest.mark.parametrize(("length", "wanted"), [(256, "library"), (8192, "overlapped")])
+def test_the_collectives_are_those_of_the_least_planned_time(
+    monkeypatch: pytest.MonkeyPatch, length: int, wanted: str
+) -> None:
+    """A short step waits for the host, and overlapped collectives are more calls."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    words = ["--parallel.tp=2", f"--batch.sequence_length={length}", "--batch.micro_batch_size=1"]
+    words += ["--batch.global_batch_size=1"]
+    made, line = settled(of_host(monkeypatch, "NV18"), *words)
+    times = {
+        kind: planned_seconds(replace(made.run, layout=made.run.layout.put(collectives=kind)), cluster("2xH200"))
+        for kind in COLLECTIVES
+    }
+    assert made.run.layout.collectives == wanted == min(times, key=lambda kind: times[kind])
+    assert ("collectives" in line) == (wanted != "library")
+    named, _ = settled(of_host(monkeypatch, "NV18"), *words, "--kernels.collectives=direct")
+    assert named.run.layout.collectives == "direct"
+    unknown, _ = settled(replace(of_host(monkeypatch, "NV18"), name="some other"), *words)  # of which no plan is made
+    assert unknown.run.layout.collectives == "overlapped"
 
 
 def test_a_gpu_gets_the_fastest_kernels_and_the_largest_micro_batch_that_fits() -> None:

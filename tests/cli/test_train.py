@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penteract.cli.resolve.gpu_defaults import Card
+from penteract.cli.resolve.card_cluster import Card
 from penteract.cli.resolve.predicted_run import predict_run
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.resolve.write_run_file import to_toml

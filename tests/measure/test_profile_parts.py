@@ -12,7 +12,7 @@ import pytest
 
 from penteract.cli import main
 from penteract.cli import profile as cli_profile
-from penteract.cli.resolve.gpu_defaults import Card
+from penteract.cli.resolve.card_cluster import Card
 from penteract.config.hardware import cluster
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.resolve.write_run_file import to_toml

@@ -26,7 +26,7 @@ from penteract.schedule.draw import draw_generated
 from penteract.step.program import check_op_names
 
 if TYPE_CHECKING:
-    from penteract.cli.resolve.gpu_defaults import Card
+    from penteract.cli.resolve.card_cluster import Card
 
 EXAMPLES = (
     "penteract train",

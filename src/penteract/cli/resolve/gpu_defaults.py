@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 
+from penteract.cli.resolve.card_cluster import Card, cluster_of, planned_seconds
 from penteract.config.hardware import Cluster, Gpu, reference
-from penteract.config.layout import FUSIONS, Layout
+from penteract.config.layout import COLLECTIVES, FUSIONS, Layout
 from penteract.config.resolve.resolved_run import Resolved
 from penteract.config.rules.expert_kernels import fastest_experts
 from penteract.config.rules.kernel_limits import (
@@ -34,19 +35,10 @@ BF16 = (8, 0)  # compute capability from which GPUs multiply bf16
 ROOM = 0.92  # of a GPU's free memory that tensors may take: the rest is for libraries and gaps between blocks
 LONGEST = 2**16  # tokens of a micro-batch: more make no product faster
 
+_COLLECTIVES = "kernels.collectives"
+_OVERLAPPED = f"{_COLLECTIVES}=overlapped"
+
 Again = Callable[[list[str]], Resolved]  # resolves the run anew, with these words before those of the command line
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Card:
-    """The GPU of a rank on this host. `packages`: kernel libraries that are installed. `peers`: how
-    many GPUs of the host NVLink joins, so that ranks can read each other's memory; 0: not all."""
-
-    name: str
-    free: Bytes
-    capability: tuple[int, int]
-    packages: frozenset[str]
-    peers: int = 0
 
 
 def card_here(device: str, *, launched: bool = False) -> Card | None:
@@ -111,6 +103,7 @@ def settle_defaults(
     if resolved.origins["batch.micro_batch_size"].startswith("derived"):
         made, size = _largest(made, card, lambda more: again([*words, *more]))
         words += size
+    made, words = _with_fastest_collectives(made, card, words, again)
     if not words:
         return resolved, ""
     origins = dict(made.origins) | dict.fromkeys((w.partition("=")[0] for w in words), f"chosen for {card.name}")
@@ -138,7 +131,25 @@ def _kernels(resolved: Resolved, card: Card) -> Iterator[tuple[str, str]]:
     ranks = run.layout.tp * run.layout.cp  # which must be neighbours on one host
     some = direct.axes(run.layout.put(collectives="overlapped"))
     if some and card.peers and card.peers % ranks == 0:
-        yield "kernels.collectives", "overlapped"
+        yield _COLLECTIVES, "overlapped"
+
+
+def _with_fastest_collectives(
+    resolved: Resolved, card: Card, words: list[str], again: Again
+) -> tuple[Resolved, list[str]]:
+    """With the collectives that a plan finds fastest, where `words` choose overlapped ones: these have more calls, and
+    a short step waits for the host, which makes them. A card that the catalog has no such links of keeps its own."""
+    nodes = cluster_of(card, resolved.run.layout.world, os.environ)
+    if _OVERLAPPED not in words or nodes is None or not nodes.reads_directly:
+        return resolved, words
+    rest = [word for word in words if word != _OVERLAPPED]
+    every = [rest if kind == "library" else [*rest, f"{_COLLECTIVES}={kind}"] for kind in COLLECTIVES]
+    try:
+        tried = [(planned_seconds(made.run, nodes), made, more) for more in every for made in [again(more)]]
+    except BadInput:  # the card has no products in this precision
+        return resolved, words
+    _, made, words = min(tried, key=itemgetter(0))  # of equal times the simplest
+    return made, words
 
 
 def _largest(resolved: Resolved, card: Card, again: Again) -> tuple[Resolved, list[str]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penteract.cli.resolve.gpu_defaults import Again, Card, card_here, settle_defaults
+from penteract.cli.resolve.card_cluster import Card
+from penteract.cli.resolve.gpu_defaults import Again, card_here, settle_defaults
 from penteract.cli.resolve.predicted_run import predict_run
 from penteract.config.resolve.resolved_run import Resolved
 from penteract.measure.profile.out_of_memory import out_of_memory_line

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from penteract.cli.resolve.gpu_defaults import Card
-from penteract.config.hardware import Cluster, cluster
+from penteract.cli.resolve.card_cluster import Card, cluster_of, planned_seconds
 from penteract.config.run import RunPrediction, RunSpec
 from penteract.errors import BadInput
 from penteract.readings.composed import Composer
-from penteract.readings.estimator import Estimator
 from penteract.readings.ideal import Forward
 from penteract.readings.memory.host_copies import snapshot_bytes
 from penteract.readings.price import price
@@ -28,15 +25,13 @@ def predict_run(run: RunSpec, card: Card | None, environment: Mapping[str, str] 
     kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
     composer = Composer(run.model, run.sequence_length, policy, kinds)
     flops = Forward.of(composer).step(run.tokens_per_step, run.sequence_length).full
-    nodes = _nodes(run.layout.world, card, environment)
+    nodes = cluster_of(card, run.layout.world, environment)
     copied = snapshot_bytes(composer.bucket_planner, run.layout) if run.saves_in_background else 0
     prediction = RunPrediction(allocated_bytes=_allocated(run, composer), model_flops=flops, snapshot_bytes=copied)
     if nodes is None or nodes.gpu is None:
         return prediction
     try:
-        estimator = Estimator(run.model, nodes, run.sequence_length, policy, optimizer_kinds=kinds)
-        seconds = estimator.time(estimator.estimate(run.layout)).seconds
-        peak = run.layout.world * nodes.gpu.peak(policy.products)
+        seconds, peak = planned_seconds(run, nodes), run.layout.world * nodes.gpu.peak(policy.products)
     except BadInput:  # the card has no products in this dtype, so nothing is known of its time
         return prediction
     return replace(prediction, step_s=seconds, peak_flops=peak)
@@ -55,19 +50,3 @@ def _allocated(run: RunSpec, composer: Composer) -> Bytes:
     return price(
         compile_step(run.model, run.layout, run.sequence_length, precision=policy, optimizer_kinds=kinds)
     ).allocated
-
-
-def _nodes(world: int, card: Card | None, environment: Mapping[str, str]) -> Cluster | None:
-    """The cluster of a run's ranks, by the name that the driver gives its cards; None where the catalog has no such."""
-    if card is None:
-        return None
-    here = environment.get("LOCAL_WORLD_SIZE", "")
-    each = int(here) if here.isdecimal() and 0 < int(here) <= world and world % int(here) == 0 else world
-    size = re.search(r"(\d+)\s?GB\b", card.name)
-    for word in re.findall(r"[A-Z]+\d+\w*", card.name):
-        for name in ([f"{word}-{size[1]}GB"] if size else []) + [f"{word}-PCIe"] * ("PCIe" in card.name) + [word]:
-            try:
-                return cluster(f"{world // each}x{each}x{name}")
-            except BadInput:
-                continue
-    return None
