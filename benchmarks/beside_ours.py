@@ -33,6 +33,7 @@ from penteract.engine.device.device import device_of
 from penteract.engine.rank.rank import join
 from penteract.engine.session.garbage import collect_after, collected_between_steps
 from penteract.engine.session.trainer import Outcome, Trainer
+from penteract.parallel import direct
 from penteract.readings.estimator import Estimator
 from penteract.units import gib
 
@@ -64,6 +65,7 @@ def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> Run
     """The run of a case. Gradients are fp32, as in torchtitan. `layout`, `precision`: fields to change."""
     model, cut = model_of(case), Layout(**case.layout)
     parts = Precision(**({"dtype": case.precision, "gradient": "fp32"} | precision))
+    direct_ones = device_of(torch.device("cuda")).reads_peers and direct.axes(cut.put(collectives="direct"))
     defaults: dict[str, Any] = {
         "micro_batch_size": case.micro_batch_size, "loss": "chunked", "elementwise": "triton",
         "attention": fastest_attention(model, 1, "all_gather", parts.policy, installed_packages(FA4),
@@ -72,7 +74,7 @@ def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> Run
                                    capability=torch.cuda.get_device_capability()),
         "fuse": fastest_fusions(model, cut, parts.policy, installed_packages(QUACK),
                                 capability=torch.cuda.get_device_capability()),
-        "collectives": "overlapped" if cut.tp * cut.cp > 1 and device_of(torch.device("cuda")).reads_peers else "library",
+        "collectives": "overlapped" if direct_ones else "library",
     }  # fmt: skip
     given = {**case.layout, **layout}
     changes = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}

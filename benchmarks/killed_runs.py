@@ -46,7 +46,7 @@ def killed_and_resumed(at: Path, device: str) -> dict[str, Any]:
     sets, processes = kernel_sets(device), list[subprocess.Popen[bytes]]()
 
     def started(*words: str) -> subprocess.Popen[bytes]:
-        processes.append(_started(words))
+        processes.append(started_run(words))
         return processes[-1]
 
     def of(number: int, words: Sequence[str]) -> dict[str, Any]:
@@ -67,7 +67,8 @@ def killed_and_resumed(at: Path, device: str) -> dict[str, Any]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _started(words: Sequence[str]) -> subprocess.Popen[bytes]:
+def started_run(words: Sequence[str]) -> subprocess.Popen[bytes]:
+    """`penteract train WORDS`, which prints nothing."""
     path = os.pathsep.join((str(Path(__file__).parents[1] / "src"), os.environ.get("PYTHONPATH", "")))
     return subprocess.Popen(
         [sys.executable, "-m", "penteract", "train", *words], start_new_session=True, stdout=subprocess.DEVNULL,
@@ -83,12 +84,17 @@ def _kill(folder: Path, process: subprocess.Popen[bytes]) -> dict[str, Any]:
             _end(process)
             raise RuntimeError(f"the run has ended before it was killed, after row {rows_so_far(folder / 'latest')}")
         time.sleep(0.002)
+    kill_run(process)
+    rows, held = rows_so_far(folder / "latest"), committed(folder / "latest" / "checkpoints")
+    return {"rows_at_kill": rows, "resumed_from": held[0].step if held else 0}
+
+
+def kill_run(process: subprocess.Popen[bytes]) -> None:
+    """Kill a run, its launcher and all of its ranks, and wait for it."""
     for group in (*children(process.pid), process.pid):
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
     process.wait()
-    rows, held = rows_so_far(folder / "latest"), committed(folder / "latest" / "checkpoints")
-    return {"rows_at_kill": rows, "resumed_from": held[0].step if held else 0}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
