@@ -72,6 +72,19 @@ def test_collectives_of_a_steps_end_go_on_beside_the_next():
         assert attribute(step, parts.__getitem__, on_device=True) == {"compute": 90_000, "update": 10_000}
 
 
+def test_a_copy_from_another_gpu_is_of_a_collective():
+    """Ranks that read each other's registers have copies in place of NCCL's kernels; the host's copies are others."""
+    rows: list[dict[str, Any]] = [_annotated(f"step {n}", begin, 90) for n, begin in enumerate((0, 100))]
+    kernels = {"Memcpy PtoP (Device -> Device)": "collective", "Memcpy DtoH (Device -> Pinned)": "copy",
+               "Memcpy HtoD (Pinned -> Device)": "copy", "Memcpy DtoD (Device -> Device)": "compute"}  # fmt: skip
+    for i, kernel in enumerate(kernels):
+        about = {"correlation": i, "stream": 7 + i}
+        rows.append({"cat": "cuda_runtime", "name": "copy", "ts": 101 + i, "dur": 0.1, "tid": 1, "args": about})
+        rows.append({"cat": "gpu_memcpy", "name": kernel, "ts": 110 + 10 * i, "dur": 8, "tid": 7 + i, "args": about})
+    (step,) = recorded_steps({"traceEvents": rows}, [1])
+    assert {s.kernel: s.kind for s in step.spans if s.kernel} == kernels
+
+
 def test_what_ran_before_a_step_is_no_part_of_it():
     early, within = Span("compute", "early", "", -50, 40), Span("compute", "within", "", 20, 30)
     late = Span("compute", "late", "", 100, 10)

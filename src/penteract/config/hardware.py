@@ -68,8 +68,8 @@ class Fabric:
     """The network between devices of a node (at most `domain` of them), or between nodes (`domain` 0).
 
     gb_per_second   GB/s of one device in one direction
-    direct          whether a device reads the memory of another as fast
     latency_us      µs of each further round between nodes
+    direct          whether a device reads the memory of another as fast
     efficiency      fraction of gb_per_second that large messages reach between nodes
     bus             collective -> (nodes, GB/s): measured bus bandwidth of whole nodes of `devices`, `message` bytes
     """

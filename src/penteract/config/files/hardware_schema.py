@@ -37,7 +37,7 @@ _DTYPES = ("tf32", "fp32", "fp8", "fp64")  # optional; bf16 is required: a dtype
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # The same by ranks that read each other's memory; a file has all of these or none.
 DIRECTLY = "direct_"
-DIRECT = tuple(f"{DIRECTLY}{kind}" for kind in ("all_gather", "reduce_scatter", "all_to_all"))
+DIRECT = tuple(f"{DIRECTLY}{kind}" for kind in _COLLECTIVES if kind != "all_reduce")
 # Rates of memory: in device memory, and between pinned host memory and all devices at once, or one of them.
 _MEMORY_RATES = ("copy", "adamw", "h2d_all", "h2d_one", "d2h_all", "d2h_one")
 

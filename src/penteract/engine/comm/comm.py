@@ -47,7 +47,6 @@ class PeerBlocks(NamedTuple):
     """The blocks of a group's ranks, in its order, as this rank reads them.
 
     meet        returns once all ranks of the group have called it; on a GPU, for what follows in the current stream
-    copy        copies each pair of tensors, (where to, where from), within work; their order does not matter
     start_work  does work beside compute, ordered after everything computed so far and after earlier work of the group.
                 -> what waits for it
     """
@@ -55,7 +54,6 @@ class PeerBlocks(NamedTuple):
     blocks: Sequence[torch.Tensor]  # bytes
     me: int
     meet: Callable[[], Any]
-    copy: Callable[[Sequence[tuple[torch.Tensor, torch.Tensor]]], None]
     start_work: Callable[[Callable[[], None]], Waitable]
 
 
@@ -96,8 +94,8 @@ class Comm(Protocol):
 
     def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Work:
         """Start a collective of equal shares, one of `ops.collectives.KINDS`, from x into y. Raises ValueError for an
-        unknown kind. `attrs`: "reduce" may be "max"; with "only_others", nobody reads
-        the share that this rank would send to itself."""
+        unknown kind. `attrs`: "reduce" may be "max"; with "only_others", nobody reads the share that this rank would
+        send to itself."""
         ...
 
     def start_uneven(self, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, send: list[int], receive: list[int]) -> Work:

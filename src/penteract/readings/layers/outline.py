@@ -43,8 +43,7 @@ def _signature(op: OpCall) -> Signature:
 
 def sites_of(tape: Tape, sums: Mapping[Site, Site] | None = None) -> list[Site]:
     """Every site that lowering can call, in the tape's order, then those of two ops in one call, and of one op in two.
-    `sums`: the sum of
-    each fork, if already made."""
+    `sums`: the sum of each fork, if already made."""
     joint = (site for op in tape.ops for site in (op.joint, op.joint_back) if site is not None)
     parts = (
         site

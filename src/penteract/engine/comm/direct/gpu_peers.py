@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,15 +60,9 @@ class GpuPeers:
             return StreamEvent(event)
 
         signals = StreamSignals(handle.signal_pad_ptrs, handle.rank, number)
-        return PeerBlocks(blocks, handle.rank, signals.meet, _copy, start_work)
+        return PeerBlocks(blocks, handle.rank, signals.meet, start_work)
 
     def settle(self) -> None:
         """No rank meets others before all have cleared their numbers."""
         torch.cuda.synchronize()
         dist.all_reduce(torch.zeros(1))  # on the host
-
-
-def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """One after the other: on several streams they take longer, as ranks then read one another at once."""
-    for there, here in pairs:
-        there.copy_(here, non_blocking=True)

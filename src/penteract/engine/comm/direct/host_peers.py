@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -56,18 +56,13 @@ class HostPeers:
         def start_work(work: Callable[[], None]) -> _Done:
             return _Done(thread.submit(work))
 
-        return PeerBlocks(blocks, me, meet, _copy, start_work)
+        return PeerBlocks(blocks, me, meet, start_work)
 
     def settle(self) -> None:
         """Blocks stay mapped without their files."""
         for file in self.files.values():
             os.close(file)
         self.files.clear()
-
-
-def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    for there, here in pairs:
-        there.copy_(here)
 
 
 def _opened(process: int, file: int, size: int) -> torch.Tensor:
