@@ -210,35 +210,41 @@ the measured step. The text has 257 tokens of bytes, so the embedding's gradient
 
 def newcomers_path() -> str:
     found, weights = record("default_path_h200"), record("initial_weights_h200")
-    losses, start = found["losses"], found["start"]
-    before, older = found["start_of_1bd0ac83"], found["start_of_d8196e56"]
-    turns = [", ".join(f"{seconds} ({commit})" for commit, seconds in turn["runs"]) for turn in found["starts_in_turn"]]
-    rows = [(name, start[name]["first_step_s"], start[name]["second_step_s"]) for name in ("cold", "warm")]
+    losses, starts = found["losses"], found["starts"]
+    rows = [
+        (
+            row["host"],
+            row["commit"],
+            row["first"] or "-",
+            *(", ".join(map(str, row[kind])) for kind in ("cold", "warm")),
+        )
+        for row in starts["rows"]
+    ]
     speed = found["speed"]
     alone, by_hand = speed["default, 16 sequences"], {k: v for k, v in speed["by_hand"].items() if isinstance(v, int)}
-    one, two = found["starts_compiled_ahead"]["hosts"]
-    drawn = min(weights["rows"], key=lambda row: min(row["seconds"]))
+    before = found["starts_compiled_ahead"]["hosts"][0]
+    torchs, kernels = (
+        min((row for row in weights["rows"] if row["elementwise"] == kind), key=lambda row: min(row["seconds"]))
+        for kind in ("reference", "triton")
+    )
     return section(
         "The path of a newcomer",
         f"""\
 `penteract train` with a preset and no kernel named. Over {losses["steps"]} steps of `{found["model"]}` on text the losses of the kernels that it
-chooses are {losses["kernels_apart"]:.3f} nats a token from those of plain torch, on average; another seed's are {losses["seeds_apart"]:.3f} away. An 8B on two GPUs
-ends its first step so many seconds after the command as the table says: with no compiled kernel kept from before, and again.
-Hosts differ, and old and new did not run on one host: at commit {found["commit_of_start_before"]} it took {before["cold"]["first_step_s"]} and {before["warm"]["first_step_s"]} s, and an earlier
-commit {older["cold"]["first_step_s"]} and {older["warm"]["first_step_s"]} s. Commits in turn on one host before that, warm, seconds to the first step: {turns[0]}; on a second host
-{turns[1]}.
-
-A GPU draws {drawn["elements"] / 1e9:.1f} billion weights, with their master weights, in {min(drawn["seconds"]):.2f} s; {sum(weights["equal"].values())} of {len(weights["equal"])} small models have
-the bits that a CPU draws.
+chooses are {losses["kernels_apart"]:.3f} nats a token from those of plain torch, on average; another seed's are {losses["seeds_apart"]:.3f} away.
 
 On one {found["device"]} it takes micro-batches of {alone["micro_batch_size"]} and {speed["default"]["sequence_length"]} tokens; with 16 sequences a step it trains {alone["tokens_per_s"]:,} tokens/s, {speed["share"]:.2f} of
 the best by hand ({", ".join(f"{rate:,} with micro-batches of {size}" for size, rate in by_hand.items())}; 16 do not fit).
 
-Since then a process of the host compiles kernels while ranks start. On one host the first step ended after {one["ranks alone, cold"][0]} s cold where
-ranks compiled alone, {one["ahead, cold"][0]} with that process, {one["ahead, warm"][0]} warm; on a second host after {two["ahead, cold"][0]} and {two["ahead, warm"][0]} s.
+An 8B on two GPUs ends its first step so many seconds after the command as the table says: on a machine that has read none of the
+files, then with no compiled kernel kept, and with all. On the third host the commits took turns. A process of the host compiles
+kernels while ranks start: where ranks compiled alone, an earlier commit took {before["ranks alone, cold"][0]} s cold, and {before["ahead, cold"][0]} with it.
 
-Falls short: 20 s cold and 10 s warm are the goal. Some kernels in Triton are compiled a second time by ranks, under another key
-of its cache (about four seconds); why is not known.""",
-        table("caches | first step after, s | second step after, s", rows),
+20 s cold and 10 s warm are the goal. Most of a warm start is what Python imports: torch, then FlashAttention, quack and what they
+are written in. Hosts differ by a fifth.
+
+A GPU draws {torchs["elements"] / 1e9:.1f} billion weights, with their master weights, in {min(torchs["seconds"]):.2f} s by torch and in {min(kernels["seconds"]):.2f} by a kernel in Triton; {sum(weights["equal"].values())} of {len(weights["equal"])}
+small models have the bits that a CPU draws.""",
+        table("host | commit | first, s | cold, s | warm, s", rows),
         records=["default_path_h200.json", "initial_weights_h200.json"],
     )
