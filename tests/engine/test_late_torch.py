@@ -10,11 +10,11 @@ import torch
 
 import penteract
 from penteract.engine.device import late_torch
-from penteract.engine.device.late_torch import FOR_NO_NUMBERS, LATE, UP_TO
+from penteract.engine.device.late_torch import LATE, META_REGISTRATIONS, UP_TO
 
 SOURCES = str(Path(penteract.__file__).parents[1])
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
-HERE = LATE if VERSION > UP_TO else (*LATE, FOR_NO_NUMBERS)
+HERE = LATE if VERSION > UP_TO else (*LATE, META_REGISTRATIONS)
 WITHOUT = f"""
 import sys
 sys.path.insert(0, {SOURCES!r})
@@ -36,7 +36,7 @@ print(sorted(name for name, module in sys.modules.items() if type(module).__name
 
 
 def test_the_version_is_told_without_importing_torch() -> None:
-    assert late_torch._version() == VERSION
+    assert late_torch._version(Path(torch.__file__).parent) == VERSION
 
 
 def test_torch_computes_without_them() -> None:
@@ -49,15 +49,20 @@ print(torch.allclose(torch.linalg.inv(x) @ x, torch.eye(8, dtype=torch.float64))
 
 def test_each_is_there_once_it_is_asked_for() -> None:
     code = """
-print(torch.distributions.Normal(0.0, 1.0).mean.item())
-import torch.export.graph_signature
-print(torch.export.export.__module__)
+import importlib.util
+print(importlib.util.find_spec("torch.export").name)
+from torch.export.dynamic_shapes import Dim  # a module within one is imported once
+from torch.distributions.normal import Normal
+print(sys.modules["torch.distributions.normal"].__spec__.origin[-9:])
+print(torch.distributions.Normal is Normal, torch.export.Dim is Dim is torch.export.dynamic_shapes.Dim)
+print(torch.distributions.kl_divergence(Normal(0.0, 1.0), Normal(0.0, 1.0)).item(), torch.export.export.__module__)
 late_torch.leave_out()  # which changes nothing now
 y = torch.empty(3, 4, device="meta")
-late_torch.present(late_torch.FOR_NO_NUMBERS)
-print((y @ y.t()).shape, type(sys.modules[late_torch.FOR_NO_NUMBERS]).__name__)
+late_torch.present(late_torch.META_REGISTRATIONS)
+print((y @ y.t()).shape, type(sys.modules[late_torch.META_REGISTRATIONS]).__name__)
 """
-    assert told(code) == ["0.0", "torch.export", "torch.Size([3, 3]) module", "[]"]
+    expected = ["torch.export", "normal.py", "True True", "0.0 torch.export", "torch.Size([3, 3]) module", "[]"]
+    assert told(code) == expected
 
 
 def test_what_compiles_later_has_what_tensors_without_numbers_need() -> None:
@@ -65,7 +70,7 @@ def test_what_compiles_later_has_what_tensors_without_numbers_need() -> None:
 from penteract.engine.device import lazy_compiler
 with lazy_compiler.lazy_compiler():
     f = torch.compile(lambda x: x + 1, backend="eager")
-print(f(torch.ones(2)).tolist(), type(sys.modules[late_torch.FOR_NO_NUMBERS]).__name__)
+print(f(torch.ones(2)).tolist(), type(sys.modules[late_torch.META_REGISTRATIONS]).__name__)
 """
     assert told(code)[0] == "[2.0, 2.0] module"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import Rates
 from penteract.readings.estimator import Estimator
 from penteract.readings.time.bounds import Bounds
+from penteract.readings.time.clock import FIRST, LONG, MILLION, RUN, START, WAIT, simulate
 from penteract.readings.time.cost import BucketCosts
 from penteract.readings.time.gather_counts import RankOf, count_gathers, gathered
 from penteract.readings.time.step import StepClock
@@ -146,6 +148,21 @@ def test_what_passes_lose_beside_their_own_collectives_is_lost_in_a_step(
     bounds, took = Bounds(steps), steps.seconds(lay)
     assert bounds.of(lay) <= bounds.contended.of(lay) * (1 + 1e-9) <= took * (1 + 2e-9)
     assert lay.pp == 1 or bounds.played(lay) <= bounds.contended.played(lay) * (1 + 1e-9) <= took * (1 + 2e-9)
+
+
+def test_more_work_may_end_a_pass_sooner_beside_what_slows_it_to_less_than_half() -> None:
+    """Why the closer bound counts no more than that: the work takes the time of the collective."""
+
+    def ends(work: Sequence[int], slower: int) -> int:
+        calls: list[Any] = [(START, FIRST, 100, "gather", "")]
+        calls += [(RUN, took, 0, "") for took in work] + [(WAIT, "gather", 0, "")]
+        free = [0] * (FIRST + 1)
+        return simulate(calls, free, {}, -LONG, [0] * len(calls), slower, (0,) * len(free)).done
+
+    assert ends([50, 100], 3 * MILLION) < ends([100], 3 * MILLION)
+    for slower in (0, MILLION // 2, MILLION):
+        assert ends([50, 100], slower) >= ends([100], slower)
+    assert ends([50, 100], 3 * MILLION) >= ends([100], MILLION)
 
 
 def test_overlapped_tensor_parallelism_is_bounded_closely() -> None:

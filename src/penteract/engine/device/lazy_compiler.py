@@ -64,7 +64,7 @@ def _later(now: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compiled(now: Callable[..., Any], model: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Torch 2.11 has one limit for all functions."""
-    late_torch.present(late_torch.FOR_NO_NUMBERS)
+    late_torch.present(late_torch.META_REGISTRATIONS)
     if isinstance(absent := sys.modules.get(_COMPILER), _Absent):
         absent.present()
     if _LIMIT in options and _LIMIT not in inspect.signature(now).parameters:

@@ -23,7 +23,7 @@ from penteract.readings.costs.rates import GroupSpan
 from penteract.readings.layers.layer_program import LayerProgram, LayerType
 from penteract.readings.layers.reads import Memos, changed, tracked
 from penteract.readings.price import host_optimizer_bytes
-from penteract.readings.time.clock import FIRST
+from penteract.readings.time.clock import FIRST, MILLION
 from penteract.readings.time.gather_counts import RankOf, gathered
 from penteract.readings.time.idle import IdleLayer, from_idle
 from penteract.readings.time.ops import AXES
@@ -109,9 +109,13 @@ class Bounds:
     @property
     def contended(self) -> Bounds:
         """Bounds by passes that lose what they lose beside their own collectives. They are closer, where layers have
-        such, and cost as much again."""
+        such, and cost as much again.
+
+        Up to half the speed: beside a collective that slows compute further, other work may end a pass sooner, as it
+        takes the collective's time. Passes that lose less than they do are a bound all the same.
+        """
         if self._contended is None:
-            self._contended = Bounds(self.steps, self.steps.slower)
+            self._contended = Bounds(self.steps, min(self.steps.slower, MILLION))
         return self._contended
 
     def of(self, layout: Layout) -> Seconds:

@@ -61,7 +61,7 @@ def count_gathers(rank: RankOf, num_micro_batches: int) -> tuple[int, ...]:
             turns[action, c] = tuple(units if action == "Fwd" else reversed(units))
     actions = compute_lists(rank.schedule, rank.pp, rank.vpp, num_micro_batches)[rank.rank]
     own = [turns.get((a.kind, a.chunk), ()) for a in actions if isinstance(a, Compute)]
-    found, out = gathers(own, begins[-1] if rank.keeps else DEPTH), [0] * len(rank.read)
+    found, out = gathers(own, DEPTH), [0] * len(rank.read)
     for unit, number in enumerate([number for own in row for number in own]):
         out[number] += found[unit]
     return tuple(out)
