@@ -68,10 +68,9 @@ class Part:
 
     def to_the_end(self) -> dict[str, Any]:
         """Wait for it."""
-        while self.process.poll() is None:
-            self._alive()
+        _, said = self.process.communicate(timeout=self.limit)
         if self.process.returncode:
-            raise RuntimeError(self.process.communicate()[1].decode()[-2000:])
+            raise RuntimeError(said.decode()[-2000:])
         return {"seconds": self._seconds}
 
     @property
@@ -79,7 +78,7 @@ class Part:
         return round(time.monotonic() - self.begun, 1)
 
     def _alive(self) -> None:
-        if self.process.poll() not in (None, 0) or self._seconds > self.limit:
+        if self.process.poll() is not None or self._seconds > self.limit:
             kill_run(self.process)
             raise RuntimeError(f"after {self._seconds} s: " + self.process.communicate()[1].decode()[-2000:])
         time.sleep(0.01)

@@ -58,16 +58,19 @@ class TrainRun:
                 if process.poll() is None:  # it has its steps, or this process is to end: it would stay on the GPU
                     os.killpg(process.pid, signal.SIGKILL)
         self.took = time.monotonic() - begun
-        while any(_living(process.pid)):  # freeing memory of GPUs takes a process seconds, and whoever starts then too
+        until = time.monotonic() + 60
+        while (
+            any(_living(process.pid)) and time.monotonic() < until
+        ):  # freeing memory of GPUs takes a process seconds, and whoever starts then too
             time.sleep(0.05)
 
 
-def _living(group: int) -> Iterator[bool]:
-    """Of each process of a process group, whether it has still to end."""
+def _living(session: int) -> Iterator[bool]:
+    """Of each process of a session, whether it has still to end. Ranks have process groups of their own."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            state, _, number = stat.read_text().rpartition(")")[2].split()[:3]
+            state, _, _, number = stat.read_text().rpartition(")")[2].split()[:4]
         except (OSError, ValueError):  # it is gone
             continue
-        if int(number) == group:
+        if int(number) == session:
             yield state not in "ZX"

@@ -390,9 +390,9 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("driver", [False, True], ids=["", "with a driver's library"])
+@pytest.mark.parametrize("driver", ["", "with a driver's library", "with a compiler that fails"])
 def test_they_are_compiled_without_a_gpu(
-    driver: bool, ahead: CompiledAhead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    driver: str, ahead: CompiledAhead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So is what launches them, where there are the driver's library, here an empty one, and a C compiler."""
     triton = pytest.importorskip("triton")
@@ -400,14 +400,19 @@ def test_they_are_compiled_without_a_gpu(
         if (compiler := shutil.which("cc")) is None:
             pytest.skip("no C compiler")
         subprocess.run([compiler, "-shared", "-o", tmp_path / "libcuda.so.1", "-x", "c", "/dev/null"], check=True)
-    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path if driver else tmp_path / "none"))
+        monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path))
+    fails = "fails" in driver
+    if fails:
+        monkeypatch.setenv("CC", shutil.which("false") or "false")
     one_each = hasattr(import_module("triton.backends.nvidia.driver"), "make_launcher")
     ahead.run.write_text(compiling.to_toml(run("--model.layers=1")))
-    for _ in range(2):  # the second finds all that the first has compiled
+    for _ in range(1 if fails else 2):  # the second finds all that the first has compiled
         without_interpreter("-c", THREE, str(ahead.run), "--capability=9.0", "--ranks=0", at=tmp_path)
-        assert ahead.found is not None and {row["error"] for row in ahead.found} == {""}
+        assert ahead.found is not None
+        failed = [row["name"] for row in ahead.found if row["error"]]
+        assert ("launches" in failed) == fails and (fails or not failed)
         made = Counter(path.name.partition(".")[0] for path in tmp_path.glob("triton/*/*.so"))
         assert len(list(tmp_path.glob("triton/*/*.cubin"))) == 3
-        if driver:
+        if driver and not fails:
             assert made == Counter(cuda_utils=1, __triton_launcher=3 * one_each), triton.__version__
         ahead.base.with_suffix(".json").unlink()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from threading import Barrier, Event
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
 import torch
 
 from penteract.config.resolve.resolved_run import resolve
+from penteract.engine.kernels import registry
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session import early_imports
 from penteract.engine.session.concurrently import SWITCH_S, concurrently
@@ -80,7 +82,8 @@ def test_a_run_imports_packages_while_it_draws_weights() -> None:
 def test_a_rank_on_a_gpu_begins_before_it_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails is left to the trainer, which imports the same."""
     spec, imported = resolve(None, "tiny", ["--parallel.pp=2"]).run, list[tuple[int, torch.device]]()
-    assert early_imports.begin_imports(spec, {}) is None or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert early_imports.begin_imports(spec, {}) is None
     at = torch.device("cuda", 1)
 
     def picked(wanted: str, local: int) -> torch.device:
@@ -93,8 +96,23 @@ def test_a_rank_on_a_gpu_begins_before_it_has_joined(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(early_imports, "pick_device", picked)
+    monkeypatch.setattr(early_imports, "check_kernels", lambda *_, **__: None)
     monkeypatch.setattr(early_imports, "import_packages", broken)
     thread = early_imports.begin_imports(spec, {"RANK": "1", "LOCAL_RANK": "1"})
     assert thread is not None and thread.daemon
     thread.join(LIMIT)
     assert imported == [(1, at)]
+
+
+def test_the_first_error_of_a_package_is_the_one_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that was imported halfway fails again for another reason."""
+    errors = iter([ImportError("libcuda is not there"), RuntimeError("the operator is registered already")])
+
+    def load() -> NoReturn:
+        raise next(errors)
+
+    monkeypatch.setitem(sys.modules, "packaged", SimpleNamespace(PACKAGES={"ALL": load}))  # type: ignore[arg-type]
+    monkeypatch.setattr(registry, "_failed", {})
+    for _ in range(2):
+        with pytest.raises(ImportError, match="libcuda"):
+            registry.load_package("packaged:ALL")

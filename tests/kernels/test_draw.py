@@ -12,7 +12,7 @@ from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.resolve.presets import TINY, TINY_LATENT, TINY_MOE
 from penteract.engine.executor import draw_kernel
-from penteract.engine.executor.initial_weights import Quantiles, elements_of, initialise
+from penteract.engine.executor.initial_weights import PLACE, Quantiles, elements_of, initialise
 from penteract.engine.state import state
 from penteract.engine.state.counter_random import STRIDE, ParameterSlice, mix
 from penteract.ops.params import Param
@@ -51,19 +51,32 @@ def test_two_dims_that_are_cut_and_numbers_beyond_32_bits() -> None:
     whole.put_global_indices(z, 777)
     start = whole.start(SEED, "initial")
     expected = TABLE.normal(mix(z.mul_(STRIDE).add_(start))).mul_(0.02)
-    draw_kernel.draw(out, whole, 777, start, 0.02, TABLE.middles, TABLE.steps)
+    draw_kernel.draw(out, whole, 777, start, 0.02, TABLE.middles, TABLE.steps, PLACE)
     assert torch.equal(expected, out)
 
 
 def test_only_a_gpu_that_computes_with_triton_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    p = replace(compile_step(TINY, Layout(elementwise="triton"), 32), mesh=Mesh(Layout()))
+    p = compile_step(TINY, Layout(elementwise="triton"), 32)
     drawn = list[str]()
 
     def record(*_: object) -> None:
         drawn.append("drawn")
 
     monkeypatch.setattr(draw_kernel, "draw", record)
-    initialise(p, state.allocate(p, torch.device("cpu")), SEED)
+    made = state.allocate(p, torch.device("cpu"))
+    initialise(p, made, SEED)
+    assert not drawn
+
+    class OnGpu:
+        """A tensor, for all that is asked of it, on a GPU."""
+
+        is_meta, is_cuda, device = False, True, made.routed.device
+
+    monkeypatch.setattr(made, "routed", OnGpu())
+    initialise(p, made, SEED)
+    assert drawn
+    drawn.clear()
+    initialise(replace(p, mesh=Mesh(Layout())), made, SEED)  # with plain torch
     assert not drawn
     elements_of(p, p.params[0], SEED, TABLE, by_kernel=True)(slice(0, 8))
     assert drawn == ["drawn"]

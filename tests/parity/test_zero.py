@@ -50,11 +50,11 @@ LAYOUTS = [
     (DEEP, Layout(dp=2, pp=2, cp=2, gradient_accumulation_steps=3, zero=3, shard_group=2, reshard_after_step=True)),
     (EXPERTS, Layout(dp=4, ep=2, gradient_accumulation_steps=2, schedule="zb_h1", zero=3, shard_group=2)),
     (EXPERTS, Layout(dp=4, ep=4, tp=2, gradient_accumulation_steps=2, zero=2, shard_group=2)),
+    (DENSE, Layout(dp=3, gradient_accumulation_steps=2, zero=2, bucket_bytes=2**12)),
 ]
 FURTHER = [  # the stages above, with other schedules and other experts
     (TIED, Layout(dp=2, pp=2, gradient_accumulation_steps=2, zero=1, bucket_bytes=2**12)),
     (EXPERTS, Layout(dp=4, ep=2, zero=1, bucket_bytes=2**12)),
-    (DENSE, Layout(dp=3, gradient_accumulation_steps=2, zero=2, bucket_bytes=2**12)),
 ]
 
 

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from operator import itemgetter
 from pathlib import Path
 
 from penteract.cli.resolve.card_cluster import Card, cluster_of, planned_seconds
@@ -139,17 +138,18 @@ def _with_fastest_collectives(
 ) -> tuple[Resolved, list[str]]:
     """With the collectives that a plan finds fastest, where `words` choose overlapped ones: these have more calls, and
     a short step waits for the host, which makes them. A card that the catalog has no such links of keeps its own."""
-    nodes = cluster_of(card, resolved.run.layout.world, os.environ)
+    nodes = cluster_of(card, resolved.run.layout.world, {})  # as one host, so that all of a launcher's come to the same
     if _OVERLAPPED not in words or nodes is None or not nodes.reads_directly:
         return resolved, words
     rest = [word for word in words if word != _OVERLAPPED]
     every = [rest if kind == "library" else [*rest, f"{_COLLECTIVES}={kind}"] for kind in COLLECTIVES]
+    made = [again(more) for more in every]
     try:
-        tried = [(planned_seconds(made.run, nodes), made, more) for more in every for made in [again(more)]]
+        seconds = [planned_seconds(one.run, nodes) for one in made]
     except BadInput:  # the card has no products in this precision
         return resolved, words
-    _, made, words = min(tried, key=itemgetter(0))  # of equal times the simplest
-    return made, words
+    best = seconds.index(min(seconds))  # of equal ones the simplest, and none needs more memory than overlapped ones
+    return made[best], every[best]
 
 
 def _largest(resolved: Resolved, card: Card, again: Again) -> tuple[Resolved, list[str]]:

@@ -30,7 +30,7 @@ def callees_first() -> None:
 
 
 def find_own_key() -> None:
-    """Have Triton find its own part of every key, of all its files, which takes a third of a second. Whoever asks
-    meanwhile waits."""
+    """Have Triton hash its own files, which is a part of every key and takes a third of a second. It remembers that;
+    whoever needs it before this has ended hashes them too."""
     with _ONE:
         getattr(cache, "triton_key", lambda: "")()  # which remembers it

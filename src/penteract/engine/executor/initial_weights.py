@@ -24,6 +24,7 @@ from penteract.step.program import Program
 _KERNEL = "penteract.engine.executor.draw_kernel"  # Triton is imported where it is used
 CELLS = 2**14
 FINE = 2**24  # places in a cell: as many as fp32 tells apart in it
+PLACE = 40  # the first of the bits that tell a number's place in its cell
 
 
 def initialise(p: Program, state: TrainingState, seed: int) -> None:
@@ -45,7 +46,7 @@ def elements_of(p: Program, q: Param, seed: int, table: Quantiles, *, by_kernel:
     def drawn(part: slice) -> torch.Tensor:
         if kernel is not None and len(whole.gaps) <= kernel.GAPS:
             out = torch.empty(part.stop - part.start, device=device)
-            kernel.draw(out, whole, part.start, start, scale, table.middles, table.steps)
+            kernel.draw(out, whole, part.start, start, scale, table.middles, table.steps, PLACE)
             return out
         z = torch.empty(part.stop - part.start, dtype=torch.int64, device=device)
         whole.put_global_indices(z, part.start)
@@ -84,6 +85,6 @@ class Quantiles:
         its sum in one operation would be rounded once, by devices that have one.
         """
         cell = z & (CELLS - 1)
-        numbers = z.bitwise_right_shift_(40).float()
+        numbers = z.bitwise_right_shift_(PLACE).float()
         numbers.mul_(self.steps.index_select(0, cell))
         return numbers.add_(self.middles.index_select(0, cell))

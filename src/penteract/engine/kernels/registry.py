@@ -25,6 +25,7 @@ from penteract.step.program import Program
 
 Version = tuple[int, int]
 _KEYS = "penteract.engine.device.cache_keys"  # which imports Triton
+_failed = dict[str, Exception]()  # packages that could not be imported
 
 
 class Target(Protocol):
@@ -181,8 +182,14 @@ def load_package(name: str) -> None:
     module, _, table = name.partition(":")
     load = getattr(import_module(module), "PACKAGES", {}).get(table)
     if load is not None:
-        with lazy_compiler():
-            load()
+        with lazy_compiler():  # one thread at a time
+            if (first := _failed.get(name)) is not None:
+                raise first  # what was imported halfway fails for another reason
+            try:
+                load()
+            except Exception as error:
+                _failed[name] = error
+                raise
 
 
 @cache

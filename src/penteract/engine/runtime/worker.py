@@ -105,13 +105,16 @@ def joined(
         parting()
 
 
-def join_run(spec: RunSpec, listener: int | None = None) -> Rank:
-    """Join the other ranks, which must have the same run and data as this one."""
+def join_run(spec: RunSpec, listener: int | None = None, *, imports: bool = False) -> Rank:
+    """Join the other ranks, which must have the same run and data as this one. `imports`: packages of kernels are
+    imported from now on."""
     set_up(spec)
-    begin_imports(spec, os.environ)
+    key = take_key(os.environ)
+    if imports:
+        begin_imports(spec, os.environ)
     facts = {name: value for name, value in run_values(spec).items() if not name.startswith(_OWN)}
     facts |= describe(spec.data.source, spec.tokenizer)
-    return join(os.environ, spec.precision.device, facts, spec.limits, listener, take_key(os.environ))
+    return join(os.environ, spec.precision.device, facts, spec.limits, listener, key)
 
 
 def main(argv: list[str]) -> int:
@@ -128,7 +131,7 @@ def main(argv: list[str]) -> int:
     with Stopping.of_process() as stopping, never_fails():
         try:
             spec = resolve(options.folder / (rundir.NEXT if options.resume else rundir.RUN), "").run
-            return work(spec, join_run(spec, listener), options, stopping, launcher_reports=number == 0)
+            return work(spec, join_run(spec, listener, imports=True), options, stopping, launcher_reports=number == 0)
         except Exception as e:
             error = from_exception(e)
             if debug:

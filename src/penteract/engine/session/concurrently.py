@@ -14,7 +14,7 @@ from threading import Lock
 SWITCH_S = 1e-5
 
 
-class _Sooner:
+class _ShortSwitchInterval:
     """The interpreter changes hands sooner while any of several bodies lasts, in whatever order they end."""
 
     def __init__(self) -> None:
@@ -34,14 +34,14 @@ class _Sooner:
                 sys.setswitchinterval(self.usual)
 
 
-sooner = _Sooner()
+short_switch_interval = _ShortSwitchInterval()
 
 
 @contextmanager
 def concurrently(work: Callable[[], object]) -> Iterator[None]:
     """Do `work` in a thread during the body. Both have ended after it; an error of the body is raised before one of
     `work`."""
-    with sooner, ThreadPoolExecutor(1) as pool:
+    with short_switch_interval, ThreadPoolExecutor(1) as pool:
         pending = pool.submit(work)
         yield
         pending.result()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any, NoReturn
 
 import torch
@@ -127,9 +128,7 @@ class Compiling:
         with suppress(Exception):  # without the driver's library ranks say so
             own.library_dirs()  # which a child would have to ask another process for
             if self.child("launches", own):
-                with suppress(Exception):
-                    own.CudaUtils()
-                self.end(str(triton.knobs.cache.dir))
+                self._built(own.CudaUtils)
 
     def _before(self, *, fn: Any, key: Any, **about: Any) -> bool:
         """Triton's hook before it compiles. True: it shall not, and launches nothing."""
@@ -140,9 +139,18 @@ class Compiling:
 
     def _launcher(self, source: Any, metadata: Any) -> NoReturn:
         """What Triton asks for once it has compiled, before it loads the kernel on a GPU."""
-        with suppress(Exception):
-            import_module("triton.backends.nvidia.driver").CudaLauncher(source, metadata)
-        self.end(str(import_module("triton").knobs.cache.dir))
+        self._built(partial(import_module("triton.backends.nvidia.driver").CudaLauncher, source, metadata))
+
+    def _built(self, build: Callable[[], Any]) -> NoReturn:
+        """End a child that has a C compiler make a library: it is kept before it is loaded, which needs a driver."""
+        error = ""
+        try:
+            build()
+        except (CalledProcessError, RuntimeError) as failed:  # the compiler's, or there is none
+            error = f"{type(failed).__name__}: {failed}"[:300]
+        except Exception:  # without a driver
+            pass
+        self.end(str(import_module("triton").knobs.cache.dir), error)
 
     # ---- packages ----------------------------------------------------------------------------------------------------
 
