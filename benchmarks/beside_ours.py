@@ -90,10 +90,7 @@ def predicted(run: RunSpec) -> dict[str, Any]:
     cluster_name = next(
         f"{run.layout.world}x{name}" for name in ("H200", "H100", "A100") if name in torch.cuda.get_device_name()
     )
-    kinds = run.optimizer.optimizer_kinds
-    estimator = Estimator(
-        run.model, cluster(cluster_name), run.sequence_length, precision=run.precision.policy, optimizer_kinds=kinds
-    )
+    estimator = Estimator.of_run(run, cluster(cluster_name))
     estimate = estimator.estimate(run.layout)
     return {"planned_ms": 1e3 * estimator.time(estimate).seconds, "planned_gib": gib(estimate.allocated)}
 

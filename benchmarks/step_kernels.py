@@ -62,10 +62,7 @@ OUTSIDE = "between the parts"  # kernels that no part launched: batches, the los
 def planned(run: RunSpec, rates: type[Rates] | None = None) -> Counter[str]:
     """Picoseconds of each part of the planned step: its compute, with the rates of this GPU or with `rates`."""
     gpus = next(f"1x{name}" for name in ("H200", "H100", "A100") if name in torch.cuda.get_device_name())
-    kinds = run.optimizer.optimizer_kinds
-    made = Estimator(
-        run.model, cluster(gpus), run.sequence_length, precision=run.precision.policy, optimizer_kinds=kinds
-    )
+    made = Estimator.of_run(run, cluster(gpus))
     steps = made.steps
     if rates is not None:
         steps = replace(steps, rates=rates(**{f.name: getattr(steps.rates, f.name) for f in fields(Rates)}))

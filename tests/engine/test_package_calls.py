@@ -180,5 +180,5 @@ def test_packages_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None
     assert sorted(map(id, found())) == sorted(map(id, (ATTENTION["FA4_DOCUMENTS"], GLU["QUACK"])))
     assert found("--kernels.fuse=none") == [ATTENTION["FA4_DOCUMENTS"]]
     assert found("--kernels.fuse=none", "--kernels.attention=flash", "--data.pack_documents=false") == []
-    monkeypatch.setattr(compile_step, "compile_step", _fails)
+    monkeypatch.setattr(compile_step, "compile_run", _fails)
     assert found() == []  # going through the step says why

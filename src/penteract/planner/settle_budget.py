@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penteract.config.hardware import Cluster, reference
 from penteract.config.resolve.resolved_run import Resolved
+from penteract.planner.reference_node import reference_node
 from penteract.readings.estimator import Estimator
 from penteract.readings.recomputation.cheapest import Chosen, within
 
@@ -21,15 +21,7 @@ def settle_budget(resolved: Resolved) -> tuple[Resolved, Chosen | None]:
     run, budget = resolved.run, resolved.budget
     if budget is None:
         return resolved, None
-    curves = reference()
-    node = Cluster(name="reference", gpus=run.layout.world, gpu=curves.gpu, inside=curves.inside, curves=curves)
-    chosen = within(
-        Estimator(
-            run.model, node, run.sequence_length, run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds
-        ),
-        run.layout,
-        budget,
-    )
+    chosen = within(Estimator.of_run(run, reference_node(run.layout.world)), run.layout, budget)
     text = f"budget {budget.fraction:g}" if budget.fraction else f"budget {budget.allocated / 2**30:g} GiB"
     names = ("chosen", "recompute_every", "recompute_first", "recompute_else")
     origins = dict(resolved.origins) | {f"memory.{name}": f"derived: {text}" for name in names}

@@ -12,6 +12,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision.fp8 import check_gather
 from penteract.config.precision.policy import RECIPES, Policy, policy
+from penteract.config.run import RunSpec
 from penteract.ops.declarations.quantised.fp8 import check_sizes
 from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import Rates
@@ -85,6 +86,12 @@ class Estimator:
         self.rates = Rates.of(self.cluster, self.precision.products, fp8=self.precision.fp8 is not None)
         self.steps = StepClock(self.composer, self.cluster, self.rates, self.at_once)
         self.bounds = Bounds(self.steps)
+
+    @staticmethod
+    def of_run(run: RunSpec, cluster: Cluster) -> Estimator:
+        """Estimates layouts of a run's model, as the run trains it."""
+        kinds = run.optimizer.optimizer_kinds
+        return Estimator(run.model, cluster, run.sequence_length, run.precision.policy, kinds)
 
     @property
     def policy(self) -> Policy:

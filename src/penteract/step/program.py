@@ -14,6 +14,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision.fp8 import check_gather
 from penteract.config.precision.policy import Policy, policy
+from penteract.config.run import RunSpec
 from penteract.errors import BadInput
 from penteract.model.decoder import owning_pp_ranks, record, shared
 from penteract.model.moe import over_sequence
@@ -148,6 +149,14 @@ def _take_turns(*walks: Iterator[tuple[BufferKey, Instruction]]) -> Iterator[tup
                 left.remove(walk)
             else:
                 yield item
+
+
+def compile_run(run: RunSpec, rank: int = 0, *, training: bool = True) -> Program:
+    """The step of a run, as `compile_step` has it."""
+    return compile_step(
+        run.model, run.layout, run.sequence_length, rank=rank, precision=run.precision.policy,
+        optimizer_kinds=run.optimizer.optimizer_kinds, training=training,
+    )  # fmt: skip
 
 
 def compile_step(  # noqa: PLR0913 (a step depends on many choices)

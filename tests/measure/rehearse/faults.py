@@ -31,13 +31,13 @@ RANK = 1  # whose program a fault changes, where it changes one
 
 def _compiled(stack: ExitStack, change: Callable[[Program], Program]) -> None:
     """The program of one rank, changed as it is compiled."""
-    real = trainer_module.compile_step
+    real = trainer_module.compile_run
 
     def compiled(*about: Any, training: bool = True, **named: Any) -> Program:
         made = real(*about, training=training, **named)
         return change(made) if training and made.rank == RANK else made
 
-    stack.enter_context(patch.object(trainer_module, "compile_step", compiled))
+    stack.enter_context(patch.object(trainer_module, "compile_run", compiled))
 
 
 def _walked(stack: ExitStack, change: Callable[[Program], Program]) -> None:

@@ -43,7 +43,5 @@ def cluster_of(card: Card | None, world: int, environment: Mapping[str, str]) ->
 
 def planned_seconds(run: RunSpec, nodes: Cluster) -> Seconds:
     """The time of a run's step there. Raises BadInput where the cluster's GPUs have no products in its precision."""
-    estimator = Estimator(
-        run.model, nodes, run.sequence_length, run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds
-    )
+    estimator = Estimator.of_run(run, nodes)
     return estimator.time(estimator.estimate(run.layout)).seconds

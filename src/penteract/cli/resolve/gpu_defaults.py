@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from penteract.cli.resolve.card_cluster import Card, cluster_of, planned_seconds
-from penteract.config.hardware import Cluster, Gpu, reference
+from penteract.config.hardware import Gpu
 from penteract.config.layout import COLLECTIVES, FUSIONS, Layout
 from penteract.config.resolve.resolved_run import Resolved
 from penteract.config.rules.expert_kernels import fastest_experts
@@ -26,6 +26,7 @@ from penteract.config.rules.kernel_limits import (
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
 from penteract.parallel import direct
+from penteract.planner.reference_node import reference_node
 from penteract.readings.estimator import Estimator
 from penteract.units import Bytes, show_bytes
 
@@ -172,9 +173,4 @@ def _largest(resolved: Resolved, card: Card, again: Again) -> tuple[Resolved, li
 
 def _allocated(run: RunSpec, layout: Layout) -> Bytes:
     """Bytes of the fullest rank. Work and time are not asked for, so any node will do."""
-    measured = reference()
-    node = Cluster(name="reference", gpus=layout.world, gpu=measured.gpu, inside=measured.inside, curves=measured)
-    estimator = Estimator(
-        run.model, node, run.sequence_length, run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds
-    )
-    return estimator.estimate(layout).allocated
+    return Estimator.of_run(run, reference_node(layout.world)).estimate(layout).allocated

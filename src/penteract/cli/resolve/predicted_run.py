@@ -13,7 +13,7 @@ from penteract.readings.composed import Composer
 from penteract.readings.ideal import Forward
 from penteract.readings.memory.host_copies import snapshot_bytes
 from penteract.readings.price import price
-from penteract.step.program import compile_step
+from penteract.step.program import compile_run
 from penteract.units import Bytes
 
 _WALKED = 256  # layers times micro-batches: a fraction of a second
@@ -46,7 +46,4 @@ def _allocated(run: RunSpec, composer: Composer) -> Bytes:
     summed = composer.rank(run.layout, 0)
     if not summed.routed or run.layout.gradient_accumulation_steps * run.model.layers > _WALKED:
         return summed.allocated
-    kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
-    return price(
-        compile_step(run.model, run.layout, run.sequence_length, precision=policy, optimizer_kinds=kinds)
-    ).allocated
+    return price(compile_run(run)).allocated

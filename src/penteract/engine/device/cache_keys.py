@@ -29,7 +29,7 @@ def callees_first() -> None:
     finder._update_hash = looked_for
 
 
-def find_own_key() -> None:
+def hash_triton() -> None:
     """Have Triton hash its own files, which is a part of every key and takes a third of a second. It remembers that;
     whoever needs it before this has ended hashes them too."""
     with _ONE:

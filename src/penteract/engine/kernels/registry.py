@@ -123,18 +123,18 @@ def kernels(p: Program, device: torch.device) -> dict[str, TorchKernel]:
 
 def import_packages(p: Program, device: torch.device) -> None:
     """Import the packages that the kernels of a program compute with. That takes seconds, and needs nothing of a run,
-    so it may go on in a thread while the run is made. Triton finds its own key beside that, which is hashing."""
+    so it may go on in a thread while the run is made. Beside that Triton hashes itself, for its cache's keys."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # a thread has a device of its own, and a package may ask for it
-    finding: Thread | None = None
+    hashing: Thread | None = None
     for site in computed_sites(p):
         one, _ = implementation(site, p.layout)
         if (table := one.kernels.get(device.type)) is not None:
             load_package(table)
-        if finding is None and device.type == "cuda" and "triton" in sys.modules:
-            (finding := Thread(target=import_module(_KEYS).find_own_key, daemon=True)).start()
-    if finding is not None:
-        finding.join()
+        if hashing is None and device.type == "cuda" and "triton" in sys.modules:
+            (hashing := Thread(target=import_module(_KEYS).hash_triton, daemon=True)).start()
+    if hashing is not None:
+        hashing.join()
 
 
 def kernels_by_call(layout: Layout, device: torch.device) -> dict[str, TorchKernel]:

@@ -16,7 +16,7 @@ from penteract.engine.kernels.checks import check_kernels
 from penteract.engine.kernels.fused_attention.compiled import keep_compiled
 from penteract.engine.kernels.registry import import_packages
 from penteract.engine.session.concurrently import short_switch_interval
-from penteract.step.program import compile_step
+from penteract.step.program import compile_run
 
 
 def begin_imports(spec: RunSpec, environment: Mapping[str, str]) -> Thread | None:
@@ -31,10 +31,7 @@ def begin_imports(spec: RunSpec, environment: Mapping[str, str]) -> Thread | Non
 
     def import_them() -> None:
         with short_switch_interval, suppress(Exception):
-            program = compile_step(
-                spec.model, spec.layout, spec.sequence_length, rank=rank, precision=spec.precision.policy,
-                optimizer_kinds=spec.optimizer.optimizer_kinds,
-            )  # fmt: skip
+            program = compile_run(spec, rank)
             device = pick_device(spec.precision.device, local)
             check_kernels(program, device, packed=spec.data.pack_documents)
             import_packages(program, device)

@@ -17,17 +17,14 @@ from penteract.engine.kernels.registry import kernels
 from penteract.engine.session.trainer import Trainer, sampling_layout
 from penteract.ops.tape import Site
 from penteract.parallel.context import token_indices
-from penteract.step.program import Program, compile_step
+from penteract.step.program import Program, compile_run
 from penteract.step.walk import walk_forward
 
 
 def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: float = 0.8, seed: int = 0) -> list[int]:
     """Continue `prompt` by `tokens` sampled ids. Every rank returns the same ids."""
     spec, rank = sampling_layout(trainer.spec), trainer.rank
-    p = compile_step(
-        spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=spec.precision.policy,
-        optimizer_kinds=spec.optimizer.optimizer_kinds, training=False,
-    )  # fmt: skip
+    p = compile_run(spec, rank.number, training=False)
     capture = _LogitsCapture(p)
     run = Executor(p, trainer.state, trainer.run.comm, capture.kernels(rank.device), Fresh(p.precision, rank.device))
     fixed = constants(p, rank.device)

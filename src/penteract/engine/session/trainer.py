@@ -32,7 +32,7 @@ from penteract.engine.state.state import TrainingState, allocate
 from penteract.errors import BadNumerics
 from penteract.step.arena import plan_arena
 from penteract.step.learning_rate import rate
-from penteract.step.program import Program, compile_step
+from penteract.step.program import Program, compile_run
 from penteract.step.walk import walk, walk_forward
 
 
@@ -103,10 +103,7 @@ class Trainer:
     def on(spec: RunSpec, rank: Rank, place: Place, init: Path | None = None) -> Trainer:
         """The same, at another place: `penteract rehearse` has one without peers and numbers."""
         precision, device = spec.precision.policy, place.device
-        program = compile_step(
-            spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
-            optimizer_kinds=spec.optimizer.optimizer_kinds,
-        )  # fmt: skip
+        program = compile_run(spec, rank.number)
         check_kernels(program, place.target, packed=spec.data.pack_documents)
         comm = device.comm(rank.number, rank.progress.journal, spec.limits.collective)
         with concurrently(lambda: place.import_packages(program)):
@@ -123,10 +120,7 @@ class Trainer:
         memory = Arena(plan, precision, rank.device, block)
         optimizer = _optimizer(spec, rank, state, comm)
         run = Executor(program, state, comm, place.kernels(program), memory, optimizer, fake=device)
-        forward = compile_step(
-            spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
-            optimizer_kinds=spec.optimizer.optimizer_kinds, training=False,
-        )  # fmt: skip
+        forward = compile_run(spec, rank.number, training=False)
         # Training and validation never run at once, so their arenas share one block.
         validation_memory = Arena(plan_arena(forward, training=False), precision, rank.device, memory.block)
         validation_run = Executor(forward, state, comm, place.kernels(forward), validation_memory, fake=device)

@@ -74,10 +74,7 @@ def estimator_of(run: RunSpec, cluster: Cluster) -> Estimator:
     world = run.layout.world
     if cluster.gpus < world:
         cluster = replace(cluster, gpus=world, gpus_per_node=max(cluster.gpus_per_node, min(world, 8)))
-    return Estimator(
-        run.model, cluster, run.sequence_length, precision=run.precision.policy,
-        optimizer_kinds=run.optimizer.optimizer_kinds,
-    )  # fmt: skip
+    return Estimator.of_run(run, cluster)
 
 
 def ask_of_run(run: RunSpec, cluster: Cluster) -> Ask:

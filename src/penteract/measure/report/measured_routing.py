@@ -12,7 +12,7 @@ from penteract.measure.report.accuracy_row import Amounts
 from penteract.readings.estimator import Estimator
 from penteract.readings.layers.expert_load import Recorded
 from penteract.readings.price import price
-from penteract.step.program import Program, compile_step
+from penteract.step.program import Program, compile_run
 from penteract.units import GIB
 
 AS_ROUTED = ", routed as it was"  # behind the name of a row
@@ -23,7 +23,7 @@ def as_routed(estimator: Estimator | None, run: RunSpec, rank: int, rows: Sequen
     fullest rank gets `imbalance` times the mean, on that estimator's cluster; None: memory alone. Raises ValueError
     where there are more or fewer rows than exchanges."""
     kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
-    p = compile_step(run.model, run.layout, run.sequence_length, rank=rank, precision=policy, optimizer_kinds=kinds)
+    p = compile_run(run, rank)
     keys = product(_exchanges(p), range(run.layout.gradient_accumulation_steps))
     load = Recorded(dict(zip(keys, rows, strict=True)))
     found = Amounts(allocated=price(p, load).allocated / GIB)

@@ -31,7 +31,7 @@ from penteract.engine.kernels.kernel import WithoutGpu
 from penteract.engine.session.ahead.package_calls import without_gpu
 from penteract.engine.session.ahead.without_gpu import Compiling
 from penteract.ops.declarations import implementation
-from penteract.step.program import compile_step
+from penteract.step.program import compile_run
 
 STEP = "penteract.engine.session.ahead.first_step"  # imported late
 MOST, EXPENDABLE = 16, "500"  # children at once; of all processes, these are the first that a lack of memory ends
@@ -46,10 +46,7 @@ def kinds_of_ranks(spec: RunSpec, ranks: Sequence[int]) -> list[int]:
 def packages_of(spec: RunSpec, rank: int) -> list[WithoutGpu]:
     """What compiles the kernels of a rank's step, beside Triton. Empty where that cannot be told."""
     with suppress(Exception):  # what goes through the step says why
-        p = compile_step(
-            spec.model, spec.layout, spec.sequence_length, rank=rank, precision=spec.precision.policy,
-            optimizer_kinds=spec.optimizer.optimizer_kinds,
-        )  # fmt: skip
+        p = compile_run(spec, rank)
         chosen = [implementation(site, p.layout)[0] for site in registry.computed_sites(p)]
         found = {one.kernels["cuda"]: without_gpu(one) for one in chosen}
         return [how for how in found.values() if how is not None]

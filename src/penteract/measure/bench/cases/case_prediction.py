@@ -71,9 +71,8 @@ class Predictor:
         large = named if world <= named.gpus else replace(named, gpus=world, gpus_per_node=world)
         key = (*self._key(run), large.gpus)
         if key not in self._estimators:
-            kinds = run.optimizer.optimizer_kinds
             try:
-                made = Estimator(run.model, large, run.sequence_length, run.precision.policy, optimizer_kinds=kinds)
+                made = Estimator.of_run(run, large)
             except BadInput as refused:
                 made = refused
             self._estimators[key] = made
