@@ -30,6 +30,26 @@ Falls short: this record of CPUs is older than ZeRO and latent attention. The te
     )
 
 
+def killed_curve() -> str:
+    found = record("killed_curve_cpu")
+    rows = [
+        (part["layout"], part.get("killed_after_step", "-"), part.get("newest_checkpoint", "-"),
+         f"{part['apart']['mean']:.1e}", f"{part['apart']['most']:.1e}")
+        for part in found["parts"]
+    ]  # fmt: skip
+    return section(
+        "A run that is killed and goes on with other layouts",
+        f"""\
+A small model on text, on CPUs: all processes are killed at once, and the run goes on from its newest checkpoint with the next
+layout. The losses of its {found["steps"]} steps are beside those of a run that nobody kills: how far they are apart, in nats, on average
+and at most, within each part.
+
+Falls short: on GPUs, with a larger model and for an hour, it has not been compared.""",
+        table("layout | killed after step | goes on after step | apart, mean | most", rows),
+        records=["killed_curve_cpu.json"],
+    )
+
+
 def drawn_faults() -> str:
     found = record("test_faults")
     kills, damage = found["kills"], found["corruptions"]
