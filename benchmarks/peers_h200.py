@@ -54,7 +54,7 @@ def main() -> None:
         predicted = layout.global_batch_size * length / time.seconds / layout.world
         pairs.append((predicted, measured))
         rows.append({
-            "row": name, "model": spec.name, "sequence_length": length, "layout": as_text(layout, "reference"),
+            "row": name, "model": spec.name, "sequence_length": length, "layout": as_text(layout, Layout()),
             "gradient_accumulation_steps": layout.gradient_accumulation_steps, "attention": layout.attention,
             "measured_tokens_per_s_per_gpu": measured, "predicted": round(predicted), "ratio": round(predicted / measured, 3),
             "measured_gib": memory, "predicted_gib": round(gib(estimate.allocated), 1), "limited_by": time.limited_by,

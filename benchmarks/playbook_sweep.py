@@ -26,6 +26,7 @@ from typing import Any
 from provenance import provenance
 
 from penteract.config.hardware import cluster
+from penteract.config.layout import Layout
 from penteract.measure.report.one_kernel_ops import fused, with_other_host
 from penteract.measure.report.published_sets import PLAYBOOK_LENGTH as LENGTH
 from penteract.measure.report.published_sets import PLAYBOOK_MODELS as MODELS
@@ -83,7 +84,7 @@ def group(name: str, nodes: int, rows: list[dict[str, str]]) -> dict[str, Any]:
 def shown(row: dict[str, str], predicted: float) -> dict[str, Any]:
     """A row: its layout, and tokens/s/GPU."""
     lay, measured = layout_of(row), float(row["tokens_per_s_per_gpu"])
-    layout = {"layout": as_text(lay, "reference"), "gradient_accumulation_steps": lay.gradient_accumulation_steps}
+    layout = {"layout": as_text(lay, Layout()), "gradient_accumulation_steps": lay.gradient_accumulation_steps}
     return layout | {"measured": round(measured), "predicted": round(predicted)}
 
 

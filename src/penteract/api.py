@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -43,6 +43,7 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
     optimizer: str = "adamw",
     headroom: float = HEADROOM,
     imbalance: float = 1.0,
+    packages: str | Collection[str] | None = None,
     number: int = 1,
     watch: Watch | None = None,
 ) -> Plan:
@@ -52,6 +53,8 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
     `batch`: tokens of a step ("1Mi"), or sequences ("128seqs"). `layout`: price this one alone ("tp=2,pp=2").
     `fix`: hold these settings ("tp=2/4,recompute=none"). `headroom`: share of a GPU's memory kept free of tensors.
     `imbalance`: tokens that the experts of the fullest GPU get, over the mean, where ep > 1.
+    `packages`: of kernels that the GPUs' hosts have ("flash-attn-4,quack-kernels", "none"); by default all that
+    `penteract[gpu]` installs, and with `gpus` "here" those that are installed.
     `precision`: a recipe, or several to choose among ("bf16,fp8_tensorwise").
     `parts`: other keys of a run file's `[precision]` ({"moments": "int8", "fp8_gather": True}).
     `modules`: precision of single parameters, by name ("*:moments=int8,embedding*:moments=fp32").
@@ -68,7 +71,7 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
     ask = question(
         model, gpus, sequence_length=sequence_length, batch=batch, precision=precision, parts=parts,
         modules=modules, optimizer=optimizer, headroom=headroom, imbalance=imbalance, tp_across_nodes=tp_across_nodes,
-        pins=pins,
+        pins=pins, packages=packages,
     )  # fmt: skip
     with uncollected():
         if layout is not None:

@@ -14,6 +14,7 @@ from penteract.cli import main
 from penteract.cli import profile as cli_profile
 from penteract.cli.resolve.card_cluster import Card
 from penteract.config.hardware import cluster
+from penteract.config.layout import FUSIONS
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.resolve.write_run_file import to_toml
 from penteract.engine.rank.failures import from_exception, is_of_a_peer
@@ -27,7 +28,7 @@ from penteract.measure.profile.show.profile_text import as_text, price_of
 from penteract.measure.profile.trace_events import RecordedStep, Span, recorded_steps
 from penteract.measure.schemas.profile_parts import changes
 from penteract.measure.schemas.profile_reader import read_profile
-from penteract.planner.ask import as_settings, fusions_of
+from penteract.planner.ask import as_settings
 from penteract.planner.plan import estimator, plan_one
 from penteract.planner.report.smaller_layouts import smaller
 
@@ -177,7 +178,7 @@ def test_advice_names_where_time_is_and_nothing_of_the_measuring_itself():
 def test_a_layout_of_a_gpu_is_told_what_fits_too():
     """Its settings name fused ops by words, as `plan --json` does; where no single change is enough, two are named."""
     run = resolve(None, "llama-3.2-1b", ["batch.sequence_length=4096", "batch.micro_batch_size=16"]).run
-    fast = replace(run.layout, attention="cudnn", elementwise="triton", loss="chunked", fuse=fusions_of("triton"))
+    fast = replace(run.layout, attention="cudnn", elementwise="triton", loss="chunked", fuse=FUSIONS)
     one = out_of_memory_line("error[MEMORY]: no memory left", replace(run, layout=fast), 60 * 2**30, "1xH100")
     assert "fix: --batch.micro_batch_size 8 (" in one
     two = out_of_memory_line("error[MEMORY]: no memory left", replace(run, layout=fast), 20 * 2**30, "1xH100")

@@ -13,6 +13,7 @@ from penteract.cli.benching.sweep_options import SweepOptions, question_of, read
 from penteract.cli.resolve.overrides import split_overrides
 from penteract.config.hardware import cluster
 from penteract.config.resolve.resolved_run import resolve
+from penteract.config.rules.kernel_packages import packages_here
 from penteract.errors import BadInput
 from penteract.measure.bench.cases.case_cost import gpu_seconds
 from penteract.measure.bench.cases.case_prediction import Predictor
@@ -59,7 +60,7 @@ def test_a_run_is_written_in_full(tmp_path: Path) -> None:
 def test_predictions_are_the_plans(tmp_path: Path) -> None:
     asked = SweepQuestion(name="p", plan=PlanQuestion(model="llama-3.2-1b", gpus="4xH200", batch="16seqs", top=3))
     made = expand(asked, Predictor(cluster("4xH200")))
-    planned = plan("llama-3.2-1b", "4xH200", batch="16seqs", top=3)
+    planned = plan("llama-3.2-1b", "4xH200", batch="16seqs", top=3, packages=packages_here())
     assert len(made.cases) == 3
     for one, timed in zip(made.cases, planned.layouts, strict=True):
         predicted = one.case.predicted

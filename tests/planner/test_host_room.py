@@ -72,7 +72,7 @@ def test_a_search_leaves_out_what_hosts_cannot_hold() -> None:
     ask = question("llama-3.1-8b", "8xH100", pins={"offload_optimizer": (True, False), "tp": (1,), "pp": (1,)})
 
     def best(gib: float) -> Plan:
-        return plan_layouts(replace(ask, cluster=replace(ask.cluster, host_memory_gib=gib)), estimator, top=5)
+        return plan_layouts(replace(ask, cluster=replace(ask.cluster, host_memory_gib=gib)), estimator, top=8)
 
     large, small = best(0.0), best(OFFLOADED - 1)
     assert any(timed.layout.offload_optimizer for timed in large.layouts)

@@ -196,7 +196,9 @@ def test_experts_kernels_are_tried_where_they_fit() -> None:
     model = replace(TINY, moe=MoESpec(experts=4, top_k=2, ffn_size=24))
     ask = replace(asked(model, 2, 256, 4), cluster=cluster("2xH200"))
     chosen = {(lay.expert_tp, lay.experts) for lay in layouts(Space(ask), Counter())}
-    assert chosen == {(1, "grouped"), (2, "reference")}
+    assert chosen == {(1, "quack"), (2, "reference")}
+    without = {(lay.expert_tp, lay.experts) for lay in layouts(Space(replace(ask, packages=frozenset())), Counter())}
+    assert without == {(1, "grouped"), (2, "reference")}
     space, refused = Space(replace(ask, pins={"experts": ("reference", "grouped")})), Counter[str]()
     legal = list(layouts(space, refused))
     assert {(lay.expert_tp, lay.experts) for lay in legal} == {(1, "reference"), (1, "grouped"), (2, "reference")}

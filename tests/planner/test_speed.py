@@ -37,18 +37,17 @@ def counts() -> dict[str, int]:
 
 
 def test_a_plan_stays_within_its_calls() -> None:
-    """23 000 are enumerated, of which some 230 are priced, with 2.2 million calls: with kernels that pass over memory
-    once, recomputing norms and activations is so cheap that many layouts come close to the best, and the best
-    recomputes some. With collectives beside products, so do those of tensor parallelism."""
+    """23 000 are enumerated, of which some 170 are priced, with 1.8 million calls: with kernels that pass over memory
+    once and collectives beside products, layouts of many degrees come close to the best."""
     assert counts()["enumerated"] > 23_000
-    assert counts()["calls"] < 2_300_000
+    assert counts()["calls"] < 1_900_000
 
 
 def test_what_layouts_share_is_recorded_and_lowered_once() -> None:
-    assert counts()["tapes"] < 40
-    assert counts()["sized"] < 100
-    assert counts()["layer_programs"] < 160
-    assert counts()["lowered"] < 48
+    assert counts()["tapes"] < 54
+    assert counts()["sized"] < 145
+    assert counts()["layer_programs"] < 215
+    assert counts()["lowered"] < 54
 
 
 def test_a_plan_needs_no_torch() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as to_json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -83,6 +83,9 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     headroom: Annotated[float, Parameter(help="Fraction of a GPU's memory that is kept free of tensors.")] = HEADROOM,
     imbalance: Annotated[
         float, Parameter(help="Where ep > 1: tokens that the fullest GPU's experts get, over the mean.")] = 1.0,
+    packages: Annotated[
+        str | None, Parameter(help="Packages of kernels on the GPUs' hosts: flash-attn-4,quack-kernels, or none. By "
+            "default both, as penteract[gpu] installs them; with --gpus here those that are installed.")] = None,
     out: Annotated[Path | None, Parameter(help="Write a run file of the fastest layout, or of --why.")] = None,
     trace: Annotated[
         Path | None,
@@ -114,7 +117,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         found = _unless_stopped(
             model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
             tp_across_nodes=tp_across_nodes, precision=precision, parts=parts_of_precision(overrides), modules=modules,
-            optimizer=optimizer, headroom=headroom, imbalance=imbalance, number=why or 1, watch=line,
+            optimizer=optimizer, headroom=headroom, imbalance=imbalance, packages=packages, number=why or 1, watch=line,
         )  # fmt: skip
     searched = perf_counter() - started
     if not found.complete:
@@ -127,9 +130,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     reasons = _reasons(found, chosen, why) if chosen and found.counts.fit and (why or not json) else []
     if json:
         terms = memory_by_line(found, chosen).as_dict() if chosen and why else None
-        more = {"budget": cost and asdict(cost), "explanation": reasons, "terms": terms}
-        report = as_dict(found) | {key: value for key, value in more.items() if value}
-        print(to_json.dumps(report | {"notes": [*report["notes"], *written]}))
+        _print_json(found, {"budget": cost and asdict(cost), "explanation": reasons, "terms": terms}, written)
         return _exit_code(found)
     print(as_text_whole(found, chosen, searched, reasons, _width()))
     if cost:
@@ -162,6 +163,11 @@ def _show(found: Plan, chosen: Timed, last: Sequence[str], *, why: bool, draw: b
 def _width() -> int | None:
     """The columns of the terminal; None if the output goes elsewhere, where a line stays a line."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _print_json(found: Plan, more: Mapping[str, Any], written: Sequence[str]) -> None:
+    report = as_dict(found) | {key: value for key, value in more.items() if value}
+    print(to_json.dumps(report | {"notes": [*report["notes"], *written]}))
 
 
 def _unless_stopped(*args: Any, **kwargs: Any) -> Plan:

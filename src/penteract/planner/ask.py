@@ -34,7 +34,8 @@ from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.recompute import WHOLE, MemoryBudget, name_of, ops_of
 from penteract.config.rules.case import KEYS
 from penteract.config.rules.expert_kernels import fastest_experts
-from penteract.config.rules.kernel_limits import fastest_attention, fastest_elementwise
+from penteract.config.rules.kernel_limits import fastest_attention, fastest_elementwise, fastest_fusions
+from penteract.config.rules.kernel_packages import PACKAGES
 from penteract.config.run import Optimizer
 from penteract.errors import BadInput
 from penteract.schedule.registry import SCHEDULES
@@ -76,6 +77,7 @@ class Ask:
     headroom  fraction of a GPU's memory that tensors may not use
     imbalance  tokens that the experts of the fullest GPU get, over the mean; only where ep > 1
     also      further precisions to try
+    packages  of kernels that the ranks have in addition to torch
     """
 
     model: ModelSpec
@@ -89,6 +91,7 @@ class Ask:
     imbalance: float = 1.0
     tp_across_nodes: bool = False
     pins: Mapping[str, Values] = field(default_factory=dict[str, Values])
+    packages: frozenset[str] = PACKAGES
 
     @property
     def optimizer_kinds(self) -> OptimizerKinds:
@@ -107,24 +110,31 @@ class Ask:
 
     def attention(self, cp: int, method: CpMethod) -> AttentionKernel:
         """The fastest attention kernel for such layouts on GPUs; the reference kernel without a GPU."""
-        return "reference" if self.cluster.gpu is None else fastest_attention(self.model, cp, method, self.precision)
+        gpu = self.cluster.gpu
+        if gpu is None:
+            return "reference"
+        return fastest_attention(self.model, cp, method, self.precision, self.packages, capability=gpu.capability)
 
     @property
     def elementwise(self) -> Elementwise:
         """The fastest elementwise kernels on GPUs; the reference kernels without a GPU."""
         return "reference" if self.cluster.gpu is None else fastest_elementwise(self.precision)
 
-    @property
-    def fuse(self) -> tuple[Fusion, ...]:
-        """The ops that are fused: all, where kernels of a GPU compute them."""
-        return fusions_of(self.elementwise)
+    def fuse(self, tp: int, elementwise: Elementwise) -> tuple[Fusion, ...]:
+        """The ops that are fused where these kernels compute them: all with Triton's, none with plain torch."""
+        gpu = self.cluster.gpu
+        if elementwise == "reference":
+            return ()
+        if gpu is None:
+            return FUSIONS
+        return fastest_fusions(self.model, Layout(tp=tp), self.precision, self.packages, capability=gpu.capability)
 
     def experts(self, expert_tp: int) -> ExpertKernel:
-        """The fastest kernel of torch for experts' products on GPUs; the reference kernel without a GPU."""
-        gpu = self.cluster.gpu
+        """The fastest kernel for experts' products on GPUs; the reference kernel without a GPU."""
+        gpu, part = self.cluster.gpu, Layout(expert_tp=expert_tp)
         if gpu is None:
             return "reference"
-        return fastest_experts(self.model, Layout(expert_tp=expert_tp), self.precision, capability=gpu.capability)
+        return fastest_experts(self.model, part, self.precision, self.packages, capability=gpu.capability)
 
     @property
     def collectives(self) -> Collectives:
@@ -133,17 +143,16 @@ class Ask:
 
     def text(self, layout: Layout) -> str:
         """A layout as text for `--layout`."""
-        return as_text(layout, self.elementwise, self.experts(layout.expert_tp), self.collectives)
+        usual = Layout(
+            elementwise=self.elementwise, fuse=self.fuse(layout.tp, self.elementwise),
+            experts=self.experts(layout.expert_tp), collectives=self.collectives,
+        )  # fmt: skip
+        return as_text(layout, usual)
 
     @property
     def usable(self) -> int:
         """Bytes of a GPU that tensors may take; 0 if its memory is not known."""
         return self.cluster.usable(self.headroom)
-
-
-def fusions_of(elementwise: Elementwise) -> tuple[Fusion, ...]:
-    """The fusions that plans have with these element-wise kernels: all with Triton's, none with plain torch."""
-    return FUSIONS if elementwise == "triton" else ()
 
 
 def recompute_of(layout: Layout) -> str:
@@ -201,7 +210,8 @@ def as_settings(layout: Layout) -> dict[str, Any]:
 
 
 def _fusions(fuse: tuple[str, ...]) -> str:
-    return "all" if fuse == FUSIONS else "+".join(fuse) or "none"
+    rest = [name for name in fuse if name not in FUSIONS]
+    return "+".join(["all", *rest] if len(fuse) == len(FUSIONS) + len(rest) else fuse) or "none"
 
 
 def as_word(value: Any) -> str:
@@ -209,21 +219,22 @@ def as_word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def as_text(
-    layout: Layout, elementwise: Elementwise, experts: ExpertKernel = "reference", collectives: Collectives = "library"
-) -> str:  # fmt: skip
-    """A layout as text for `--layout`: dp, the micro-batch size, and all that differs from the defaults. `elementwise`,
-    `experts`, `collectives`: the defaults of the device. The attention kernel is left out: the fastest is the
-    default."""
-    usual = Layout(loss=LOSS, elementwise=elementwise, fuse=fusions_of(elementwise))
-    plain = as_settings(usual) | {"experts": experts, "collectives": collectives}
-    settings = as_settings(layout) | {"experts": layout.experts, "collectives": layout.collectives}
+def as_text(layout: Layout, usual: Layout) -> str:
+    """A layout as text for `--layout`: dp, the micro-batch size, and all that differs from the defaults. `usual` has
+    the kernels that are the defaults of the device. The attention kernel is left out: the fastest is the default."""
+    kernels = Layout(loss=LOSS, elementwise=usual.elementwise)
+    plain, settings = as_settings(kernels) | _kernels(usual), as_settings(layout) | _kernels(layout)
     always = ("dp", "micro_batch_size")
     return ",".join(
         f"{_LONG.get(name, name)}={as_word(settings[name])}"
         for name in settings
         if name in always or (settings[name] != plain.get(name) and name != "attention")
     )
+
+
+def _kernels(layout: Layout) -> dict[str, str]:
+    """Those that `as_settings` leaves out where they are the reference's."""
+    return {"fuse": _fusions(layout.fuse), "experts": layout.experts, "collectives": layout.collectives}
 
 
 def parse_batch(text: str, sequence_length: int) -> int:
@@ -333,10 +344,10 @@ def _value(setting: str, word: str, flag: str) -> Any:
 
 
 def read_fusions(word: str, flag: str) -> tuple[Fusion, ...]:
-    """`none`, `all`, or names joined by `+`."""
-    if word in ("none", "all"):
-        return FUSIONS if word == "all" else ()
-    names = word.split("+")
+    """`none`, `all` (those that need no package), or names joined by `+`; `all` may be one of them."""
+    if word == "none":
+        return ()
+    names = [name for part in word.split("+") for name in (FUSIONS if part == "all" else (part,))]
     if unknown := [name for name in names if name not in EVERY_FUSION]:
         raise BadInput("SETTING", "no such fusion", where=f"{flag} fuse", found=unknown[0],
                        allowed=", ".join(("none", "all", *EVERY_FUSION)), fix="fuse=all")  # fmt: skip

@@ -12,6 +12,7 @@ from penteract.config.layout import Layout
 from penteract.config.precision.policy import Policy
 from penteract.config.rules.case import Case
 from penteract.config.rules.kernel_limits import check_elementwise
+from penteract.config.rules.kernel_packages import packages_for, packages_of
 from penteract.config.rules.legal import problems
 from penteract.config.rules.nearest import repair
 from penteract.config.rules.settle import Settle
@@ -24,7 +25,6 @@ from penteract.planner.ask import (
     Values,
     budget_of,
     edits_of,
-    fusions_of,
     read_fusions,
 )
 from penteract.planner.options import errors_for
@@ -161,11 +161,16 @@ class Plan:
     @property
     def not_tried(self) -> tuple[str, ...]:
         """What the search did not try; empty if the question was about one layout."""
-        return (
-            tuple([what for setting, what in NOT_TRIED.items() if setting not in self.ask.pins])
-            if self.searched
-            else ()
-        )
+        if not self.searched:
+            return ()
+        rest = tuple([what for setting, what in NOT_TRIED.items() if setting not in self.ask.pins])
+        missing = sorted(packages_for(self.ask.cluster.gpu) - self.ask.packages)
+        return (f"kernels of {' and '.join(missing)} (--packages)", *rest) if missing else rest
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages of kernels that its layouts need in addition to torch."""
+        return tuple(sorted({name for one in self.layouts for name in packages_of(self.ask.model, one.layout)}))
 
     @property
     def searched(self) -> bool:
@@ -274,7 +279,7 @@ def case_of(ask: Ask, settings: Mapping[str, Values]) -> tuple[Case, Settle]:
     given.setdefault("loss", LOSS)
     given.setdefault("elementwise", ask.elementwise)
     check_elementwise(given["elementwise"], ask.precision, where="--layout", fix="leave elementwise out")
-    given.setdefault("fuse", fusions_of(given["elementwise"]))
+    given.setdefault("fuse", ask.fuse(given.get("tp", 1), given["elementwise"]))
     if isinstance(given["fuse"], str):  # as `as_settings` names it
         given["fuse"] = read_fusions(given["fuse"], "--layout")
     given.setdefault("experts", ask.experts(given.get("expert_tp", 1)))

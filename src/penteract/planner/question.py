@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 from penteract.config import catalog
 from penteract.config.files.keys import find_key
+from penteract.config.files.machine_file import HERE
 from penteract.config.hardware import HEADROOM, Cluster, check_cluster, cluster
 from penteract.config.hf import model_from_hf
 from penteract.config.model import ModelSpec
@@ -18,6 +19,7 @@ from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import Policy, policy
 from penteract.config.resolve.presets import PRESETS
 from penteract.config.rules.kernel_limits import check_elementwise
+from penteract.config.rules.kernel_packages import PACKAGES, packages_here, read_packages
 from penteract.config.run import PARTS, Precision
 from penteract.errors import BadInput
 from penteract.model.precision_patterns import check_modules
@@ -41,6 +43,7 @@ def question(  # noqa: PLR0913 (a question has many parts)
     imbalance: float = 1.0,
     tp_across_nodes: bool = False,
     pins: Mapping[str, Values] | None = None,
+    packages: str | Collection[str] | None = None,
 ) -> Ask:
     """Make a question.
 
@@ -48,6 +51,7 @@ def question(  # noqa: PLR0913 (a question has many parts)
     precision  one or several; a text may have commas
     parts      other keys of a run file's `[precision]`, for each precision
     modules    a short form of its patterns of module names
+    packages   of kernels that the ranks have; by default all, and for GPUs "here" those that are installed
 
     Raises BadInput, with what is allowed.
     """
@@ -77,8 +81,14 @@ def question(  # noqa: PLR0913 (a question has many parts)
     return Ask(
         model=m, cluster=c, sequence_length=length, global_batch_size=sequences,
         precision=first, also=tuple(also), optimizer=_optimizer(optimizer), headroom=headroom,
-        imbalance=imbalance, tp_across_nodes=tp_across_nodes, pins=pins or {},
+        imbalance=imbalance, tp_across_nodes=tp_across_nodes, pins=pins or {}, packages=_packages(packages, gpus),
     )  # fmt: skip
+
+
+def _packages(named: str | Collection[str] | None, gpus: str | Cluster) -> frozenset[str]:
+    if named is not None:
+        return read_packages(named)
+    return packages_here() if gpus == HERE else PACKAGES
 
 
 def _optimizer(name: str) -> OptimizerName:

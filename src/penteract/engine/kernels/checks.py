@@ -76,8 +76,9 @@ def _check_installed(kernel: str, can: KernelLimits, device: Target) -> None:
         name, wanted = can.package
         if (version := device.installed(name)) != wanted:
             found = f"{name} {version}" if version else f"a python without {name}"
+            other = f"--{KEY} {'flash' if takes_documents(kernel) else 'cudnn'}"
             raise _refusal(kernel, "is of another package", found, f"{name} {wanted}",
-                           f"pip install '{name}=={wanted}' (as 'penteract[gpu]' does), or {PLAIN}")  # fmt: skip
+                           f"pip install '{name}=={wanted}' (as 'penteract[gpu]' does), or {other}")  # fmt: skip
     if can.capability is not None and (on := device.capability) != can.capability:
         raise _refusal(kernel, "is for Hopper", f"compute capability {on[0]}.{on[1]}", "9.0",
                        f"--{KEY} cudnn, or {PLAIN}")  # fmt: skip

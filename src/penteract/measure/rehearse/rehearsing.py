@@ -80,7 +80,7 @@ def rehearse_run(
     too_large = usable is not None and any(one.peak > usable for one in made)
     return Rehearsal(
         model=spec.model.name, parameters=parameters(spec.model).total,
-        layout=as_text(lay, lay.elementwise, lay.experts, lay.collectives), world=lay.world,
+        layout=as_text(lay, usual=lay), world=lay.world,
         precision=spec.precision.dtype, sequence_length=spec.sequence_length, device=target.name,
         usable=usable, ranks=made, held_against={str(r): axis for r, axis in against.items()},
         mismatches=_mismatches(faults),

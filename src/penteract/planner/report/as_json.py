@@ -80,6 +80,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "priced": counts.priced, "simulated": counts.simulated, "recompute_between": asdict(counts.between),
         },
         "notes": [note for note in (*plan.notes, crowded(plan)) if note],
+        "packages": list(plan.packages),
         "not_tried": list(plan.not_tried),
         "layouts": [entry(plan, timed) for timed in plan.layouts],
         "nearest_misses": [_miss(plan, estimate) for estimate in plan.misses()] if not counts.fit else [],

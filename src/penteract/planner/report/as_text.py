@@ -227,9 +227,19 @@ def as_text_whole(
         parts.append(details(plan, chosen))
     if explanation and plan.counts.enumerated > 1:
         parts.append("\n".join(explanation))
-    rates = plan.estimator.basis.get("collective", "unknown")
-    parts.append(f"Rates {rates}\nTimes are modelled, to rank layouts; how far recorded steps are: docs/benchmarks.md")
+    rates = f"Rates {plan.estimator.basis.get('collective', 'unknown')}"
+    modelled = "Times are modelled, to rank layouts; how far recorded steps are: docs/benchmarks.md"
+    parts.append("\n".join([*_packages(plan), rates, modelled]))
     return wrapped("\n\n".join(part for part in parts if part), width)
+
+
+def _packages(plan: Plan) -> tuple[str, ...]:
+    """What the layouts need in addition to torch."""
+    if not plan.packages:
+        return ()
+    return (
+        f"Kernels of {' and '.join(plan.packages)}: pip install 'penteract[gpu]' where it trains, or --packages none",
+    )
 
 
 def stopped(plan: Plan, seconds: float, width: int | None = None) -> str:

@@ -213,7 +213,8 @@ class Space:
         kernels = product(
             self._values("attention", (self.ask.attention(cp, method),)),
             self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)),
-            self._values("elementwise", (self.ask.elementwise,)), self._values("fuse", (self.ask.fuse,)),
+            self._values("elementwise", (self.ask.elementwise,)),
+            self._values("fuse", (self.ask.fuse(tp, self.ask.elementwise),)),
             self._values("experts", (self.ask.experts(expert_tp),)),
             self._values("collectives", (self.ask.collectives,)),
             self._values("bucket_bytes", (Layout().bucket_bytes,)), self._values("offload_optimizer", (False,)),
@@ -347,8 +348,7 @@ class Space:
 
 # Settings of which `Space` tries one or few values, unless the question pins them.
 NOT_TRIED: Mapping[str, str] = {
-    "attention": "attention kernels of packages (fa4)",
-    "experts": "expert kernels of packages (quack)",
+    "fuse": "other fusions",
     "offload": "offload",
     "offload_optimizer": "offload_optimizer",
     "shard_group": "other HSDP group sizes",

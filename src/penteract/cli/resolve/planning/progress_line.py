@@ -60,7 +60,7 @@ def sentence(progress: Progress) -> str:
     if progress.best is None:
         return f"{counts} · Ctrl-C stops"
     layout = progress.best.layout
-    text = as_text(layout, layout.elementwise, layout.experts, layout.collectives)
+    text = as_text(layout, usual=layout)
     best = f"best so far {progress.best.time.seconds:.3g} s a step: {text}"
     return f"{counts} · {best} · Ctrl-C stops and prints it"
 

@@ -9,10 +9,12 @@ from itertools import product
 from typing import Any, Literal, NamedTuple, cast
 
 from penteract.config.hardware import cluster
+from penteract.config.layout import Layout
 from penteract.config.recompute import name_of
 from penteract.config.resolve.resolved_run import Resolved, resolve
 from penteract.config.resolve.write_run_file import toml_value
 from penteract.config.rules.case import KEYS
+from penteract.config.rules.kernel_packages import packages_here
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
 from penteract.measure.bench.cases.case_prediction import Predictor
@@ -118,7 +120,7 @@ def _planned(asked: SweepQuestion, plan: PlanQuestion) -> Iterator[_Point]:
     ask = ask_planner(
         plan.model, plan.gpus, sequence_length=plan.seq, batch=plan.batch, precision=plan.precision,
         optimizer=plan.optimizer, headroom=plan.headroom,
-        pins=parse_settings(plan.fix, flag="--fix", several=True) if plan.fix else {},
+        pins=parse_settings(plan.fix, flag="--fix", several=True) if plan.fix else {}, packages=packages_here(),
     )  # fmt: skip
     with uncollected():
         found = plan_layouts(ask, estimator, top=plan.top, number=1)
@@ -155,7 +157,7 @@ def _ready(number: int, point: _Point, predictor: Predictor) -> ReadyCase:
 
 def _text(run: RunSpec) -> str:
     """The layout as `--layout` takes it. Kernels are a run's own, not what a plan has by default, so they are said."""
-    return as_text(run.layout, "reference")
+    return as_text(run.layout, Layout())
 
 
 def _slug(varied: Mapping[str, Any]) -> str:

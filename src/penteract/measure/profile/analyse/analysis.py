@@ -66,7 +66,7 @@ def _run(file: str, run: RunSpec) -> ProfiledRunFile:
     layout = run.layout
     return {
         "file": file, "model": run.model.name, "parameters": parameters(run.model).total, "layout": asdict(layout),
-        "text": as_text(layout, layout.elementwise, layout.experts, layout.collectives),
+        "text": as_text(layout, usual=layout),
         "sequence_length": run.sequence_length,
         "precision": run.precision.policy.name, "tokens": run.tokens_per_step, "world": layout.world,
     }  # fmt: skip
