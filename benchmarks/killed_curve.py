@@ -5,7 +5,8 @@
 Each part of the run goes on until a checkpoint more is committed and some steps have followed; then all its processes
 are killed at once. The next part resumes from that checkpoint with the next of `LAYOUTS`. Both runs have the same batches, so the
 curve goes on if the losses of both agree at each step, up to what other layouts round otherwise. `apart`: by how many nats they
-differ, on average and at most, within each part. Needs two GPUs and 60 GB of disk; `--device cpu` tries it with a tiny model.
+differ, on average and at most, within each part. Needs two GPUs and 60 GB of disk; with four, the run that nobody kills has two of
+its own, and goes on beside the other. `--device cpu` tries it with a tiny model.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def words_of(layout: str) -> list[str]:
 class Part:
     """One process's share of a run: `words` begin or resume it, and it ends by itself or is killed."""
 
-    def __init__(self, words: Sequence[str], folder: Path, limit: float) -> None:
+    def __init__(self, words: Sequence[str], folder: Path, limit: float, gpus: str = "") -> None:
         self.folder, self.begun, self.limit = folder, time.monotonic(), limit
-        self.process = started_run(words)
+        self.process = started_run(words, gpus)
 
     def until_saved(self, step: int) -> dict[str, Any]:
         """Kill it AFTER steps after the checkpoint of a step is committed, or at the first step that is later."""
@@ -90,6 +91,9 @@ def curves(at: Path, device: str, steps: int, every: int, limit: float) -> dict[
             "--checkpoint.keep=1", "--checkpoint.asynchronous=true", "--training.sample_tokens=0",
             "--training.validation_every=0"]  # fmt: skip
     killed, whole, parts = at / "killed", at / "whole", list[dict[str, Any]]()
+    beside = device == "cuda" and torch.cuda.device_count() >= 4
+    undisturbed = [*base, f"--output.folder={whole}", *words_of(LAYOUTS[0])]
+    never = Part(undisturbed, whole, len(LAYOUTS) * limit, "2,3") if beside else None
     for number, layout in enumerate(LAYOUTS):
         words = [*words_of(layout)]
         words = (
@@ -97,19 +101,19 @@ def curves(at: Path, device: str, steps: int, every: int, limit: float) -> dict[
             if number
             else [*base, f"--output.folder={killed}", *words]
         )
-        part = Part(words, killed, limit)
+        part = Part(words, killed, limit, "0,1" if beside else "")
         last = number == len(LAYOUTS) - 1
         parts.append({"layout": layout} | (part.to_the_end() if last else part.until_saved(every * (number + 1))))
         print(parts[-1], flush=True)
     losses = {step: loss for step, loss, _ in steps_of(killed / "latest")}
-    never = Part([*base, f"--output.folder={whole}", *words_of(LAYOUTS[0])], whole, limit).to_the_end()
+    ended = (never or Part(undisturbed, whole, limit)).to_the_end()
     expected = {step: loss for step, loss, _ in steps_of(whole / "latest")}
     first = 1
     for part in parts:
         until = part.get("newest_checkpoint", steps)
         apart = [abs(losses[n] - expected[n]) for n in range(first, until + 1)]
         part["apart"], first = {"mean": fmean(apart), "most": max(apart)}, until + 1
-    return {"steps": steps, "parts": parts, "whole": never, "losses": [losses[n] for n in range(1, steps + 1)],
+    return {"steps": steps, "parts": parts, "whole": ended, "losses": [losses[n] for n in range(1, steps + 1)],
             "losses_of_whole": [expected[n] for n in range(1, steps + 1)]}  # fmt: skip
 
 

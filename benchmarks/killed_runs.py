@@ -67,12 +67,13 @@ def killed_and_resumed(at: Path, device: str) -> dict[str, Any]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def started_run(words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """`penteract train WORDS`, which prints nothing."""
+def started_run(words: Sequence[str], gpus: str = "") -> subprocess.Popen[bytes]:
+    """`penteract train WORDS`, which prints nothing. `gpus`: those that it sees, such as 0,1; by default all."""
+    seen = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
     path = os.pathsep.join((str(Path(__file__).parents[1] / "src"), os.environ.get("PYTHONPATH", "")))
     return subprocess.Popen(
         [sys.executable, "-m", "penteract", "train", *words], start_new_session=True, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path},
+        stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path} | seen,
     )  # fmt: skip
 
 
