@@ -6,7 +6,7 @@
         benchmarks/results/step_profile_2xh200.json benchmarks/results/walked_kernels_h200.json \
         benchmarks/results/planned_steps_4xh200.json benchmarks/results/bench_one_card_h200.json \
         benchmarks/results/bench_two_cards_h200.json benchmarks/results/host_calls_h200.json \
-        benchmarks/results/direct_links_4xh200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
+        benchmarks/results/direct_links_4xh200.json benchmarks/results/bench_plan_30b_4xh200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
 
 The files have:
 
@@ -20,7 +20,8 @@ The files have:
 8. layouts one after the other in one process: what a further communicator takes (`benchmarks/planned_steps.py`);
 9. and 10. runs in processes of their own, on one GPU and on two: memory beside tensors (`penteract bench`);
 11. the host time of each kind of call on one GPU, bound and with the kernels that runs have (`benchmarks/host_calls.py`);
-12. collectives in which ranks read each other's memory, on four GPUs (`benchmarks/direct_links.py`).
+12. collectives in which ranks read each other's memory, on four GPUs (`benchmarks/direct_links.py`);
+13. pipelines of four ranks: memory of messages to and from two neighbours (`penteract bench --top`).
 
 Compute rates are those of the second file, of attention those of the third. The bursts are also written, for comparison.
 """
@@ -214,7 +215,9 @@ def bursts(data: Mapping[str, Any]) -> Iterator[str]:
     yield "]"
 
 
-def process(tried: Mapping[str, Any], one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[str]:
+def process(  # a record each
+    tried: Mapping[str, Any], one: Mapping[str, Any], two: Mapping[str, Any], four: Mapping[str, Any]
+) -> Iterator[str]:
     """MiB of a process beside tensors, from the first case of each kind: the others tell whether it holds."""
 
     def beside(row: Mapping[str, Any]) -> float:
@@ -234,16 +237,17 @@ def process(tried: Mapping[str, Any], one: Mapping[str, Any], two: Mapping[str, 
     channel = (more[pipelined - 1] - 2 * communicator) / 2  # two of collectives, and two of messages
     apart = beside(plain)
     started = beside(first(two, "tp=2", "layout")) - apart - communicator
+    first_channel = beside(first(two, "pp=2", "layout")) - apart - started - communicator - 2 * channel
+    ring = beside(first(four, "dp=1,pp=4", "layout")) - apart - started - communicator - first_channel
     found = {
         "workspace": workspace, "fp8_workspace": 2**10 * (fp8["allocated_gib"] - fp8["planned_gib"]) - workspace,
         "cached": 2**10 * (plain["reserved_gib"] - plain["allocated_gib"]), "context": apart,
         "first_communicator": started, "communicator": communicator,
-        "first_channel": beside(first(two, "pp=2", "layout")) - apart - started - communicator - 2 * channel,
-        "channel": channel,
+        "first_channel": first_channel, "channel": channel, "further_neighbour": ring / 2 - channel,
     }  # fmt: skip
     yield "\n# MiB of a process beside tensors, in torch's allocator: what libraries work in (with FP8 more), and what blocks"
     yield "# leave. On the device: the CUDA context, and NCCL's communicators and channels of messages, the first of which"
-    yield "# takes more.\n[process]"
+    yield "# takes more; a channel to one rank and from another takes more than with one rank.\n[process]"
     yield from (f"{name} = {size:.2f}" for name, size in found.items())
 
 
@@ -260,6 +264,7 @@ def toml(  # noqa: PLR0913 (a record each)
     two: Mapping[str, Any],
     calls: Mapping[str, Any],
     direct: Mapping[str, Any],
+    four: Mapping[str, Any],
     date: str,
 ) -> str:
     """The whole file."""
@@ -270,7 +275,7 @@ def toml(  # noqa: PLR0913 (a record each)
     lines = [HEADER, "[node]", 'gpu = "H200"', f"gpus = {data['world']}", f"gpus_per_node = {data['world']}"]
     lines += ["", "[provenance]", *(f"{key} = {json.dumps(value)}" for key, value in about.items())]
     parts = (hot_products(hot["products"]), attention(layers["in_layer"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"], update_rate(update["forms"])),
-             walked(kernels["walked: elements, µs, kernels"]), wires(data, direct["rows"]), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"], calls["rows"]), process(tried, one, two), bursts(data))  # fmt: skip
+             walked(kernels["walked: elements, µs, kernels"]), wires(data, direct["rows"]), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"], calls["rows"]), process(tried, one, two, four), bursts(data))  # fmt: skip
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 
 
@@ -288,6 +293,7 @@ def main() -> None:
     parser.add_argument("two", type=Path, help="JSON of a sweep on two")
     parser.add_argument("calls", type=Path, help="JSON of benchmarks/host_calls.py")
     parser.add_argument("direct", type=Path, help="JSON of benchmarks/direct_links.py")
+    parser.add_argument("four", type=Path, help="JSON of a sweep on four GPUs, with a pipeline over all")
     parser.add_argument("--date", required=True, help="date of the first file")
     args = parser.parse_args()
     paths = (
@@ -303,6 +309,7 @@ def main() -> None:
         args.two,
         args.calls,
         args.direct,
+        args.four,
     )
     read = (json.loads(path.read_text()) for path in paths)
     print(toml(*read, args.date), end="")

@@ -22,6 +22,7 @@ SPEC = model("llama-3.2-1b")
         ("parallel.dp=2 parallel.pp=2", Communicators(2, 2)),  # dp, and all
         ("parallel.dp=4 parallel.zero=3 parallel.shard_group=2", Communicators(3, 0)),
         ("parallel.tp=2 parallel.pp=2 parallel.schedule=interleaved parallel.vpp=2", Communicators(2, 2)),
+        ("parallel.pp=4 parallel.schedule=interleaved parallel.vpp=2 model.layers=8", Communicators(1, 2, further=2)),
         ("parallel.cp=2 parallel.dp=2 parallel.cp_method=ulysses", Communicators(2, 0, mixed=True)),
         ("parallel.cp=4 parallel.cp_method=ring", Communicators(1, 0, mixed=True)),
     ],
@@ -37,6 +38,9 @@ def test_a_rank_opens_a_communicator_for_each_group_that_its_walk_calls(settings
         called = {(one.ranks, one.first, one.step) for one in rank.wires if one.kind not in ("send", "recv")}
         assert len(called) == opened.collectives
         assert len({one.channel for one in rank.groups if one.channel}) == opened.messages
+        between = [(one.first, one.first + one.step) for one in rank.wires if one.kind in ("send", "recv")]
+        if neighbours := {one for both in between for one in both} - {number}:
+            assert opened.further == opened.messages * (len(neighbours) - 1)
 
 
 def test_what_was_not_measured_is_not_told() -> None:

@@ -102,6 +102,7 @@ PROCESS = (
     "communicator",
     "first_channel",
     "channel",
+    "further_neighbour",
 )
 _MIB = Number(float, 1e-3, 2**30, or_zero=True)
 

@@ -6,6 +6,7 @@ follows from the layout is how many communicators a rank opens. An estimate's `a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 from penteract.config.layout import Layout
@@ -25,11 +26,13 @@ class ProcessMemory(NamedTuple):
 
 class Communicators(NamedTuple):
     """What a rank opens: communicators of collectives, and channels of messages between pipeline ranks. `mixed`: of
-    the first, whether one also carries messages, as all_to_all and ring attention do."""
+    the first, whether one also carries messages, as all_to_all and ring attention do. `further`: over all channels, the
+    ranks that it sends to or receives from, but the first of each."""
 
     collectives: int
     messages: int
     mixed: bool = False
+    further: int = 0
 
 
 def communicators(estimator: Estimator, layout: Layout, rank: int = 0) -> Communicators:
@@ -39,9 +42,13 @@ def communicators(estimator: Estimator, layout: Layout, rank: int = 0) -> Commun
         return Communicators(0, 0)
     found = traffic(estimator.steps, layout, rank).found
     groups = {frozenset(one.ranks) for one in found if one.collective not in MESSAGES}
-    between = {one.what.rpartition(" ")[2] for one in found if one.collective in MESSAGES and one.axis == "pp"}
+    between = defaultdict[str, set[int]](set)
+    for one in found:
+        if one.collective in MESSAGES and one.axis == "pp":
+            between[one.what.rpartition(" ")[2]].update(set(one.ranks) - {rank})
     mixed = any(one.collective == "all_to_all" or (one.collective in MESSAGES and one.axis != "pp") for one in found)
-    return Communicators(len(groups), len(between), mixed)
+    further = sum(len(neighbours) - 1 for neighbours in between.values())
+    return Communicators(len(groups), len(between), mixed, further)
 
 
 def process_memory(estimator: Estimator, estimate: LayoutEstimate) -> ProcessMemory | None:
@@ -55,6 +62,6 @@ def process_memory(estimator: Estimator, estimate: LayoutEstimate) -> ProcessMem
     workspace = sizes["workspace"] + sizes["fp8_workspace"] * (estimator.policy.fp8 is not None)
     others = sizes["context"] + sizes["communicator"] * opened.collectives + sizes["channel"] * opened.messages
     others += sizes["first_communicator"] * (opened.collectives + opened.messages > 0)
-    others += sizes["first_channel"] * (opened.messages > 0)
+    others += sizes["first_channel"] * (opened.messages > 0) + sizes["further_neighbour"] * opened.further
     reserved = estimate.allocated + int(MIB * (workspace + sizes["cached"]))
     return ProcessMemory(reserved, reserved + int(MIB * others))
