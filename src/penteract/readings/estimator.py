@@ -85,7 +85,7 @@ class Estimator:
         self.memory = MemoryReading(self.composer)
         self.rates = Rates.of(self.cluster, self.precision.products, fp8=self.precision.fp8 is not None)
         self.steps = StepClock(self.composer, self.cluster, self.rates, self.at_once)
-        self.bounds = Bounds(self.steps)
+        self.bounds = Bounds.contended(self.steps)
 
     @staticmethod
     def of_run(run: RunSpec, cluster: Cluster) -> Estimator:
@@ -147,14 +147,11 @@ class Estimator:
         return self.memory.at_least(layout, self.memory.least(layout))
 
     def played(self, estimate: LayoutEstimate) -> Seconds:
-        """A tighter lower bound of the step time than the estimate's own, by what passes lose beside their own
-        collectives, and by the waits of its schedule, if that has so few passes that this bound costs little."""
-        bound, lay, bounds = estimate.at_least, estimate.layout, self.bounds
-        if max(lay.tp, lay.cp, lay.ep) > 1:
-            bounds = bounds.contended
-            bound = max(bound, bounds.of(lay))
+        """A tighter lower bound of the step time than the estimate's own, by the waits of its schedule, if that has so
+        few passes that this bound costs little."""
+        bound, lay = estimate.at_least, estimate.layout
         few = lay.stages * lay.gradient_accumulation_steps <= _FEW_PASSES
-        return max(bound, bounds.played(lay)) if lay.pp > 1 and few else bound
+        return max(bound, self.bounds.played(lay)) if lay.pp > 1 and few else bound
 
     def closer(self, estimate: LayoutEstimate) -> Seconds:
         """The same by the pipeline rank with the longest passes. It costs more, but far less than a simulation."""

@@ -94,8 +94,12 @@ _NOTHING = Once(0.0, 0.0, 0.0, 0.0, {}, {})
 
 @dataclass(slots=True)
 class Bounds:
-    """Lower bounds of simulated steps. Sums that layouts share are computed once. `slower`: millionths by which passes
-    are computed more slowly beside their own collectives."""
+    """Lower bounds of simulated steps. Sums that layouts share are computed once.
+
+    slower  millionths by which passes are computed more slowly beside their own collectives: up to half the speed.
+            Beside a collective that slows compute further, other work may end a pass sooner, as it takes the
+            collective's time. Passes that lose less than they do are a bound all the same
+    """
 
     steps: StepClock
     slower: int = 0
@@ -104,19 +108,11 @@ class Bounds:
     chunks: dict[object, Chunk] = field(default_factory=dict[object, "Chunk"])
     counts: dict[object, tuple[int, ...]] = field(default_factory=dict[object, tuple[int, ...]])  # of gathers
     _best: Bounds | None = None
-    _contended: Bounds | None = None
 
-    @property
-    def contended(self) -> Bounds:
-        """Bounds by passes that lose what they lose beside their own collectives. They are closer, where layers have
-        such, and cost as much again.
-
-        Up to half the speed: beside a collective that slows compute further, other work may end a pass sooner, as it
-        takes the collective's time. Passes that lose less than they do are a bound all the same.
-        """
-        if self._contended is None:
-            self._contended = Bounds(self.steps, min(self.steps.slower, MILLION))
-        return self._contended
+    @staticmethod
+    def contended(steps: StepClock) -> Bounds:
+        """Bounds by passes that lose what they lose beside their own collectives."""
+        return Bounds(steps, min(steps.slower, MILLION))
 
     def of(self, layout: Layout) -> Seconds:
         """The bound of a layout's step."""
