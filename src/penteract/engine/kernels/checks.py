@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
+from penteract.config.layout import AttentionKernel
 from penteract.config.precision.policy import Policy
 from penteract.config.rules.case import KEYS, Case
 from penteract.config.rules.expert_kernels import EXPERTS
@@ -70,7 +71,7 @@ def _check_attention(p: Program, device: Target, *, packed: bool) -> None:
     _check_installed(kernel, can, device)
 
 
-def _check_installed(kernel: str, can: KernelLimits, device: Target) -> None:
+def _check_installed(kernel: AttentionKernel, can: KernelLimits, device: Target) -> None:
     """A kernel of another package is called below its public functions: it is that of one version, for some GPUs."""
     if can.package is not None:
         name, wanted = can.package
