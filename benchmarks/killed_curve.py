@@ -12,6 +12,7 @@ its own, and goes on beside the other. `--device cpu` tries it with a tiny model
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import sys
 import tempfile
@@ -94,6 +95,8 @@ def curves(at: Path, device: str, steps: int, every: int, limit: float) -> dict[
     beside = device == "cuda" and torch.cuda.device_count() >= 4
     undisturbed = [*base, f"--output.folder={whole}", *words_of(LAYOUTS[0])]
     never = Part(undisturbed, whole, len(LAYOUTS) * limit, "2,3") if beside else None
+    if never is not None:
+        atexit.register(kill_run, never.process)
     for number, layout in enumerate(LAYOUTS):
         words = [*words_of(layout)]
         words = (

@@ -1,6 +1,6 @@
 """A record of the first layouts of a plan, as `penteract bench --top` measured them.
 
-    python benchmarks/plan_record.py FOLDER … > benchmarks/results/bench_plan_8b_4xh200.json
+    python benchmarks/plan_record.py FOLDER … --commits COMMIT … > benchmarks/results/bench_plan_8b_4xh200.json
 
 Each folder is a sweep of one question, such as with and without kernels of packages. A row has the settings of its run,
 so that it can be planned again; it says which sweep it is of, and its place in that plan. `regret`: by how much the plan's
@@ -40,10 +40,11 @@ def main() -> None:
         about |= about_of(sweep.rows)
         fastest = min(row["median_ms"] for row in measured)
         command = sweep.settings.command.partition(" --out")[0]
-        sweeps.append({"command": command, "commit": commit, "regret": measured[0]["median_ms"] / fastest - 1})
+        (first,) = [row["median_ms"] for row in measured if row["place"] == 1]
+        sweeps.append({"command": command, "commit": commit, "regret": first / fastest - 1})
         rows += measured
     record = {
-        **provenance("python benchmarks/plan_record.py", asked.commits[-1]), **about, "timed_by": "device",
+        **provenance("python benchmarks/plan_record.py", asked.commits[0]), **about, "timed_by": "device",
         "sweeps": sweeps, "rows": rows,
     }  # fmt: skip
     print(json.dumps(record, indent=1))

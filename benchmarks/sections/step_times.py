@@ -155,10 +155,11 @@ def planned_first() -> str:
         "The plan's first layouts, measured",
         """\
 `penteract bench MODEL --top N` on four H200s runs the first layouts of a plan as it writes them. *regret*: by how much the plan's
-first is slower than the fastest of those that ran.
+first is slower than the fastest of those that ran: of two or three layouts it tells little about their order.
+Plans without packages (`--packages none`) are those of torch's kernels, measured at commit `f1d59de`. The device memory of pipelines over four GPUs is planned by a
+size that was found in these rows.
 
-Of the 8B the first layouts are so close that they change places within the spread of a step. Plans without packages
-(`--packages none`) are those of torch's kernels. Falls short: torch's grouped products of experts copy each result, and add
+Falls short: torch's grouped products of experts copy each result, and add
 weight gradients in passes of their own; plans count neither.""",
         table("model | kernels | layouts | the fastest is number | its tokens/s/GPU | regret | steps over planned | allocated, mean (worst)", [
             _plan_measured(one, number) for one in found for number in range(len(one["sweeps"]))

@@ -25,6 +25,14 @@ def test_a_sound_run_ends_with_0(tell: Tell) -> None:
     assert [one["fits"] for one in made["ranks"]] == [True]
 
 
+def test_packages_of_kernels_need_not_be_here(tell: Tell) -> None:
+    """A rehearsal computes nothing: what the ranks' hosts need is said."""
+    words = ("--kernels.attention", "fa4", "--precision.dtype", "bf16", "--data.pack_documents", "false")
+    told = tell("rehearse", *words, "--batch.sequence_length", "16", "--gpus", "1xH200")
+    assert told.code == 0, told.err
+    assert "Taken to be on the ranks' hosts: flash-attn-4 4.0.0b36." in told.out
+
+
 def test_a_rank_that_does_not_fit_ends_with_71_and_changes_that_fit(tell: Tell) -> None:
     told = tell("rehearse", *LARGE)
     assert told.code == 71, told

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from penteract.cli.resolve import planned_run
 from penteract.cli.resolve.card_cluster import Card
 from penteract.cli.resolve.predicted_run import predict_run
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.resolve.write_run_file import to_toml
+from penteract.config.rules.kernel_packages import PACKAGES
 
 Tell = Callable[..., Any]
 Calls = list[dict[str, Any]]
@@ -46,6 +48,28 @@ def test_values_options_and_a_file_in_any_order(tell: Tell, started: Calls, tmp_
     assert (resolved.run.train.seed, resolved.run.train.steps) == (4, 3)
     assert resolved.origins["training.steps"] == "--training.steps"
     assert started[0]["json"] is True
+
+
+def test_all_packages_that_kernels_need_are_named_before_anything_starts(
+    tell: Tell, started: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = ("plan", "llama-3.2-1b", "--gpus", "1xH200", "--seq", "1024", "--batch", "8seqs")
+    assert tell(*planned, "--out", "here.toml", "--packages", "none").code == 0
+    assert tell(*planned, "--out", "run.toml").code == 0
+    host = Card(name="H200", free=140 * 2**30, capability=(9, 0), packages=frozenset({"triton"}))
+    monkeypatch.setattr(planned_run, "card_here", lambda device, launched: host)
+    monkeypatch.setattr("penteract.cli.train.packages_here", frozenset)
+    refused = tell("train", "run.toml")
+    assert refused.code == 2 and "found a python without flash-attn-4 and quack-kernels" in refused.err
+    assert "fix: pip install 'penteract[gpu]', or plan with --packages none" in refused.err
+    assert not started and not (tmp_path / "runs").exists()
+    assert tell("train", "here.toml").code == 0
+    note = tell("train", "run.toml", "--slurm", "--dry-run").err
+    assert "note: this run's kernels need flash-attn-4 and quack-kernels" in note
+    contained = ("--slurm.container", "image.sqsh")
+    assert "this run's kernels" not in tell("train", "run.toml", "--slurm", "--dry-run", *contained).err
+    monkeypatch.setattr("penteract.cli.train.packages_here", lambda: PACKAGES)
+    assert tell("train", "run.toml").code == 0
 
 
 def test_the_engines_exit_code_is_the_programs(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:

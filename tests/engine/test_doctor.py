@@ -277,6 +277,17 @@ def test_packages() -> None:
     assert older("2.9.1", ">=2.11") and not older("2.11.0+cu130", ">=2.11") and not older("3", "<4,>=2.11")
 
 
+def test_packages_of_kernels_are_looked_for_where_gpus_have_such() -> None:
+    """Of each, one version is called."""
+    few = (Package(name="flash-attn-4", wanted="==4.0"), Package(name="quack-kernels", found="0.6.4", wanted="==0.6.5"))
+    notes = [f for f in told(replace(NODE, packages=(*NODE.packages, *few)), "note") if "kernels" in f.what]
+    assert [f.what.split(":")[0] for f in notes] == ["no flash-attn-4", "quack-kernels 0.6.4"]
+    assert "flash-attn-4==4.0" in notes[0].fix and "quack-kernels==0.6.5" in notes[1].fix
+    right = (Package(name="quack-kernels", found="0.6.5", wanted="==0.6.5"),)
+    assert any(f.what == "quack-kernels 0.6.5" for f in examine(replace(NODE, packages=(*NODE.packages, *right))))
+    assert not any("kernels" in f.what for f in told(replace(LAPTOP, packages=(*LAPTOP.packages, *few))))
+
+
 def test_every_problem_has_a_fix() -> None:
     broken = with_gpu(
         replace(NODE, torch=None, packages=(), host=replace(NODE.host, loopback="no lo")), 0, uncorrected=1

@@ -248,7 +248,7 @@ def test_a_repair_is_legal_and_near() -> None:
 
 def test_a_default_of_the_planner_is_not_a_choice() -> None:
     found = ask("memory")[0]["settings"]
-    assert (found["layout.attention"]["value"], found["layout.attention"]["chosen"]) == ("cudnn", False)
+    assert (found["layout.attention"]["value"], found["layout.attention"]["chosen"]) == ("fa4", False)
     assert found["layout.zero"]["chosen"] and found["layout.ep"]["idle"] == "this model has no experts"
     assert found["layout.cp"]["choices"][1]["why_not"] == ""  # the kernel of attention follows
 

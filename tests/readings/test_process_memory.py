@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penteract import Layout, rehearse
@@ -41,6 +43,31 @@ def test_a_rank_opens_a_communicator_for_each_group_that_its_walk_calls(settings
         between = [(one.first, one.first + one.step) for one in rank.wires if one.kind in ("send", "recv")]
         if neighbours := {one for both in between for one in both} - {number}:
             assert opened.further == opened.messages * (len(neighbours) - 1)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_inner_ranks_of_a_pipeline_have_two_neighbours(schedule: str) -> None:
+    """The fullest GPU may be that of another rank than the one with the most tensors."""
+    estimator = Estimator(replace(SPEC, tied=False), cluster("4xH200"), 8192)
+    lay = Layout(pp=4, schedule=schedule, gradient_accumulation_steps=4)  # type: ignore[arg-type]
+    assert [communicators(estimator, lay, r).further for r in range(4)] == [0, 2, 2, 0]
+    found = process_memory(estimator, estimate := estimator.estimate(lay))
+    assert found is not None
+    even = replace(estimate, by_pp_rank=(estimate.allocated,) * 4)
+    level = process_memory(estimator, even)
+    assert level is not None and 0 <= level.device - found.device <= 2 * 582 * 2**20
+    ends = process_memory(estimator, replace(estimate, by_pp_rank=(estimate.allocated, 0, 0, estimate.allocated)))
+    assert ends is not None and level.device - ends.device == 2 * 582 * 2**20
+
+
+def test_a_file_without_further_neighbours_knows_pipelines_of_two() -> None:
+    node = cluster("4xH200")
+    assert node.curves is not None
+    older = tuple((name, mib) for name, mib in node.curves.process if name != "further_neighbour")
+    estimator = Estimator(SPEC, replace(node, curves=replace(node.curves, process=older)), 8192)
+    for pp, known in ((2, True), (4, False)):
+        lay = Layout(dp=4 // pp, pp=pp, gradient_accumulation_steps=4)
+        assert (process_memory(estimator, estimator.estimate(lay)) is not None) == known
 
 
 def test_what_was_not_measured_is_not_told() -> None:

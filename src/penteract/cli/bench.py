@@ -67,10 +67,9 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
         str | None, Parameter(help="With --top: global batch size in tokens (1Mi) or sequences (128seqs).")
     ] = None,
     fix: Annotated[str | None, Parameter(help="With --top: only layouts with these settings, such as tp=2/4.")] = None,
-    precision: Annotated[
-        str | None, Parameter(help="With --top: a precision recipe, or several: bf16,bf16_pure.")
-    ] = None,
+    precision: Annotated[str | None, Parameter(help="With --top: a recipe, or several: bf16,bf16_pure.")] = None,
     optimizer: Annotated[str | None, Parameter(help="With --top: adamw or muon.")] = None,
+    packages: Annotated[str | None, Parameter(help="With --top: as in plan; by default those installed here.")] = None,
     headroom: Annotated[
         float | None, Parameter(help="Fraction of a GPU's memory that is kept free of tensors.")
     ] = None,
@@ -104,7 +103,8 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
     """
     settings = {"gpus": gpus, "ranks": ranks, "steps": steps, "warmup": warmup, "limit": limit, "budget": budget,
                 "headroom": headroom, "data": data}  # fmt: skip
-    plan = {"seq": seq, "batch": batch, "fix": fix, "precision": precision, "optimizer": optimizer}
+    plan = {"seq": seq, "batch": batch, "fix": fix, "precision": precision, "optimizer": optimizer,
+            "packages": packages}  # fmt: skip
     of_jobs, words = slurm_words(overrides, usd_per_gpu_hour, slurm=slurm)
     options = SweepOptions(grid=grid, top=top, plan=plan, settings=settings, words=words)
     folder = SweepFolder(Path(target))

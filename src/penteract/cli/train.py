@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
@@ -21,12 +22,14 @@ from penteract.cli.torch_modules import torch_module
 from penteract.config.files.keys import keys
 from penteract.config.resolve.presets import PRESETS
 from penteract.config.resolve.resolved_run import Resolved, resolve
+from penteract.config.rules.kernel_packages import packages_here, packages_needed
 from penteract.errors import BadInput
 from penteract.schedule.draw import draw_generated
 from penteract.step.program import check_op_names
 
 if TYPE_CHECKING:
     from penteract.cli.resolve.card_cluster import Card
+    from penteract.config.run import RunSpec
 
 EXAMPLES = (
     "penteract train",
@@ -107,7 +110,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
             if chosen and not json and (launch is None or launch.rank == 0):
                 print(*chosen, sep="\n")
         compared = _compared(compare, resolved.run.out)
-        _check_paths(resolved)
+        _check_start(resolved, None if draw else card, slurm=slurm)
         if not slurm and (launch is None or launch.rank == 0):  # which alone shows metrics
             _check_trackers(resolved)
         if weights:
@@ -187,6 +190,13 @@ def _out_folder(overrides: Sequence[str]) -> str:
     return next((value for key, _, value in given if key == "output.folder"), keys()["output.folder"].default)
 
 
+def _check_start(resolved: Resolved, card: Card | None, *, slurm: bool) -> None:
+    """Check before anything starts that the files of the run and the packages of its kernels are there. Raises
+    BadInput."""
+    _check_paths(resolved)
+    _check_packages(resolved.run, card, slurm=slurm)
+
+
 def _check_paths(resolved: Resolved) -> None:
     """Check before anything starts that the files of the run exist. Raises BadInput."""
     run = resolved.run
@@ -202,6 +212,18 @@ def _check_paths(resolved: Resolved) -> None:
         if not exists:
             where = f"{key} ({resolved.origins[key]})"
             raise BadInput("FILE", "no such file or folder", where=where, found=name[:120], fix="check the path")
+
+
+def _check_packages(run: RunSpec, card: Card | None, *, slurm: bool) -> None:
+    """Check before anything starts on a GPU that the packages of the run's kernels are installed. Raises BadInput; for
+    jobs of Slurm a note will do, as their nodes may have what this host lacks."""
+    missing = " and ".join(sorted(packages_needed(run.model, run.layout) - packages_here()))
+    if slurm and missing and run.slurm.container == "none":
+        print(f"note: this run's kernels need {missing}, which this host lacks", file=sys.stderr)
+    if missing and card is not None:
+        raise BadInput("KERNEL", "packages of kernels are not installed", where="[kernels]",
+                       found=f"a python without {missing}", allowed="the versions that penteract[gpu] names",
+                       fix="pip install 'penteract[gpu]', or plan with --packages none")  # fmt: skip
 
 
 def _check_trackers(resolved: Resolved) -> None:

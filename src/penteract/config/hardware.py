@@ -12,7 +12,7 @@ from typing import Any
 
 from penteract.config.catalog.hardware import Tables, tables
 from penteract.config.files.hardware_schema import CLUSTER, DIRECT, FABRIC, GPU, GPUS, LINKS, MEASURED
-from penteract.config.files.machine_file import HERE, kept_machine_file
+from penteract.config.files.machine_file import HERE, kept_machine_file, machine_named
 from penteract.config.files.parse_toml import parse_toml
 from penteract.config.files.read import origins_in, read_text
 from penteract.config.files.schema import Origin, option
@@ -224,7 +224,7 @@ def cluster(text: str, *, fabric: str = "") -> Cluster:
 
     Raises BadInput with the nearest name that exists.
     """
-    if here := re.fullmatch(rf"(?:(\d+)x)?{HERE}", text.strip(), re.IGNORECASE):
+    if here := machine_named(text):
         made = _measured(kept_machine_file(), fabric)
         return made if here[1] is None else _of_size(made, _count(here[1], text))
     if text.lower().endswith(".toml"):

@@ -141,11 +141,12 @@ class Ask:
         """Overlapped where links like those inside its nodes were measured directly."""
         return "overlapped" if self.cluster.reads_directly else "library"
 
-    def text(self, layout: Layout) -> str:
-        """A layout as text for `--layout`."""
+    def text(self, layout: Layout, precision: Policy | None = None) -> str:
+        """A layout as text for `--layout`. `precision`: its own, where several are asked for."""
+        ask = self if precision is None else replace(self, precision=precision, also=())
         usual = Layout(
-            elementwise=self.elementwise, fuse=self.fuse(layout.tp, self.elementwise),
-            experts=self.experts(layout.expert_tp), collectives=self.collectives,
+            elementwise=ask.elementwise, fuse=ask.fuse(layout.tp, layout.elementwise), collectives=ask.collectives,
+            experts=ask.experts(layout.expert_tp), attention=ask.attention(layout.cp, layout.cp_method),
         )  # fmt: skip
         return as_text(layout, usual)
 
@@ -204,12 +205,13 @@ def as_settings(layout: Layout) -> dict[str, Any]:
         value = getattr(layout, name)
         if value != getattr(plain, name):
             named[name] = (
-                value if isinstance(value, (int, str)) else _fusions(value) if name == "fuse" else _joined(value)
+                value if isinstance(value, (int, str)) else fusions_word(value) if name == "fuse" else _joined(value)
             )
     return {name: named[name] for name in LAYOUT_SETTINGS if name in named}
 
 
-def _fusions(fuse: tuple[str, ...]) -> str:
+def fusions_word(fuse: tuple[str, ...]) -> str:
+    """`all`: those that need no package."""
     rest = [name for name in fuse if name not in FUSIONS]
     return "+".join(["all", *rest] if len(fuse) == len(FUSIONS) + len(rest) else fuse) or "none"
 
@@ -221,20 +223,21 @@ def as_word(value: Any) -> str:
 
 def as_text(layout: Layout, usual: Layout) -> str:
     """A layout as text for `--layout`: dp, the micro-batch size, and all that differs from the defaults. `usual` has
-    the kernels that are the defaults of the device. The attention kernel is left out: the fastest is the default."""
+    the kernels that are the defaults of the device."""
     kernels = Layout(loss=LOSS, elementwise=usual.elementwise)
     plain, settings = as_settings(kernels) | _kernels(usual), as_settings(layout) | _kernels(layout)
     always = ("dp", "micro_batch_size")
     return ",".join(
         f"{_LONG.get(name, name)}={as_word(settings[name])}"
         for name in settings
-        if name in always or (settings[name] != plain.get(name) and name != "attention")
+        if name in always or settings[name] != plain.get(name)
     )
 
 
 def _kernels(layout: Layout) -> dict[str, str]:
     """Those that `as_settings` leaves out where they are the reference's."""
-    return {"fuse": _fusions(layout.fuse), "experts": layout.experts, "collectives": layout.collectives}
+    named = {"fuse": fusions_word(layout.fuse), "experts": layout.experts, "collectives": layout.collectives}
+    return {"attention": layout.attention, **named}
 
 
 def parse_batch(text: str, sequence_length: int) -> int:

@@ -12,7 +12,7 @@ from penteract.config.layout import Layout
 from penteract.config.precision.policy import Policy
 from penteract.config.rules.case import Case
 from penteract.config.rules.kernel_limits import check_elementwise
-from penteract.config.rules.kernel_packages import packages_for, packages_of
+from penteract.config.rules.kernel_packages import packages_for, packages_needed
 from penteract.config.rules.legal import problems
 from penteract.config.rules.nearest import repair
 from penteract.config.rules.settle import Settle
@@ -163,14 +163,16 @@ class Plan:
         """What the search did not try; empty if the question was about one layout."""
         if not self.searched:
             return ()
-        rest = tuple([what for setting, what in NOT_TRIED.items() if setting not in self.ask.pins])
+        settled = {*self.ask.pins, *["experts"] * (self.ask.model.moe is None)}
+        rest = tuple([what for setting, what in NOT_TRIED.items() if setting not in settled])
         missing = sorted(packages_for(self.ask.cluster.gpu) - self.ask.packages)
         return (f"kernels of {' and '.join(missing)} (--packages)", *rest) if missing else rest
 
     @property
     def packages(self) -> tuple[str, ...]:
         """The packages of kernels that its layouts need in addition to torch."""
-        return tuple(sorted({name for one in self.layouts for name in packages_of(self.ask.model, one.layout)}))
+        needed = {name for one in self.layouts for name in packages_needed(self.ask.model, one.layout)}
+        return tuple(sorted(needed & packages_for(self.ask.cluster.gpu)))
 
     @property
     def searched(self) -> bool:
@@ -325,10 +327,14 @@ def _check(ask: Ask, case: Case, settle: Settle, where: str) -> None:
     )  # fmt: skip
     if not found:
         return
-    first, changes = found[0], repair(case, settle)
+    lay, (first, changes) = case.layout, (found[0], repair(case, settle))
+    fused_by_default = lay.fuse == ask.fuse(lay.tp, lay.elementwise)
     for setting, value in changes.items():
         case = case.put(setting, value)
-    fixes = [f"--layout {ask.text(settle(case).layout)}"] if changes.keys() & {*LAYOUT_SETTINGS} else []
+    case = settle(case)
+    if fused_by_default:
+        case = case.put("fuse", ask.fuse(case.layout.tp, case.layout.elementwise))
+    fixes = [f"--layout {ask.text(case.layout)}"] if changes.keys() & {*LAYOUT_SETTINGS} else []
     if "sequence_length" in changes:
         fixes.append(f"--seq {changes['sequence_length']}")
     if "global_batch_size" in changes:

@@ -10,7 +10,7 @@ from typing import Any
 
 from penteract.config import catalog
 from penteract.config.files.keys import find_key
-from penteract.config.files.machine_file import HERE
+from penteract.config.files.machine_file import machine_named
 from penteract.config.hardware import HEADROOM, Cluster, check_cluster, cluster
 from penteract.config.hf import model_from_hf
 from penteract.config.model import ModelSpec
@@ -88,7 +88,7 @@ def question(  # noqa: PLR0913 (a question has many parts)
 def _packages(named: str | Collection[str] | None, gpus: str | Cluster) -> frozenset[str]:
     if named is not None:
         return read_packages(named)
-    return packages_here() if gpus == HERE else PACKAGES
+    return packages_here() if isinstance(gpus, str) and machine_named(gpus) else PACKAGES
 
 
 def _optimizer(name: str) -> OptimizerName:

@@ -48,6 +48,8 @@ def cases_of_jobs(asked: SweepQuestion, words: Sequence[str]) -> Expanded:
     chosen as `penteract train` does there. Raises BadInput."""
     given = {name.removeprefix(_SECTION): setting.value for name, setting in read_overrides(words).items()}
     node = cluster(asked.gpus).gpu if asked.gpus else None
+    if asked.plan is not None and not asked.plan.packages and given.get("container", "none") != "none":
+        asked = replace(asked, plan=replace(asked.plan, packages="none"))  # of a container it is not known
 
     def settle(run: Resolved, anew: Again) -> Resolved:
         if node is None or run.run.precision.device == "cpu":

@@ -102,8 +102,8 @@ PROCESS = (
     "communicator",
     "first_channel",
     "channel",
-    "further_neighbour",
 )
+FURTHER = "further_neighbour"  # of a channel; a file may have been made before it was measured
 _MIB = Number(float, 1e-3, 2**30, or_zero=True)
 
 MEASURED = Table(
@@ -121,7 +121,7 @@ MEASURED = Table(
     {
         "burst": Note(read=False),  # rates of short bursts, recorded for comparison: nothing reads them
         "attention": _ATTENTION,
-        "process": Table(dict.fromkeys(PROCESS, _MIB)),
+        "process": Table(dict.fromkeys(PROCESS, _MIB), {FURTHER: _MIB}),
         "slowed": NamedTable(_FACTOR),
         "between": FABRIC,
         **_LINKS,

@@ -11,6 +11,14 @@ from penteract.errors import BadInput
 HERE = "here"
 
 
+_NAMED = re.compile(rf"(?:(\d+)x)?{HERE}", re.IGNORECASE)
+
+
+def machine_named(text: str) -> re.Match[str] | None:
+    """Whether `text` names this machine, as `here`, or `8xhere` for so many of its devices: a match with the number."""
+    return _NAMED.fullmatch(text.strip())
+
+
 def machine_file() -> Path:
     """Where the file of this host lies: hosts that share a home have one each. Raises BadInput for a user without a
     home, as in a container."""

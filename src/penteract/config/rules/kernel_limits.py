@@ -145,10 +145,16 @@ def fastest_fusions(
     model: ModelSpec, layout: Layout, p: Policy, packages: Collection[str] = (), *, capability: tuple[int, int] = HOPPER
 ) -> tuple[Fusion, ...]:
     """The fusions that a layout may have on a GPU of a compute capability, with torch, Triton and `packages`."""
-    plain = (
-        p.fp8 is None and p.compute in GLU_COMPUTES and not any(size % MULTIPLE for _, size in _sizes(model, layout))
-    )
-    return EVERY_FUSION if plain and QUACK[0] in packages and capability == HOPPER else FUSIONS
+    plain = p.fp8 is None and p.compute in GLU_COMPUTES and model.activation == "swiglu"
+    fits = plain and not any(size % MULTIPLE for _, size in _sizes(model, layout))
+    return EVERY_FUSION if fits and QUACK[0] in packages and capability == HOPPER else FUSIONS
+
+
+def has_glu(model: ModelSpec) -> bool:
+    """Whether the fusion 'glu' finds a gated MLP that is no expert's. Of experts it pairs the products, if they are
+    quack's."""
+    shared = model.moe is not None and model.moe.shared_ffn_size > 0
+    return model.activation == "swiglu" and (shared or not all(map(model.has_experts, range(model.layers))))
 
 
 def _sizes(model: ModelSpec, layout: Layout) -> tuple[tuple[str, int], ...]:

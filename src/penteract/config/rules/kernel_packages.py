@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from difflib import get_close_matches
 
 from penteract.config.hardware import Gpu
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.rules.expert_kernels import EXPERTS
-from penteract.config.rules.kernel_limits import ATTENTION, FA4, HOPPER, QUACK, installed_packages
+from penteract.config.rules.kernel_limits import ATTENTION, FA4, HOPPER, QUACK, has_glu, installed_packages
 from penteract.errors import BadInput
 
-PACKAGES = frozenset(name for name, _ in (FA4, QUACK))
+KERNELS = (FA4, QUACK)  # the name of each, and the version that is called
+PACKAGES = frozenset(name for name, _ in KERNELS)
 
 
-def packages_of(model: ModelSpec, layout: Layout) -> frozenset[str]:
-    """Those that the kernels of a layout need."""
+def packages_needed(model: ModelSpec, layout: Layout) -> frozenset[str]:
+    """Those that the kernels of a layout call."""
     limits = [ATTENTION.get(layout.attention), EXPERTS.get(layout.experts) if model.moe else None]
     found = {can.package[0] for can in limits if can is not None and can.package}
-    return frozenset(found | ({QUACK[0]} if "glu" in layout.fuse and layout.elementwise == "triton" else set()))
+    glu = "glu" in layout.fuse and layout.elementwise == "triton" and has_glu(model)
+    return frozenset(found | ({QUACK[0]} if glu else set()))
 
 
 def packages_for(gpu: Gpu | None) -> frozenset[str]:
@@ -28,15 +31,18 @@ def packages_for(gpu: Gpu | None) -> frozenset[str]:
 
 def packages_here() -> frozenset[str]:
     """Those that are installed on this machine in the version that is called."""
-    return installed_packages(FA4, QUACK)
+    return installed_packages(*KERNELS)
 
 
 def read_packages(words: str | Collection[str]) -> frozenset[str]:
     """Names with commas between them, or `none`. Raises BadInput for others."""
-    names = [name.strip() for name in words.split(",")] if isinstance(words, str) else list(words)
+    given = words.split(",") if isinstance(words, str) else words
+    names = [name.strip().lower().replace("_", "-") for name in given]
     if names == ["none"]:
         return frozenset()
-    if unknown := [name for name in names if name not in PACKAGES]:
-        raise BadInput("VALUE", "no package of kernels", where="--packages", found=unknown[0],
-                       allowed=", ".join(("none", *sorted(PACKAGES))), fix="--packages none")  # fmt: skip
+    for name in names:
+        if name not in PACKAGES:
+            near = get_close_matches(name, PACKAGES, 1) or ["none"]
+            raise BadInput("VALUE", "no package of kernels", where="--packages", found=name or "nothing",
+                           allowed=", ".join(("none", *sorted(PACKAGES))), fix=f"--packages {near[0]}")  # fmt: skip
     return frozenset(names)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penteract.config.rules.kernel_limits import HOPPER
+from penteract.config.rules.kernel_packages import PACKAGES
 from penteract.engine.doctor.finding import Finding, numbered
 from penteract.engine.doctor.machine import Gpus, GpuState, HostReport, Package, Torch
 from penteract.engine.doctor.surroundings import all_hidden
@@ -39,6 +41,8 @@ def findings(machine: HostReport) -> Iterator[Finding]:
     for package in machine.packages:
         if package.name in OPTIONAL:
             yield _package(package)
+        elif package.name in PACKAGES and any(gpu.capability == HOPPER for gpu in gpus.devices):
+            yield _kernels(package)
 
 
 def _build(torch: Torch) -> Finding:
@@ -115,6 +119,17 @@ def _package(package: Package) -> Finding:
     if package.wanted and older(package.found, package.wanted):
         return Finding(AREA, f"{package.name} {package.found}, wanted {package.wanted}", "warn", f"{fix} -U")
     return Finding(AREA, f"{package.name} {package.found}")
+
+
+def _kernels(package: Package) -> Finding:
+    """Of a package of kernels, of which only one version is called."""
+    if f"=={package.found}" == package.wanted:
+        return Finding(AREA, f"{package.name} {package.found}")
+    has = f"{package.name} {package.found}" if package.found else f"no {package.name}"
+    lost = "runs use torch's kernels, and plans for these GPUs need --packages"
+    return Finding(
+        AREA, f"{has}: {lost}", "note", f"pip install '{package.name}{package.wanted}', as penteract[gpu] does"
+    )
 
 
 def _other_build(gpus: Gpus) -> str:

@@ -11,7 +11,7 @@ import torch
 from penteract.config.layout import AttentionKernel
 from penteract.config.precision.policy import Policy
 from penteract.config.rules.case import KEYS, Case
-from penteract.config.rules.expert_kernels import EXPERTS
+from penteract.config.rules.expert_kernels import EXPERTS, fastest_experts
 from penteract.config.rules.kernel_limits import (
     ATTENTION,
     GLU_COMPUTES,
@@ -92,7 +92,8 @@ def _check_experts(p: Program, device: Target) -> None:
     if can is None or p.model.moe is None or not (can.device or device.type == "cuda"):
         return
     version = device.capability
-    computes, fix = p.precision.compute, f"--{key} reference"
+    other = fastest_experts(p.model, p.layout, p.precision, capability=version)  # of torch
+    computes, fix = p.precision.compute, f"--{key} {other}"
     name, wanted = can.package or ("torch", "")
     here = device.installed(name) if wanted else wanted
     needs = (

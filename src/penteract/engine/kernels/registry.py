@@ -107,9 +107,8 @@ class TargetElsewhere:
 
 
 def kernels(p: Program, device: torch.device) -> dict[str, TorchKernel]:
-    """The kernel of each op of a program. It is selected here for each site, so that no step selects, and the packages
-    of kernels are imported."""
-    import_packages(p, device)
+    """The kernel of each op of a program. It is selected here for each site, so that no step selects. What computes
+    with packages has them imported before (`import_packages`); a rehearsal computes nothing, and needs none."""
     chosen = dict[str, dict[Site, TorchKernel]]()
     for site in computed_sites(p):
         one, _ = implementation(site, p.layout)

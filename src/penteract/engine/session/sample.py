@@ -13,7 +13,7 @@ from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.feed import constants, micro_batch
 from penteract.engine.kernels.kernel import Env, TorchKernel
-from penteract.engine.kernels.registry import kernels
+from penteract.engine.kernels.registry import import_packages, kernels
 from penteract.engine.session.trainer import Trainer, sampling_layout
 from penteract.ops.tape import Site
 from penteract.parallel.context import token_indices
@@ -56,6 +56,7 @@ class _LogitsCapture:
 
     def kernels(self, device: torch.device) -> dict[str, TorchKernel]:
         """The layout's kernels, with a `row_max` that captures its input."""
+        import_packages(self.p, device)
         all_of_them = kernels(self.p, device)
 
         def row_max(env: Env, site: Site, ins: list[Any], weights: list[Any], outs: list[Any]) -> None:

@@ -92,7 +92,7 @@ _SWITCHES = {"tp_across_nodes", "offload_optimizer", "reshard_after_step", "redu
 WORDS: Mapping[str, tuple[str | int, ...]] = {
     "schedule": tuple(SCHEDULES), "cp_method": CP_METHODS, "attention": ATTENTION_KERNELS, "loss": LOSS_KERNELS,
     "elementwise": ELEMENTWISE, "experts": EXPERT_KERNELS, "collectives": COLLECTIVES, "zero": ZERO_STAGES,
-    "fuse": ("none", "all"),
+    "fuse": ("none", "all", "all+glu"),
     "recompute": ("none", "tp_all_gather+rms_norm+swiglu", "tp_all_gather+attention", "full"),
     "recompute_else": ("none", "full"), "offload": ("nothing", "layer_inputs", "*"),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from penteract.config.recompute import name_of
 from penteract.config.resolve.presets import PRESETS
 from penteract.errors import BadInput
 from penteract.explore.schemas.page_values import ModelQuestion, Question, Value
-from penteract.planner.ask import LAYOUT_SETTINGS, Ask, Values, as_word, parse_settings
+from penteract.planner.ask import LAYOUT_SETTINGS, Ask, Values, as_word, fusions_word, parse_settings
 from penteract.planner.question import question
 from penteract.units import printable
 
@@ -83,7 +83,7 @@ def opening_question(
     """The question that a page opens with. Raises BadInput for texts that the command line refuses too."""
     m = model_of(model)
     settings = {
-        name: _plain(values[0]) for name, values in parse_settings(layout, flag="--layout", several=False).items()
+        name: _plain(name, values[0]) for name, values in parse_settings(layout, flag="--layout", several=False).items()
     }
     degrees = {name: settings.pop(name, 1) for name in DEGREES}
     return {
@@ -110,12 +110,14 @@ def changed(page: Question, changes: Mapping[str, Any]) -> Question:
         elif name in ("sequence_length", "global_batch_size", "gpu"):
             new[name] = value
         else:
-            new["layout"][name] = _plain(value)
+            new["layout"][name] = _plain(name, value)
     return new
 
 
-def _plain(value: Any) -> Value:
-    """A value of a setting as JSON: fusions as text."""
+def _plain(setting: str, value: Any) -> Value:
+    """A value of a setting as JSON: words of a list as one text."""
+    if isinstance(value, tuple) and setting == "fuse":
+        return fusions_word(cast("tuple[str, ...]", value))
     if isinstance(value, tuple):
         named = name_of(cast("tuple[str, ...]", value))
         return named if isinstance(named, str) else "+".join(named) or "none"

@@ -103,7 +103,7 @@ def _row(plan: Plan, number: int, timed: Timed) -> tuple[str, ...]:
     bubble = timed.time.parts.get("pipeline", 0.0) / timed.time.seconds
     return (
         str(number),
-        plan.ask.text(timed.layout),
+        plan.ask.text(timed.layout, timed.estimate.precision),
         timed.estimate.precision.name,
         show_bytes(timed.estimate.allocated),
         show_whole(plan.rate(timed)),
@@ -122,7 +122,7 @@ def details(plan: Plan, timed: Timed) -> str:
         each = ", ".join(map(show_bytes, timed.estimate.by_pp_rank))
         ranks = f"\n  by pipeline rank: {each}"
     precision = f" in {timed.estimate.precision.name}" if plan.ask.also else ""
-    used = utilisation(plan, timed)
+    used, name = utilisation(plan, timed), plan.ask.text(timed.layout, timed.estimate.precision)
     parts = sorted(timed.time.parts.items(), key=lambda item: -item[1])
     peak = "of the peak in bf16 " if timed.estimate.precision.fp8 else ""
     rates = "" if used.mfu is None else (
@@ -130,7 +130,7 @@ def details(plan: Plan, timed: Timed) -> str:
     )  # fmt: skip
     return "\n".join(
         [
-            f"Memory of {plan.ask.text(timed.layout)}{precision}: {show_bytes(timed.estimate.allocated)}",
+            f"Memory of {name}{precision}: {show_bytes(timed.estimate.allocated)}",
             _bars(kinds, show_bytes) + ranks,
             *_edited(timed),
             HostRoom.of(plan, timed).text(),
@@ -237,9 +237,9 @@ def _packages(plan: Plan) -> tuple[str, ...]:
     """What the layouts need in addition to torch."""
     if not plan.packages:
         return ()
-    return (
-        f"Kernels of {' and '.join(plan.packages)}: pip install 'penteract[gpu]' where it trains, or --packages none",
-    )
+    line = f"This plan has kernels of {' and '.join(plan.packages)}, which the GPUs' hosts need: "
+    line += "pip install 'penteract[gpu]' there (penteract doctor names what they lack)"
+    return (f"{line}; --packages none plans without" if set(plan.packages) <= plan.ask.packages else line,)
 
 
 def stopped(plan: Plan, seconds: float, width: int | None = None) -> str:

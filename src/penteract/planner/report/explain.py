@@ -182,7 +182,9 @@ def _rival(plan: Plan, chosen: Timed) -> str:
 
 def named(plan: Plan, timed: Timed) -> str:
     """A layout as text, with its precision if there are several."""
-    return plan.ask.text(timed.layout) + (f" in {timed.estimate.precision.name}" if plan.ask.also else "")
+    return plan.ask.text(timed.layout, timed.estimate.precision) + (
+        f" in {timed.estimate.precision.name}" if plan.ask.also else ""
+    )
 
 
 def _needs(layout: Layout) -> str:

@@ -210,18 +210,23 @@ class Space:
         recomputes = [
             edits_of({"recompute": name})["recompute"] for name in self._values("recompute", tuple(RECOMPUTE))
         ]
+        fused = [
+            (elementwise, fuse)
+            for elementwise in self._values("elementwise", (self.ask.elementwise,))
+            for fuse in self._values("fuse", (self.ask.fuse(tp, elementwise),))
+        ]
         kernels = product(
             self._values("attention", (self.ask.attention(cp, method),)),
-            self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)),
-            self._values("elementwise", (self.ask.elementwise,)),
-            self._values("fuse", (self.ask.fuse(tp, self.ask.elementwise),)),
+            self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)), fused,
             self._values("experts", (self.ask.experts(expert_tp),)),
             self._values("collectives", (self.ask.collectives,)),
             self._values("bucket_bytes", (Layout().bucket_bytes,)), self._values("offload_optimizer", (False,)),
         )  # fmt: skip
         return [
-            MemoryOptions(*sharing, recompute, *kernel)
-            for sharing, recompute, kernel in product(sharings, recomputes, list(kernels))
+            MemoryOptions(*sharing, recompute, attention, loss, chunk, *both, *rest)
+            for sharing, recompute, (attention, loss, chunk, both, *rest) in product(
+                sharings, recomputes, list(kernels)
+            )
         ]
 
     def _node(self, rows: int, tp: int) -> tuple[int, ...]:
@@ -348,7 +353,9 @@ class Space:
 
 # Settings of which `Space` tries one or few values, unless the question pins them.
 NOT_TRIED: Mapping[str, str] = {
-    "fuse": "other fusions",
+    "attention": "other attention kernels",
+    "experts": "other expert kernels",
+    "fuse": "fewer fusions",
     "offload": "offload",
     "offload_optimizer": "offload_optimizer",
     "shard_group": "other HSDP group sizes",

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
+from penteract.config.files.hardware_schema import FURTHER
 from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.readings.buckets.planned import first_rank
 from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.readings.rank_traffic import traffic
 from penteract.units import MIB, Bytes
@@ -18,7 +21,7 @@ MESSAGES = ("send", "recv")
 
 
 class ProcessMemory(NamedTuple):
-    """Bytes on the fullest rank's GPU: `reserved` by torch's allocator, and of the `device`, all of this process."""
+    """Bytes of the fullest GPU: `reserved` by torch's allocator, and of the `device`, all that a process has there."""
 
     reserved: Bytes
     device: Bytes
@@ -56,12 +59,15 @@ def process_memory(estimator: Estimator, estimate: LayoutEstimate) -> ProcessMem
     of collectives carries messages too."""
     if estimator.cluster.curves is None or not (sizes := dict(estimator.cluster.curves.process)):
         return None
-    opened = communicators(estimator, estimate.layout)
-    if opened.mixed:
-        return None
+    layout, device = estimate.layout, 0
     workspace = sizes["workspace"] + sizes["fp8_workspace"] * (estimator.policy.fp8 is not None)
-    others = sizes["context"] + sizes["communicator"] * opened.collectives + sizes["channel"] * opened.messages
-    others += sizes["first_communicator"] * (opened.collectives + opened.messages > 0)
-    others += sizes["first_channel"] * (opened.messages > 0) + sizes["further_neighbour"] * opened.further
-    reserved = estimate.allocated + int(MIB * (workspace + sizes["cached"]))
-    return ProcessMemory(reserved, reserved + int(MIB * others))
+    kept = int(MIB * (workspace + sizes["cached"]))
+    for pp_rank, allocated in enumerate(estimate.by_pp_rank):
+        opened = communicators(estimator, layout, first_rank(Mesh(layout), pp_rank))
+        if opened.mixed or (opened.further and FURTHER not in sizes):
+            return None
+        others = sizes["context"] + sizes["communicator"] * opened.collectives + sizes["channel"] * opened.messages
+        others += sizes["first_communicator"] * (opened.collectives + opened.messages > 0)
+        others += sizes["first_channel"] * (opened.messages > 0) + sizes.get(FURTHER, 0.0) * opened.further
+        device = max(device, allocated + kept + int(MIB * others))
+    return ProcessMemory(estimate.allocated + kept, device)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from importlib import metadata
 
+from penteract.config.rules.kernel_packages import KERNELS
 from penteract.engine.doctor.machine import Package
 
-NAMES = ("torch", "numpy", "safetensors", "tokenizers", "datasets")
+NAMES = ("torch", "numpy", "safetensors", "tokenizers", "datasets", *(name for name, _ in KERNELS))
 
 
 def packages() -> tuple[Package, ...]:
     """Installed and required versions of the packages that training uses."""
-    wanted = _wanted()
+    wanted = _wanted() | {name: f"=={version}" for name, version in KERNELS}
     return tuple(Package(name=name, found=_version(name), wanted=wanted.get(name, "")) for name in NAMES)
 
 

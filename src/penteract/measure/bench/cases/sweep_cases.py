@@ -120,7 +120,8 @@ def _planned(asked: SweepQuestion, plan: PlanQuestion) -> Iterator[_Point]:
     ask = ask_planner(
         plan.model, plan.gpus, sequence_length=plan.seq, batch=plan.batch, precision=plan.precision,
         optimizer=plan.optimizer, headroom=plan.headroom,
-        pins=parse_settings(plan.fix, flag="--fix", several=True) if plan.fix else {}, packages=packages_here(),
+        pins=parse_settings(plan.fix, flag="--fix", several=True) if plan.fix else {},
+        packages=plan.packages or packages_here(),
     )  # fmt: skip
     with uncollected():
         found = plan_layouts(ask, estimator, top=plan.top, number=1)

@@ -108,7 +108,7 @@ _LIMIT = Number(float, 1e-3, LONGEST_S)
 _STEPS = Number(int, 1, MOST_STEPS)
 _PLAN = Table({"model": Text(), "gpus": Text()}, {
     "top": Number(int, 1, 10_000), "seq": Number(int, 1, 2**30), "batch": Text(), "fix": Text(), "precision": Text(),
-    "optimizer": Text(), "headroom": Number(float, 0, 0.99),
+    "optimizer": Text(), "headroom": Number(float, 0, 0.99), "packages": Text(),
 })  # fmt: skip
 FILE = Table({}, {
     "name": Text(), "run": Text(), "preset": Text(), "gpus": Text(), "ranks": Number(int, 1, MOST_RANKS),

@@ -18,7 +18,8 @@ Values = tuple[Value | tuple[str, ...], ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanQuestion:
-    """The first `top` layouts of `penteract plan` with these options."""
+    """The first `top` layouts of `penteract plan` with these options. `packages`: of kernels; by default those that are
+    installed here."""
 
     model: str
     gpus: str
@@ -29,6 +30,7 @@ class PlanQuestion:
     precision: str = "bf16"
     optimizer: str = "adamw"
     headroom: float = HEADROOM
+    packages: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +74,8 @@ class SweepQuestion:
         """Of all that decides the cases; not of limits and budgets, which may change on the way. Files count by their
         content."""
         asked = {k: v for k, v in asdict(self).items() if k not in ("limit", "budget")}
+        if self.plan is not None and not self.plan.packages:
+            del asked["plan"]["packages"]  # sweeps of before it was asked go on
         for name in (self.run, self.gpus, self.plan.gpus if self.plan else ""):
             if name.endswith(".toml") and Path(name).is_file():
                 asked[name] = Path(name).read_text(encoding="utf-8", errors="replace")
