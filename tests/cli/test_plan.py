@@ -168,7 +168,8 @@ def test_a_run_file_trains_the_layout(tell: Tell, tmp_path: Path) -> None:
     assert told.code == 0
     assert (
         'Before training, edit run.toml: training.steps = 1000, data.source = "builtin" (Python\'s library) and '
-        'tokenizer.source = "bytes" are placeholders.\n'
+        'tokenizer.source = "bytes" are placeholders. '
+        "No checkpoint is saved before the end: checkpoint.every sets how often.\n"
     ) in told.out
     written = (tmp_path / "run.toml").read_text()
     assert written.startswith(
@@ -305,6 +306,7 @@ def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, mo
         (["--gpus", "8xH200"], "error[USAGE]: which model?"),
         (["tiny", "--gpus", "8xH200", "--seq", "0"], "error[VALUE]: no length of a sequence · --seq · found 0"),
         (["tiny", "--gpus", "8xH200", "--batch", "1M"], "error[BATCH]: no whole number of sequences of 8192 tokens"),
+        (["tiny", "--gpus", "8xH200", "--batch", "128"], "error[BATCH]: less than a sequence of 8192 tokens"),
         (["tiny", "--gpus", "8xH200", "--batch", "many"], "error[BATCH]: not a batch"),
         (["tiny", "--gpus", "8xH200", "--batch", "0"], "error[BATCH]: an empty batch"),
         (["gpt2", "--gpus", "8xH200", "--seq", "2048"], "error[LAYOUT]: the learned table has 1024 positions"),

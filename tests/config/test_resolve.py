@@ -143,6 +143,7 @@ def test_recompute(written: str, recompute: tuple[str, ...]) -> None:
         ("[parallel]\ntpp = 2", r"KEY.*run.toml:2 · found parallel.tpp · fix: did you mean parallel.tp\?"),
         ("[paralel]\ntp = 2", r"KEY.*run.toml:1.*found paralel"),
         ("[training]\ntrain_iters = 2", r"did you mean training.steps\?"),
+        ("[training]\nstep = 2", r"did you mean training.steps\?"),
         ("[parallel]\ntensor_model_parallel_size = 2", r"did you mean parallel.tp\?"),
         ("[parallel]\ntp = '2'", r'VALUE.*parallel.tp \(run.toml:2\) · found "2" / allowed a whole number, 1 to'),
         ("[parallel]\ntp = true", "VALUE.*found true"),

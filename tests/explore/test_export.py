@@ -78,7 +78,7 @@ def live(browser: Any, web: Served) -> Generator[Opened]:
         page.page.route(lambda url: not url.startswith((web.origin, "blob:", "data:")), lambda route: route.abort())
         page.page.goto(f"{web.origin}/")
         page.page.wait_for_selector(".sum", timeout=20_000)
-        assert page.text(".made").startswith("made at export") and page.text(".big") == "125.50 GiB"
+        assert page.text(".made").startswith("made at export") and page.text(".big") == "125.19 GiB"
         page.page.wait_for_selector("#fits .done", timeout=20_000)  # the slower figures too
         page.page.click(".views >> text=Schedules")
         page.page.wait_for_selector("#lanes canvas", timeout=20_000)
@@ -112,7 +112,7 @@ def test_the_site_has_the_page_the_planner_and_a_python(site: Path) -> None:
     ]  # fmt: skip
     page = (site / "index.html").read_text()
     assert (
-        "125.50 GiB" in page and "unsafe-inline" not in page and "<script>" not in page and 'content="static"' in page
+        "125.19 GiB" in page and "unsafe-inline" not in page and "<script>" not in page and 'content="static"' in page
     )
 
 
@@ -205,6 +205,6 @@ def test_from_a_disk_it_shows_a_picture_and_the_command(browser: Any, site: Path
     context = browser.new_context()
     page = context.new_page()
     page.goto((site / "index.html").as_uri())
-    assert "125.50 GiB" in page.inner_text(".still") and "python -m http.server" in page.inner_text(".still")
+    assert "125.19 GiB" in page.inner_text(".still") and "python -m http.server" in page.inner_text(".still")
     assert page.query_selector(".still svg .owner-activations").bounding_box()["width"] > 100
     context.close()

@@ -53,7 +53,7 @@ def test_the_view_is_whole(shared: Opened) -> None:
     assert len(shared.page.query_selector_all("#memory .block")) > 20
     assert shared.page.query_selector("#step path.live")
     assert len(shared.page.query_selector_all("#fits .chip")) > 10
-    assert "125.50 GiB" in shared.text(".big")
+    assert "125.19 GiB" in shared.text(".big")
 
 
 # ---- what the command line says --------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def test_a_figure_is_a_table_too_and_files(shared: Opened) -> None:
     shared.go()
     shared.rested()
     shared.page.click("#ranks .tools >> text=Table")
-    assert shared.texts("#ranks .table td")[1] == "125.50 GiB"
+    assert shared.texts("#ranks .table td")[1] == "125.19 GiB"
     for name, check in (("CSV", lambda text: text.startswith("Rank,GPUs,Memory,Bytes")),
                         ("SVG", lambda text: text.startswith("<svg") and "rgb(" in text)):  # fmt: skip
         shared.page.click("#ranks .menu summary")

@@ -73,7 +73,8 @@ def check_plan(seed: int) -> int:
             if fit(lay):
                 chosen[lay] = [plain, lay]
             if not fit(plain) and (fit(lay) or split):  # with a split backward, all of it may keep more than some
-                partly = [replace(lay, **fields) for fields in some]
+                single = lay.stages >= one.model.layers  # every second layer of such chunks is each
+                partly = [replace(lay, **f) for f in some if not (single and "recompute_every" in f)]
                 if first := next(filter(fit, partly), None):
                     chosen[first] = partly[: partly.index(first) + 1]
         for lay, simpler in chosen.items():

@@ -337,9 +337,11 @@ def nearest_key(name: str) -> str:
             return ELSEWHERE[found]
     every = list(keys())
     by_leaf = {k.rsplit(".", 1)[-1]: k for k in reversed(every)}
+    in_section = {k.rsplit(".", 1)[-1]: k for k in every if k.rpartition(".")[0] == section}
+    if near := get_close_matches(leaf, in_section, n=1, cutoff=0.85):  # a slip, such as training.step
+        return in_section[near[0]]
     if leaf in by_leaf and name not in by_leaf.values():
         return by_leaf[leaf]
-    in_section = {k.rsplit(".", 1)[-1]: k for k in every if k.rpartition(".")[0] == section}
     for leaves in (in_section, by_leaf):
         if near := get_close_matches(leaf, leaves, n=1, cutoff=0.6):
             return leaves[near[0]]

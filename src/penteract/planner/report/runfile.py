@@ -26,10 +26,11 @@ def run_file(ask: Ask, layout: Layout, name: str = "run.toml", *, background: bo
 def left_open(path: object, ask: Ask, layout: Layout) -> str:
     """A line about what a plan does not decide: data, tokenizer and the number of steps are placeholders."""
     run = as_run(ask, layout).run
+    saves = "" if run.checkpoint.every else " No checkpoint is saved before the end: checkpoint.every sets how often."
     text = " (Python's library)" if run.data.source == "builtin" else ""
     return (
         f"Before training, edit {path}: training.steps = {run.train.steps}, "
-        f'data.source = "{run.data.source}"{text} and tokenizer.source = "{run.tokenizer}" are placeholders.'
+        f'data.source = "{run.data.source}"{text} and tokenizer.source = "{run.tokenizer}" are placeholders.{saves}'
     )
 
 

@@ -104,8 +104,7 @@ class SelectiveSource:
 
     def _sizes(self, row: Row, memory: MemoryOptions) -> Sequence[Bytes]:
         """Lower bounds of memory of each recomputation; none if no recomputation can fit: then they are counted."""
-        found, layout = self.frontier.found, row.layout(memory)
-        options = [layout.put(**less) for less in self.some]
+        found, options = self.frontier.found, self._options(row, memory)
         sizes = [row.branch.floor(memory, less) for less in options]
         if min(sizes) <= found.usable:
             return sizes
@@ -117,6 +116,12 @@ class SelectiveSource:
                 found.miss(size, less, row.branch.prices.policy)
         return ()
 
+    def _options(self, row: Row, memory: MemoryOptions) -> tuple[Layout, ...]:
+        """The layouts of these recomputations. Every second layer of a chunk is all of one that has a single layer."""
+        layout = row.layout(memory)
+        longest = -(-row.branch.prices.composer.model.layers // layout.stages)
+        return tuple([layout.put(**less) for less in self.some if less.get("recompute_every", 1) <= longest])
+
     def _try(
         self, row: Row, memory: MemoryOptions, own: Sharing, lower: Iterable[Sharing], sizes: Sequence[Bytes]
     ) -> None:
@@ -126,8 +131,8 @@ class SelectiveSource:
         self.counts.looked_at += 1
         by_sharing = self._reached.setdefault((_rest(layout), prices.policy), {})
         simpler = [by_sharing[s] for s in lower if s in by_sharing]
-        enough = min([i for i, _ in simpler], default=len(self.some))
-        options = tuple([layout.put(**less) for less in self.some])
+        options = self._options(row, memory)
+        enough = min([i for i, _ in simpler], default=len(options))
         for i, less in enumerate(options[:enough]):
             self.counts.tried += 1
             if estimate := found.within(prices, less, sizes[i]):
