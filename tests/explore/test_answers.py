@@ -246,6 +246,12 @@ def test_a_repair_is_legal_and_near() -> None:
         assert ask("memory", row["repair"]["question"])[0]["figures"]
 
 
+def test_packages_that_kernels_need_are_named() -> None:
+    notes = ask("memory")[0]["figures"]["notes"]
+    assert "Needs flash-attn-4 and quack-kernels on the GPUs' hosts: pip install 'penteract[gpu]'" in notes
+    assert not ask("memory", dict(OPENING) | {"gpu": "A100-80GB"})[0]["figures"]["notes"]
+
+
 def test_a_default_of_the_planner_is_not_a_choice() -> None:
     found = ask("memory")[0]["settings"]
     assert (found["layout.attention"]["value"], found["layout.attention"]["chosen"]) == ("fa4", False)

@@ -14,7 +14,7 @@ from penteract.explore.schemas.page_schema import Fact, Figures, HeldAmount, Mem
 from penteract.ops.expression import LEGEND
 from penteract.planner.plan import Plan
 from penteract.planner.report.as_json import MEMORY, utilisation
-from penteract.planner.report.as_text import headline
+from penteract.planner.report.as_text import headline, packages_needed_by
 from penteract.planner.report.memory_by_line import fullest_pp_rank
 from penteract.planner.search.best import Timed
 from penteract.readings.composed import RankPrice
@@ -51,7 +51,7 @@ def figures(plan: Plan, timed: Timed, at: int, rows: Why) -> Figures:
         "ranks": _ranks(plan, timed, prices, at),
         "legend": {name: f"{rows.numbers[name]}, {LEGEND[name]}" for name in LEGEND if name in used},
         "sources": {line: found for line in sorted({r.line for r in shown}) if (found := source_lines(line))},
-        "notes": list(plan.notes),
+        "notes": [*plan.notes, *packages_needed_by(plan)],
     }
 
 

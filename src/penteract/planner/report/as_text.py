@@ -229,17 +229,20 @@ def as_text_whole(
         parts.append("\n".join(explanation))
     rates = f"Rates {plan.estimator.basis.get('collective', 'unknown')}"
     modelled = "Times are modelled, to rank layouts; how far recorded steps are: docs/benchmarks.md"
-    parts.append("\n".join([*_packages(plan), rates, modelled]))
+    parts.append("\n".join([*(line + _instead(plan) for line in packages_needed_by(plan)), rates, modelled]))
     return wrapped("\n\n".join(part for part in parts if part), width)
 
 
-def _packages(plan: Plan) -> tuple[str, ...]:
-    """What the layouts need in addition to torch."""
-    if not plan.packages:
-        return ()
-    line = f"This plan has kernels of {' and '.join(plan.packages)}, which the GPUs' hosts need: "
-    line += "pip install 'penteract[gpu]' there (penteract doctor names what they lack)"
-    return (f"{line}; --packages none plans without" if set(plan.packages) <= plan.ask.packages else line,)
+def packages_needed_by(plan: Plan) -> tuple[str, ...]:
+    """What the layouts need in addition to torch: a line, or none."""
+    names = " and ".join(plan.packages)
+    return (f"Needs {names} on the GPUs' hosts: pip install 'penteract[gpu]'",) if names else ()
+
+
+def _instead(plan: Plan) -> str:
+    """Where a host is told to lack these packages, and how to plan for it."""
+    without = "; --packages none plans without" if set(plan.packages) <= plan.ask.packages else ""
+    return f" there (penteract doctor names what they lack){without}"
 
 
 def stopped(plan: Plan, seconds: float, width: int | None = None) -> str:

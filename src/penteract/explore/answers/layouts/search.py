@@ -14,7 +14,7 @@ from penteract.explore.schemas.page_schema import VERSION
 from penteract.explore.schemas.page_values import Fact
 from penteract.explore.schemas.search_schema import FrontStep, LayoutPoint, SearchAnswer, SearchEnd, SearchProgress
 from penteract.planner.plan import Plan, SearchCounts, estimator, plan_layouts
-from penteract.planner.report.as_text import headline, nothing_fits
+from penteract.planner.report.as_text import headline, nothing_fits, packages_needed_by
 from penteract.planner.search.best import Search, Timed
 from penteract.planner.search.progress import Progress, Pulse
 from penteract.units import show_bytes, show_count, show_whole
@@ -112,7 +112,8 @@ def _answer(wanted: Wanted, plan: Plan, drawn: list[LayoutPoint]) -> SearchAnswe
         "verdict": _verdict(plan), "fits": bool(top), "facts": _facts(wanted, plan),
         "found": f"{show_whole(counts.enumerated)} layouts: {show_whole(counts.priced)} priced, "
                  f"{show_whole(counts.fit)} fit, {show_whole(counts.simulated)} simulated",
-        "notes": [*plan.notes, *([] if top else nothing_fits(plan).splitlines())], "top": top, "points": drawn,
+        "notes": [*plan.notes, *packages_needed_by(plan), *([] if top else nothing_fits(plan).splitlines())],
+        "top": top, "points": drawn,
         "left_out": [{"count": n, "text": show_whole(n), "why": why} for why, n in counts.refused.items() if n],
         "filters": filters(wanted.ask), "card": card_of(wanted.ask, drawn=line), "memory": memory,
         "speed": speed_axis(drawn),
