@@ -9,11 +9,12 @@ import pytest
 
 from penteract.api import plan
 from penteract.cli.app import main
+from penteract.cli.benching.slurm_jobs import cases_of_jobs
 from penteract.cli.benching.sweep_options import SweepOptions, question_of, read_grid
 from penteract.cli.resolve.overrides import split_overrides
 from penteract.config.hardware import cluster
 from penteract.config.resolve.resolved_run import resolve
-from penteract.config.rules.kernel_packages import packages_here
+from penteract.config.rules.kernel_packages import PACKAGES, packages_here
 from penteract.errors import BadInput
 from penteract.measure.bench.cases.case_cost import gpu_seconds
 from penteract.measure.bench.cases.case_prediction import Predictor
@@ -55,6 +56,20 @@ def test_a_run_is_written_in_full(tmp_path: Path) -> None:
     for one in made.cases:
         assert resolve(folder.case(one.case.name).run_file, "").run == one.run.run
         assert folder.case(one.case.name).case() == one.case
+
+
+def test_a_plans_kernels_are_those_of_the_packages_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed here, named, or in a container, of which nobody knows."""
+
+    def attention(packages: str = "", *words: str) -> str:
+        asked = PlanQuestion(model="llama-3.2-1b", gpus="1xH200", batch="8seqs", top=1, packages=packages)
+        (case,) = cases_of_jobs(SweepQuestion(name="p", plan=asked), words).cases
+        return case.run.run.layout.attention
+
+    monkeypatch.setattr("penteract.measure.bench.cases.sweep_cases.packages_here", lambda: PACKAGES)
+    assert attention() == "fa4"
+    assert attention("none") == "cudnn" == attention("", "slurm.container=image.sqsh")
+    assert attention("flash-attn-4", "slurm.container=image.sqsh") == "fa4"
 
 
 def test_predictions_are_the_plans(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import RECIPES
 from penteract.config.resolve.presets import TINY, TINY_MOE
+from penteract.parallel.pipeline import stage_layers
 from penteract.planner.ask import RECOMPUTE, Ask
 from penteract.planner.plan import estimator, plan_layouts
 from penteract.planner.search.best import Timed, four_digits
@@ -73,7 +74,8 @@ def check_plan(seed: int) -> int:
             if fit(lay):
                 chosen[lay] = [plain, lay]
             if not fit(plain) and (fit(lay) or split):  # with a split backward, all of it may keep more than some
-                single = lay.stages >= one.model.layers  # every second layer of such chunks is each
+                stages = stage_layers(one.model.layers, lay)  # every second layer of single ones is each
+                single = max(map(len, stages)) == 1 and not one.model.mtp_layers
                 partly = [replace(lay, **f) for f in some if not (single and "recompute_every" in f)]
                 if first := next(filter(fit, partly), None):
                     chosen[first] = partly[: partly.index(first) + 1]

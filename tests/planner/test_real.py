@@ -113,6 +113,19 @@ BOUNDED = {
 }
 
 
+def test_every_second_layer_of_stages_of_one_is_each() -> None:
+    """So a search need not try it there."""
+    prices = estimator(ASKS["dense"])
+    full = Layout(
+        dp=2, pp=2, schedule="interleaved", vpp=TINY.layers // 2, gradient_accumulation_steps=2, recompute=("*",)
+    )
+    second = replace(full, recompute_every=2, recompute_else=RECOMPUTE["none"])
+    one, other = map(prices.estimate, (full, second))
+    assert one.by_pp_rank == other.by_pp_rank and prices.time(one) == prices.time(other)
+    longer = replace(full, schedule="1f1b", vpp=1), replace(second, schedule="1f1b", vpp=1)
+    assert prices.estimate(longer[0]).allocated != prices.estimate(longer[1]).allocated
+
+
 @pytest.mark.wide(ROWS)
 @pytest.mark.parametrize("name", BOUNDED)
 def test_bounds_lie_one_below_the_other(name: str) -> None:

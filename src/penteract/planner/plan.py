@@ -165,14 +165,19 @@ class Plan:
             return ()
         settled = {*self.ask.pins, *["experts"] * (self.ask.model.moe is None)}
         rest = tuple([what for setting, what in NOT_TRIED.items() if setting not in settled])
-        missing = sorted(packages_for(self.ask.cluster.gpu) - self.ask.packages)
+        missing = sorted(self._packages_there - self.ask.packages)
         return (f"kernels of {' and '.join(missing)} (--packages)", *rest) if missing else rest
 
     @property
     def packages(self) -> tuple[str, ...]:
         """The packages of kernels that its layouts need in addition to torch."""
         needed = {name for one in self.layouts for name in packages_needed(self.ask.model, one.layout)}
-        return tuple(sorted(needed & packages_for(self.ask.cluster.gpu)))
+        return tuple(sorted(needed & self._packages_there))
+
+    @property
+    def _packages_there(self) -> frozenset[str]:
+        gpu = self.ask.cluster.gpu
+        return packages_for(gpu.capability) if gpu is not None else frozenset()
 
     @property
     def searched(self) -> bool:

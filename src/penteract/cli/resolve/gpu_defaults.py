@@ -16,13 +16,11 @@ from penteract.config.layout import COLLECTIVES, FUSIONS, Layout
 from penteract.config.resolve.resolved_run import Resolved
 from penteract.config.rules.expert_kernels import fastest_experts
 from penteract.config.rules.kernel_limits import (
-    FA4,
-    QUACK,
     fastest_attention,
     fastest_elementwise,
     fastest_fusions,
-    installed_packages,
 )
+from penteract.config.rules.kernel_packages import packages_here
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
 from penteract.parallel import direct
@@ -56,7 +54,7 @@ def card_here(device: str, *, launched: bool = False) -> Card | None:
     least = min(usable, key=lambda gpu: gpu.memory if launched else gpu.free)
     triton = {"triton"} if find_spec("triton") is not None else set[str]()
     room = least.memory if launched else least.free
-    packages = installed_packages(FA4, QUACK) | triton
+    packages = packages_here() | triton
     linked = _linked(found.matrix, one_each=launched and _visible() == 1)
     return Card(
         name=least.name, free=room, capability=tuple(least.capability), packages=packages, peers=linked
@@ -81,7 +79,7 @@ def card_of(node: Gpu, *, container: bool) -> Card | None:
     if not any(node.capability):
         return None
     triton = {"triton"} if container or find_spec("triton") is not None else set[str]()
-    packages = triton if container else installed_packages(FA4, QUACK) | triton
+    packages = triton if container else packages_here() | triton
     return Card(
         name=node.name, free=int(node.memory_gib * 2**30), capability=node.capability, packages=frozenset(packages)
     )

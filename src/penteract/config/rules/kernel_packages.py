@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from difflib import get_close_matches
 
-from penteract.config.hardware import Gpu
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.rules.expert_kernels import EXPERTS
-from penteract.config.rules.kernel_limits import ATTENTION, FA4, HOPPER, QUACK, has_glu, installed_packages
+from penteract.config.rules.kernel_limits import ATTENTION, FA4, QUACK, has_glu, installed_packages
 from penteract.errors import BadInput
 
 KERNELS = (FA4, QUACK)  # the name of each, and the version that is called
@@ -24,9 +23,10 @@ def packages_needed(model: ModelSpec, layout: Layout) -> frozenset[str]:
     return frozenset(found | ({QUACK[0]} if glu else set()))
 
 
-def packages_for(gpu: Gpu | None) -> frozenset[str]:
-    """Those that have kernels for a GPU."""
-    return PACKAGES if gpu is not None and gpu.capability == HOPPER else frozenset()
+def packages_for(capability: tuple[int, int] | None) -> frozenset[str]:
+    """Those that have kernels for GPUs of a compute capability."""
+    limits = (*ATTENTION.values(), *EXPERTS.values())
+    return frozenset(can.package[0] for can in limits if can.package and can.capability == capability)
 
 
 def packages_here() -> frozenset[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penteract.config.rules.kernel_limits import HOPPER
-from penteract.config.rules.kernel_packages import PACKAGES
+from penteract.config.rules.kernel_packages import packages_for
 from penteract.engine.doctor.finding import Finding, numbered
 from penteract.engine.doctor.machine import Gpus, GpuState, HostReport, Package, Torch
 from penteract.engine.doctor.surroundings import all_hidden
@@ -41,7 +40,7 @@ def findings(machine: HostReport) -> Iterator[Finding]:
     for package in machine.packages:
         if package.name in OPTIONAL:
             yield _package(package)
-        elif package.name in PACKAGES and any(gpu.capability == HOPPER for gpu in gpus.devices):
+        elif any(package.name in packages_for(gpu.capability) for gpu in gpus.devices):
             yield _kernels(package)
 
 

@@ -182,9 +182,8 @@ def _rival(plan: Plan, chosen: Timed) -> str:
 
 def named(plan: Plan, timed: Timed) -> str:
     """A layout as text, with its precision if there are several."""
-    return plan.ask.text(timed.layout, timed.estimate.precision) + (
-        f" in {timed.estimate.precision.name}" if plan.ask.also else ""
-    )
+    own = timed.estimate.precision
+    return plan.ask.text(timed.layout, own) + (f" in {own.name}" if plan.ask.also else "")
 
 
 def _needs(layout: Layout) -> str:

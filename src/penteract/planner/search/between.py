@@ -19,6 +19,7 @@ from typing import Any
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.recompute import NONE
+from penteract.parallel.pipeline import stage_layers
 from penteract.planner.ask import EDITS, RECOMPUTE, Ask
 from penteract.planner.search.frontier import Frontier
 from penteract.planner.search.priced import TOO_LARGE, Higher
@@ -117,9 +118,9 @@ class SelectiveSource:
         return ()
 
     def _options(self, row: Row, memory: MemoryOptions) -> tuple[Layout, ...]:
-        """The layouts of these recomputations. Every second layer of a chunk is all of one that has a single layer."""
-        layout = row.layout(memory)
-        longest = -(-row.branch.prices.composer.model.layers // layout.stages)
+        """The layouts of these recomputations. Every second layer of a stage is all of one that has a single layer."""
+        layout, model = row.layout(memory), row.branch.prices.composer.model
+        longest = max(map(len, stage_layers(model.layers, layout))) + model.mtp_layers
         return tuple([layout.put(**less) for less in self.some if less.get("recompute_every", 1) <= longest])
 
     def _try(

@@ -7,6 +7,7 @@ follows from the layout is how many communicators a rank opens. An estimate's `a
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from penteract.config.files.hardware_schema import FURTHER
@@ -54,6 +55,16 @@ def communicators(estimator: Estimator, layout: Layout, rank: int = 0) -> Commun
     return Communicators(len(groups), len(between), mixed, further)
 
 
+def _unlike(by_pp_rank: Sequence[Bytes]) -> Iterator[int]:
+    """The pipeline ranks at both ends, and the fullest of those between them, which all open the same."""
+    first, *inner = range(len(by_pp_rank))
+    yield first
+    if inner:
+        yield inner.pop()
+        if inner:
+            yield max(inner, key=by_pp_rank.__getitem__)
+
+
 def process_memory(estimator: Estimator, estimate: LayoutEstimate) -> ProcessMemory | None:
     """What a rank's process takes of its GPU; None where that was not measured: on other GPUs, and where a communicator
     of collectives carries messages too."""
@@ -62,12 +73,12 @@ def process_memory(estimator: Estimator, estimate: LayoutEstimate) -> ProcessMem
     layout, device = estimate.layout, 0
     workspace = sizes["workspace"] + sizes["fp8_workspace"] * (estimator.policy.fp8 is not None)
     kept = int(MIB * (workspace + sizes["cached"]))
-    for pp_rank, allocated in enumerate(estimate.by_pp_rank):
+    for pp_rank in _unlike(estimate.by_pp_rank):
         opened = communicators(estimator, layout, first_rank(Mesh(layout), pp_rank))
         if opened.mixed or (opened.further and FURTHER not in sizes):
             return None
         others = sizes["context"] + sizes["communicator"] * opened.collectives + sizes["channel"] * opened.messages
         others += sizes["first_communicator"] * (opened.collectives + opened.messages > 0)
         others += sizes["first_channel"] * (opened.messages > 0) + sizes.get(FURTHER, 0.0) * opened.further
-        device = max(device, allocated + kept + int(MIB * others))
+        device = max(device, estimate.by_pp_rank[pp_rank] + kept + int(MIB * others))
     return ProcessMemory(estimate.allocated + kept, device)
