@@ -238,14 +238,15 @@ class Bounds:
         return out
 
     def _gathers_of(self, layout: Layout, groups: StageGroups) -> Mapping[int, Mapping[_Ranks, Seconds]]:
-        """Seconds of all-gathers in a step, on each stream: for one pipeline rank of each group."""
+        """Seconds of all-gathers in a step, on each stream: for the pipeline ranks of each group, or for one of them if
+        these are placed on nodes in different ways."""
         if layout.zero < 3:
             return {}
-        pp_rank = 0 if self.steps.pp_ranks_aligned_to_nodes(layout) else None
-        return {
-            ranks[0]: self.gathers(layout, runs, ranks[0], ranks[0] if pp_rank is None else pp_rank)
-            for runs, ranks in zip(groups.runs, groups.ranks, strict=True)
-        }
+        aligned, out = self.steps.pp_ranks_aligned_to_nodes(layout), dict[int, Mapping[_Ranks, Seconds]]()
+        for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
+            own = self.gathers(layout, runs, ranks[0], 0 if aligned else ranks[0])
+            out |= dict.fromkeys(ranks if aligned else ranks[:1], own)
+        return out
 
     @tracked
     def _once(self, layout: Layout, runs: Runs, pp_rank: int) -> Once:
@@ -335,32 +336,45 @@ class Bounds:
         gathers: Mapping[int, Mapping[_Ranks, Seconds]],
     ) -> Seconds:  # fmt: skip
         """The largest bound of all ranks. The first micro-batch must reach a rank, the rank must compute all of them,
-        gradients must be reduced after the last, and the last gradient must go back to the first stage."""
+        gradients must be reduced after the last, and the last gradient must go back to the first stage. Beside its
+        streams it computes more slowly."""
         lay, m = layout, layout.gradient_accumulation_steps
-        slower = 1 - 1 / self.steps.rates.contention  # of a collective's seconds, what overlapped compute loses
         reached, group, border = lay.placement.reached, self.steps.composer.assignment(lay).group, self._borders(lay)
         first, there, back, bound = once[reached[0]].update, 0.0, 0.0, 0.0
         sums = [(m * p.work, m * p.work if p.tail is None else p.tail, m * p.late, p.on, p.off) for p in passes]
-        counted = set[tuple[int, int]]()  # what does not depend on a rank's place is the same for equal ranks
+        busiest = dict[
+            tuple[int, int, int], Seconds
+        ]()  # what does not depend on a rank's place is the same for equal ranks
         for i, r in enumerate(reached):
-            g, own = group[r], once[r]
+            g, own, wires = group[r], once[r], gathers.get(r, _NO_WIRES)
             work, tail, late, on, off = sums[g]
-            bound = max(bound, first + there + work + own.measure, first + there + work - late + back)
-            wires = gathers.get(r, _NO_WIRES)
-            if wires or (g, id(own)) not in counted:
-                counted.add((g, id(own)))
-                wire = max([m * own.wires.get(w, 0.0) + wires.get(w, 0.0) for w in (*own.wires, *wires)], default=0.0)
-                # Beside a busy stream a rank computes more slowly, or waits. This and accumulation may use up slack.
-                # Some of what it computes more slowly may be what passes lose beside their own collectives.
-                lost = slower * max(0.0, wire - m * passes[g].waits) - m * passes[g].lost
-                more = m * own.accumulate + max(0.0, lost) - m * passes[g].slack
-                end = max(work + max(0.0, more), work - tail + own.sums) + own.measure
-                bound = max(bound, own.update + end, m * passes[g].host, wire)
+            key = (g, id(own), id(wires))
+            if (wire := busiest.get(key)) is None:
+                wire = busiest[key] = max(
+                    [m * own.wires.get(w, 0.0) + wires.get(w, 0.0) for w in (*own.wires, *wires)], default=0.0
+                )
+                bound = max(bound, own.update + work - tail + own.sums + own.measure, m * passes[g].host, wire)
                 for ranks, seconds in own.wires_once.items():
                     bound = max(bound, seconds + m * own.wires.get(ranks, 0.0) + wires.get(ranks, 0.0))
+            begins = max(own.update, first + there)
+            # Until its first micro-batch is there, and while its last gradient goes back, a rank computes nothing that
+            # a busy stream would slow.
+            idle = begins - own.update
+            more = self._more(m, passes[g], wire - idle, m * own.accumulate)
+            bound = max(bound, begins + work + more + own.measure)
+            more = 0.0 if late else self._more(m, passes[g], wire - idle - back, 0.0)
+            bound = max(bound, begins + work - late + more + back)
             if i + 1 < lay.pp:
                 there, back = there + on + border[i], back + off + border[i]
         return bound
+
+    def _more(self, m: int, passes: Passes, wire: Seconds, accumulate: Seconds) -> Seconds:
+        """What a rank needs longer than its `m` passes take alone: it computes more slowly beside a stream that is busy
+        for `wire` seconds, or waits for it; and it accumulates gradients. Both may use up slack. Some of what it
+        computes more slowly may be what passes lose beside their own collectives."""
+        slower = 1 - 1 / self.steps.rates.contention  # of a collective's seconds, what overlapped compute loses
+        lost = slower * max(0.0, wire - m * passes.waits) - m * passes.lost
+        return max(0.0, accumulate + max(0.0, lost) - m * passes.slack)
 
     def _borders(self, layout: Layout) -> list[Seconds]:
         """Seconds of the messages that bring the first micro-batch to each rank after the first."""
