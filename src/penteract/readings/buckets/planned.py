@@ -162,9 +162,10 @@ class BucketPlanner:
             names = {p.name for p in uses[kind].params} if kind in EMBEDDING_AND_HEAD else set[str]()
             out.append(Units(kind, self._unit(uses[kind], frozenset(names & ends), cut=cut), n))
             ends |= names
-        return self._interned_runs(tuple(out))
+        return self.interned_runs(tuple(out))
 
-    def _interned_runs(self, units: tuple[Units, ...]) -> Runs:
+    def interned_runs(self, units: tuple[Units, ...]) -> Runs:
+        """These units: equal ones are one object."""
         if units not in self.interned:
             self.interned[units] = Runs(units)
         return self.interned[units]
@@ -177,7 +178,7 @@ class BucketPlanner:
                 out[-1] = out[-1]._replace(number=out[-1].number + run.number)
             else:
                 out.append(run)
-        return self._interned_runs(tuple(out))
+        return self.interned_runs(tuple(out))
 
     def _unit(self, used: Uses, again: frozenset[str], *, cut: bool) -> FsdpUnit:
         """The unit of a layer. `again`: parameters that belong to another unit already."""

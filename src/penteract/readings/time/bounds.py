@@ -27,39 +27,14 @@ from penteract.readings.time.clock import FIRST, MILLION
 from penteract.readings.time.gather_counts import RankOf, gathered
 from penteract.readings.time.idle import IdleLayer, from_idle
 from penteract.readings.time.ops import AXES
+from penteract.readings.time.passes import Chunk, Passes, of_group
+from penteract.readings.time.sharded_passes import ShardedPasses
 from penteract.readings.time.simpler import ROUNDED, SimplerMesh, with_whole_backward, without_order_of_backward
 from penteract.readings.time.step import StepClock
 from penteract.units import Seconds
 
 _SEPARATE = tuple(range(FIRST, FIRST + len(AXES)))  # every axis on a stream of its own
 _Ranks = tuple[int, ...]
-Pass = Mapping[str, Seconds]  # of one micro-batch in a chunk, by action
-# With what of each action may come before its message, its waits, its losses, its slack, and the host's seconds.
-Chunk = tuple[Pass, Pass, Seconds, Seconds, Seconds, Seconds]
-
-
-class Passes(NamedTuple):
-    """Seconds of one micro-batch, on ranks with the same stages.
-
-    work   all its passes; `tail`: the backward pass, if there is one chunk: no gradient is complete before it begins
-    late   delayed weight gradients, which may come after the input gradient was sent
-    on     the forward of the first chunk, once its input is there; `off`: its backward, without weight gradients
-    waits  waits within the passes, without `slack`: waits that more work shortens; `lost`: beside their own collectives
-    host   seconds of the host
-    chunks the seconds of each action, by chunk; `early`: those that may come before its message, as recomputation does
-    """
-
-    work: Seconds
-    tail: Seconds | None
-    late: Seconds
-    on: Seconds
-    off: Seconds
-    waits: Seconds
-    lost: Seconds
-    slack: Seconds
-    host: Seconds
-    chunks: tuple[Pass, ...]
-    early: tuple[Pass, ...]
 
 
 class Once(NamedTuple):
@@ -108,6 +83,11 @@ class Bounds:
     chunks: dict[object, Chunk] = field(default_factory=dict[object, "Chunk"])
     counts: dict[object, tuple[int, ...]] = field(default_factory=dict[object, tuple[int, ...]])  # of gathers
     _best: Bounds | None = None
+    _sharded: ShardedPasses = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the reading of passes with bucket events."""
+        self._sharded = ShardedPasses(self.steps, self._idle_of)
 
     @staticmethod
     def contended(steps: StepClock) -> Bounds:
@@ -160,10 +140,19 @@ class Bounds:
         chunk = self.steps.composer.sequence_length * largest if layout.loss == "chunked" else 0
         return self._best.passes(changed(layout, micro_batch_size=largest, loss_chunk=chunk))
 
-    @tracked
     def played(self, layout: Layout) -> Seconds:
-        """The bound from passes and messages with all waits of the schedule. It holds for any ZeRO stage."""
-        passes, group = self.passes(layout), self.steps.composer.assignment(layout).group
+        """The bound from passes and messages with all waits of the schedule, and of bucket events within passes."""
+        if self._sharded.differ(layout):
+            return self._played_of(layout, self._sharded.passes(layout))
+        return self._played(layout)
+
+    @tracked
+    def _played(self, layout: Layout) -> Seconds:
+        """The same without bucket events. It holds for any ZeRO stage."""
+        return self._played_of(layout, self.passes(layout))
+
+    def _played_of(self, layout: Layout, passes: Sequence[Passes]) -> Seconds:
+        group = self.steps.composer.assignment(layout).group
         return self.steps.of_passes(layout, [passes[g].chunks for g in group], [passes[g].early for g in group])
 
     def alone(self, layout: Layout) -> Seconds:
@@ -192,7 +181,7 @@ class Bounds:
         key = (assignment, *idle.values())
         if (found := self.of_groups.get(key)) is None:
             each = [self._chunk(tuple([(idle[kind], n) for kind, n in chain])) for chain in assignment.chains]
-            found = self.of_groups[key] = list(map(_of_group, assignment.by_group(each)))
+            found = self.of_groups[key] = list(map(of_group, assignment.by_group(each)))
         return found
 
     def _chunk(self, chain: tuple[tuple[IdleLayer, int], ...]) -> Chunk:
@@ -387,17 +376,3 @@ class Bounds:
         seconds = [steps.rates.collective("send", GroupSpan(2, 1 + across), amount) for across in (False, True)]
         pairs = [(placement.locations[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
         return [seconds[steps.crosses_nodes(layout, a, b)] for a, b in pairs]
-
-
-def _of_group(own: Sequence[Chunk]) -> Passes:
-    """Sum the chunks of a rank."""
-    passes, early, waits, lost, slack, host = zip(*own, strict=True)
-    first, ahead = passes[0], fsum([s for action, s in early[0].items() if action != "Fwd"])
-    # With several chunks, or a split backward, some gradients are complete long before the end.
-    tail = first.get("Bwd") if len(own) == 1 else None
-    work, late = (
-        fsum([s for chunk in passes for s in chunk.values()]),
-        fsum([chunk.get("Wgt", 0.0) for chunk in passes]),
-    )
-    on, off = first["Fwd"] - early[0].get("Fwd", 0.0), first.get("Bwd", 0.0) + first.get("Inp", 0.0) - ahead
-    return Passes(work, tail, late, on, off, sum(waits), sum(lost), sum(slack), sum(host), passes, early)

@@ -18,7 +18,7 @@ from penteract.readings.time.numbered_schedule import Order, Spot
 from penteract.readings.time.ops import DATA
 from penteract.readings.time.rank_clock import MESSAGE, Loop, Loops, PlacedSegment
 from penteract.step import names
-from penteract.step.fsdp import Due, Event, NumberedStates, Table, upcoming
+from penteract.step.fsdp import Due, Event, FsdpState, NumberedStates, Table, upcoming
 from penteract.step.walk import closing, opening
 
 PIPELINE = PART["pipeline"]
@@ -131,6 +131,14 @@ def derive(program: ClockProgram, order: Order) -> Derived:
     return _Derivation(program, order, places, places.shared).derive()
 
 
+def derive_action(program: ClockProgram, walk: PassKey, before: FsdpState) -> int:
+    """The number of the loops of an action in the midst of a step, after which no unit is read: without any event of
+    once a step. `before`: the FSDP state before it."""
+    order = Order((0,), (Spot(walk, first=False, last=False),), (walk,), (walk,))
+    places = Places.of(program, order)
+    return _Derivation(program, order, places, places.shared).action(before)
+
+
 @dataclass(slots=True)
 class _Derivation:
     """The derivation for one list of actions. `summing`: buckets whose reduction is in flight, in the order in which
@@ -168,6 +176,10 @@ class _Derivation:
         self._note(events)
         opening, closing, update = self._outside(events)
         return Derived(opening, actions, before, closing, update)
+
+    def action(self, before: FsdpState) -> int:
+        """The number of the loops of the only action."""
+        return self._action(self.order.spots[0], self.shared.lefts.number(before), NONE)[0]
 
     # ---- actions ---------------------------------------------------------------------------------------------
 

@@ -202,6 +202,17 @@ class StepClock:
     @tracked
     def clock_program(self, layout: Layout, runs: Runs, r: int) -> ClockProgram:
         """The program of pipeline coordinate `r`, which has these units. Layouts with equal inputs share one object."""
+        layer_start, chunks = 0, list[range]()
+        for chain in self.composer.layers_of_rank(layout, r):
+            chunks.append(range(layer_start, layer_start := layer_start + sum(n for _, n in chain)))
+        return self._program(layout, runs, r, chunks)
+
+    @tracked
+    def chunk_program(self, layout: Layout, chunk: Runs, r: int) -> ClockProgram:
+        """The same of a rank that has only the units of one of its model chunks."""
+        return self._program(layout, chunk, r, [range(sum([run.number for run in chunk.units]))])
+
+    def _program(self, layout: Layout, runs: Runs, r: int, chunks: Sequence[range]) -> ClockProgram:
         mesh = Mesh(layout)
         rank, bucket_planner = first_rank(mesh, r), self.composer.bucket_planner
         streams, packed = Streams(mesh, rank), bucket_planner.listed(layout, runs, r)
@@ -212,9 +223,6 @@ class StepClock:
         distinct = {i: bucket_of(packed.plans[i], mesh, rank) for i in dict.fromkeys(packed.alike)}
         buckets = [distinct[i] for i in packed.alike]
         ops = BucketOps(buckets, self.bucket_costs, streams)
-        layer_start, chunks = 0, list[range]()
-        for chain in self.composer.layers_of_rank(layout, r):
-            chunks.append(range(layer_start, layer_start := layer_start + sum(n for _, n in chain)))
         layer_types = [run.kind for run in runs.units for _ in range(run.number)]
         outside = self._outside_tape_inputs(rank, layer_types, layers, buckets)
         for b in distinct.values():
