@@ -50,7 +50,10 @@ class FakeEstimator:
     def memory_of(self, lay: Layout) -> LayoutEstimate:
         return self.estimate(lay)
 
-    def estimate(self, lay: Layout, memory: LayoutEstimate | None = None) -> LayoutEstimate:
+    def estimate(
+        self, lay: Layout, memory: LayoutEstimate | None = None, at_least: float | None = None
+    ) -> LayoutEstimate:
+        assert at_least in (None, self._passes(lay))
         if memory:
             return memory
         self.estimated.append(lay)

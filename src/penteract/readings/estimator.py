@@ -109,13 +109,16 @@ class Estimator:
         """Memory of a legal layout. It costs half of an estimate."""
         return self.memory.of(layout)
 
-    def estimate(self, layout: Layout, memory: RankMemory | None = None) -> LayoutEstimate:
-        """Memory of a legal layout (`memory`, if it is known), and a lower bound of its step time."""
+    def estimate(
+        self, layout: Layout, memory: RankMemory | None = None, at_least: Seconds | None = None
+    ) -> LayoutEstimate:
+        """Memory of a legal layout, and a lower bound of its step time. `memory` and `at_least`: these, if they are
+        known."""
         memory = memory or self.memory.of(layout)
+        at_least = self.bounds.of(layout) if at_least is None else at_least
         return LayoutEstimate(
-            layout, memory.kinds, memory.allocated, memory.by_pp_rank, self.bounds.of(layout), memory.host,
-            self.composer.policy,
-        )  # fmt: skip
+            layout, memory.kinds, memory.allocated, memory.by_pp_rank, at_least, memory.host, self.composer.policy
+        )
 
     def check_sizes(self, layout: Layout) -> None:
         """Refuse, as the engine does, a layout that cuts linear layers into parts which are no multiple of the FP8
@@ -150,13 +153,14 @@ class Estimator:
         """A tighter lower bound of the step time than the estimate's own, by the waits of its schedule, if that has so
         few passes that this bound costs little."""
         bound, lay = estimate.at_least, estimate.layout
-        few = lay.stages * lay.gradient_accumulation_steps <= _FEW_PASSES
-        return max(bound, self.bounds.played(lay)) if lay.pp > 1 and few else bound
+        return max(bound, self.bounds.played(lay)) if lay.pp > 1 and _has_few_passes(lay) else bound
 
     def closer(self, estimate: LayoutEstimate) -> Seconds:
-        """The same by the pipeline rank with the longest passes. It costs more, but far less than a simulation."""
+        """The same by the pipeline rank with the longest passes. It costs more, but far less than a simulation. Where
+        no state is sharded by unit, little happens beside passes: then it is seldom above `played`."""
         bound, lay = estimate.at_least, estimate.layout
-        return max(bound, self.bounds.alone(lay)) if lay.pp > 1 else bound
+        useful = lay.pp > 1 and (lay.cuts_units or not _has_few_passes(lay))
+        return max(bound, self.bounds.alone(lay)) if useful else bound
 
     def first(self, estimate: LayoutEstimate) -> Seconds:
         """A still tighter bound: the first simulated step, from which `time` continues."""
@@ -202,3 +206,7 @@ class Estimator:
             return None
         flops = self.model_flops(layout.global_batch_size * self.sequence_length).causal
         return flops / layout.world / self.cluster.gpu.peak(policy(self.precision).products)
+
+
+def _has_few_passes(layout: Layout) -> bool:
+    return layout.stages * layout.gradient_accumulation_steps <= _FEW_PASSES

@@ -20,6 +20,7 @@ from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.units import Seconds
 
 _STILL = Pulse()
+_ROUGH, _OF_PASSES, _CLOSER = range(3)  # bounds of a row
 _Serial = tuple[int, int]  # of a family, and of a row in it, from 1; 0 for the whole family
 
 
@@ -28,8 +29,9 @@ class Frontier:
     """Rows to be priced, and the results so far (`found`). `largest`: an upper limit of the micro-batch size.
 
     A family waits as a whole, with one bound for all its rows: first by the passes of a simpler mesh, then by its own.
-    A row waits with a rough bound, and with its own bound, before it is priced. `seconds`: rows of layouts with more
-    recomputation than others, which were not priced with them; each with a lower bound of its time without any.
+    A row waits with a rough bound, with that of its own passes, and with that of its layouts that may fit, before it is
+    priced. `seconds`: rows of layouts with more recomputation than others, which were not priced with them; each with a
+    lower bound of its time without any.
     """
 
     found: Priced = field(default_factory=Priced)
@@ -37,8 +39,8 @@ class Frontier:
     branches: list[Branch] = field(default_factory=list[Branch])
     seconds: list[tuple[Seconds, Row]] = field(default_factory=list[tuple[Seconds, "Row"]])
     _left: dict[_Serial, Row | Branch] = field(default_factory=dict[_Serial, "Row | Branch"])
-    # Of equal bounds, the first family comes first, and its first row. The last number: of a row, whether the bound
-    # is its own; of a family, which of its meshes gave it.
+    # Of equal bounds, the first family comes first, and its first row. The last number: of a row, which of its bounds
+    # this is; of a family, which of its meshes gave it.
     _heap: list[tuple[Seconds, _Serial, int]] = field(default_factory=list[tuple[Seconds, _Serial, int]])
     # Which of its meshes families look at so far, by estimator, tp, cp and cp_method.
     _reached: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
@@ -74,12 +76,15 @@ class Frontier:
         if isinstance(waiting, Branch):
             self._come_closer(waiting, bound, serial, close)
         # Its own bound is that of its fastest layout, fitting or not: so it holds for partial recomputation, too.
-        elif not close and (own := waiting.bound()) > bound:
-            heappush(self._heap, (own, serial, 1))
+        elif close == _ROUGH and (own := waiting.bound()) > bound:
+            heappush(self._heap, (own, serial, _OF_PASSES))
+        # Layouts with more recomputation than others follow from this row only once it is priced.
+        elif close < _CLOSER and not waiting.more and (own := waiting.closer_bound(self.found.usable)) > bound:
+            heappush(self._heap, (own, serial, _CLOSER))
         elif rest := waiting.price(self.found):
             self._left[serial] = rest
             self.seconds.append((bound, rest))
-            heappush(self._heap, (max(bound, rest.rough_bound(self.largest)), serial, 0))
+            heappush(self._heap, (max(bound, rest.rough_bound(self.largest)), serial, _ROUGH))
         else:
             del self._left[serial]
 
@@ -101,7 +106,7 @@ class Frontier:
         for number, row in enumerate(branch.rows(), 1):
             own = (serial[0], number)
             self._left[own] = row
-            heappush(self._heap, (row.rough_bound(self.largest), own, 0))
+            heappush(self._heap, (row.rough_bound(self.largest), own, _ROUGH))
 
     def reach(self, layout: Layout, precision: Policy) -> None:
         """Price the row of a layout, if it is still waiting."""

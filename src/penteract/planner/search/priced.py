@@ -131,14 +131,14 @@ class Priced:
         self.miss(size, layout, prices.policy)
         return None
 
-    def priced(self, prices: Estimator, layout: Layout) -> LayoutEstimate | None:
-        """The same for a layout whose lower bound fits."""
+    def priced(self, prices: Estimator, layout: Layout, at_least: Seconds | None = None) -> LayoutEstimate | None:
+        """The same for a layout whose lower bound of memory fits. `at_least`: that of its time, if it is known."""
         self.count += 1
         memory = prices.memory_of(layout)
         if self.usable and memory.allocated > self.usable:
             self.miss(memory.allocated, layout, prices.policy)
             return None
-        estimate = prices.estimate(layout, memory)
+        estimate = prices.estimate(layout, memory, at_least)
         return estimate if self.on_hosts(estimate) else None
 
     def on_hosts(self, estimate: LayoutEstimate) -> bool:

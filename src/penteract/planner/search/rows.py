@@ -126,6 +126,7 @@ class Row:
     distinct  one of each that have equal passes
     more      those that recompute more than another one, and so are no faster. They wait until the others are priced,
               and become a `second` row then
+    at_least  the bounds of layouts, where they are known; `floors`: those of their memory
     """
 
     branch: Branch
@@ -137,6 +138,8 @@ class Row:
     fits: dict[MemoryOptions, LayoutEstimate] = field(default_factory=lambda: {})
     higher: dict[MemoryOptions, Higher] = field(default_factory=lambda: {})
     second: bool = False
+    at_least: dict[MemoryOptions, Seconds] = field(default_factory=lambda: {})
+    floors: dict[MemoryOptions, Bytes] = field(default_factory=lambda: {})
 
     def __len__(self) -> int:
         """The number of layouts, with those in `more`."""
@@ -154,6 +157,14 @@ class Row:
         """A looser bound, from passes with the largest micro-batch of any row."""
         bounds, quickest = self.branch.prices.bounds, self.branch.quickest
         return min([bounds.roughly(self.layout(m), largest, quickest(m, largest)) for m in self.distinct])
+
+    def closer_bound(self, usable: Bytes) -> Seconds:
+        """The least bound of its layouts that may fit, each with its ZeRO stage; 0 if none may: then pricing costs
+        nothing. Those in `more` are not asked, so the row must have none."""
+        if usable:
+            for memory in self.may_fit(usable):
+                self.at_least[memory] = self.branch.prices.bounds.of(self.layout(memory))
+        return min(self.at_least.values(), default=0.0)
 
     def price(self, found: Priced) -> Row | None:
         """Put the layouts into `found`: those that fit, and those that need no estimate because others fit. Returns the
@@ -194,7 +205,7 @@ class Row:
     def _within(self, found: Priced, memory: MemoryOptions, least: Bytes) -> LayoutEstimate | None:
         """Like `Priced.within`, but a miss is recorded only as long as nothing fits."""
         if least <= found.usable:
-            return found.priced(self.branch.prices, self.layout(memory))
+            return found.priced(self.branch.prices, self.layout(memory), self.at_least.get(memory))
         if not found.fits:
             found.miss(least, self.layout(memory), self.branch.prices.policy)
         return None
@@ -208,13 +219,15 @@ class Row:
 
     def _floor(self) -> Callable[[MemoryOptions], Bytes]:
         """A lower bound of the bytes of each of these layouts, as a function."""
-        branch, kept, one = self.branch, dict[Growths, list[Bytes]](), self.layout(self.memories[0])
+        branch, floors, kept = self.branch, self.floors, dict[Growths, list[Bytes]]()
 
         def floor(memory: MemoryOptions) -> Bytes:
-            least = branch.least(memory)
-            if least.growth not in kept:
-                kept[least.growth] = branch.prices.kept(one, least.growth)
-            return least.total(kept[least.growth], self.size)
+            if (found := floors.get(memory)) is None:
+                least = branch.least(memory)
+                if least.growth not in kept:
+                    kept[least.growth] = branch.prices.kept(self.layout(memory), least.growth)
+                found = floors[memory] = least.total(kept[least.growth], self.size)
+            return found
 
         return floor
 
