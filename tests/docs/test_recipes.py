@@ -59,8 +59,9 @@ from penteract.ops.tape import Site
 from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import Rates
 from penteract.readings.price import price
-from penteract.readings.time import bounds, ops
+from penteract.readings.time import ops
 from penteract.readings.time.cost import DIMENSION
+from penteract.readings.time.lower_bounds import bounds
 from penteract.readings.time.step import StepClock
 from penteract.schedule.actions import Compute, ComputeList, P2PBatch
 from penteract.schedule.check import check

@@ -25,10 +25,10 @@ from penteract.parallel.data import Bucket
 from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import Rates
 from penteract.readings.estimator import Estimator
-from penteract.readings.time.bounds import Bounds
 from penteract.readings.time.clock import FIRST, LONG, MILLION, RUN, START, WAIT, simulate
 from penteract.readings.time.cost import BucketCosts
-from penteract.readings.time.gather_counts import RankOf, count_gathers, gathered
+from penteract.readings.time.lower_bounds.bounds import Bounds
+from penteract.readings.time.lower_bounds.gather_counts import RankOf, count_gathers, gathered
 from penteract.readings.time.step import StepClock
 from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.step.program import compile_step

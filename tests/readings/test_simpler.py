@@ -17,8 +17,8 @@ from penteract.planner.plan import estimator
 from penteract.planner.question import question
 from penteract.planner.space.layouts import Space
 from penteract.readings.estimator import Estimator
-from penteract.readings.time.bounds import Bounds
-from penteract.readings.time.simpler import simpler_meshes, with_whole_backward
+from penteract.readings.time.lower_bounds.bounds import Bounds
+from penteract.readings.time.lower_bounds.simpler import simpler_meshes, with_whole_backward
 from strategies import cases
 
 CLUSTERS = ("8xH100", "2x8xH200", "8xB200", "2x8xA100", "3x8xH100")

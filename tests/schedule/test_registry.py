@@ -21,7 +21,7 @@ from penteract.errors import Bug
 from penteract.planner.space.layouts import Space
 from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import Rates
-from penteract.readings.time.bounds import Bounds
+from penteract.readings.time.lower_bounds.bounds import Bounds
 from penteract.readings.time.step import StepClock
 from penteract.schedule.check import check
 from penteract.schedule.in_flight import _most, action_lists, most_in_flight

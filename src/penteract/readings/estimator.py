@@ -19,7 +19,7 @@ from penteract.readings.costs.rates import Rates
 from penteract.readings.ideal import PARTS, Forward, StepFlops
 from penteract.readings.memory.memory_bound import Growths
 from penteract.readings.memory.rank_memory import Least, MemoryReading, RankMemory
-from penteract.readings.time.bounds import Bounds
+from penteract.readings.time.lower_bounds.bounds import Bounds
 from penteract.readings.time.step import StepClock
 from penteract.units import Bytes, Flops, Seconds
 

@@ -16,8 +16,8 @@ from penteract.planner.space.layouts import LayoutFamily, MemoryOptions
 from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.readings.memory.memory_bound import Growths
 from penteract.readings.memory.rank_memory import Least
-from penteract.readings.time.passes import Passes
-from penteract.readings.time.simpler import SimplerMesh, simpler_meshes
+from penteract.readings.time.lower_bounds.passes import Passes
+from penteract.readings.time.lower_bounds.simpler import SimplerMesh, simpler_meshes
 from penteract.schedule.registry import schedule_of
 from penteract.units import Bytes, Seconds
 

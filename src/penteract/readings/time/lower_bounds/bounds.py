@@ -24,12 +24,17 @@ from penteract.readings.layers.layer_program import LayerProgram, LayerType
 from penteract.readings.layers.reads import Memos, changed, tracked
 from penteract.readings.price import host_optimizer_bytes
 from penteract.readings.time.clock import FIRST, MILLION
-from penteract.readings.time.gather_counts import RankOf, gathered
-from penteract.readings.time.idle import IdleLayer, from_idle
+from penteract.readings.time.lower_bounds.gather_counts import RankOf, gathered
+from penteract.readings.time.lower_bounds.idle import IdleLayer, from_idle
+from penteract.readings.time.lower_bounds.passes import Chunk, Passes, of_group
+from penteract.readings.time.lower_bounds.sharded_passes import ShardedPasses
+from penteract.readings.time.lower_bounds.simpler import (
+    ROUNDED,
+    SimplerMesh,
+    with_whole_backward,
+    without_order_of_backward,
+)
 from penteract.readings.time.ops import AXES
-from penteract.readings.time.passes import Chunk, Passes, of_group
-from penteract.readings.time.sharded_passes import ShardedPasses
-from penteract.readings.time.simpler import ROUNDED, SimplerMesh, with_whole_backward, without_order_of_backward
 from penteract.readings.time.step import StepClock
 from penteract.units import Seconds
 

@@ -21,8 +21,8 @@ from penteract.readings.layers.touches import NEVER
 from penteract.readings.time.clock import LONG, MILLION, PS
 from penteract.readings.time.clock_program import ClockProgram
 from penteract.readings.time.derive import derive_action
-from penteract.readings.time.idle import IdleLayer
-from penteract.readings.time.passes import Chunk, Passes, of_group
+from penteract.readings.time.lower_bounds.idle import IdleLayer
+from penteract.readings.time.lower_bounds.passes import Chunk, Passes, of_group
 from penteract.readings.time.step import StepClock
 from penteract.step.fsdp import FsdpState
 from penteract.units import Seconds
@@ -30,7 +30,7 @@ from penteract.units import Seconds
 _LATER = LONG // 10  # a message arrives when all else is long done
 
 
-class Taken(NamedTuple):
+class ActionTime(NamedTuple):
     """The seconds of an action, and those of them that may come before the message that it reads."""
 
     seconds: Seconds
@@ -77,18 +77,18 @@ class ShardedPasses:
                     early[action] = took.early
         return total, {action: seconds for action, seconds in early.items() if seconds}, 0.0, 0.0, 0.0, 0.0
 
-    def _layers(self, layout: Layout, units: tuple[Units, ...]) -> dict[str, Taken]:
+    def _layers(self, layout: Layout, units: tuple[Units, ...]) -> dict[str, ActionTime]:
         return self._actions(layout, self.steps.composer.bucket_planner.interned_runs(units))
 
     @tracked
-    def _actions(self, layout: Layout, layers: Runs) -> dict[str, Taken]:
+    def _actions(self, layout: Layout, layers: Runs) -> dict[str, ActionTime]:
         """The actions of a chunk that has only these layers."""
         program = self.steps.chunk_program(layout, layers, 0)
         kinds = dict.fromkeys(action for _, ops in program.layers.values() for action in ops)
-        return {action: _taken(program, action) for action in kinds}
+        return {action: _action_time(program, action) for action in kinds}
 
 
-def _taken(program: ClockProgram, kind: str) -> Taken:
+def _action_time(program: ClockProgram, kind: str) -> ActionTime:
     """An action of the only chunk of a program."""
     clock, walk, depth = program.clock, (kind, 0), program.depth
     through, there = program.walk(walk), [NONE] * depth
@@ -106,4 +106,4 @@ def _taken(program: ClockProgram, kind: str) -> Taken:
 
     took = done(0)
     late = took if through.arrives == NEVER else done(_LATER) - _LATER
-    return Taken(took / PS, (took - late) / PS)
+    return ActionTime(took / PS, (took - late) / PS)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from penteract.config.layout import Layout
 
 if TYPE_CHECKING:
-    from penteract.readings.time.passes import Passes
+    from penteract.readings.time.lower_bounds.passes import Passes
 
 SimplerMesh = tuple[int, int]  # tp, cp
 ROUNDED = 1 - 1e-12  # sums of the same seconds in another order
