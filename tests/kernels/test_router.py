@@ -1,8 +1,9 @@
-"""Routing by products of 16-bit factors, without a GPU: its products replaced by their arithmetic, its kernel in
+"""Routing by products of 16-bit factors, without a GPU: its products replaced by their arithmetic, its kernels in
 Triton's interpreter. Held to its declaration, and to routing in fp32."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,7 +25,23 @@ from penteract.ops.tape import Site
 
 ABOUT = {"top_k": 3, "experts": 150, "score": "softmax", "normalize": True, "balance": "loss", "bias": ""}
 MANY = Case("router", "many experts", (x(47, 1, 24),), ((150, 24),), ABOUT | ALL_EXPERTS)
-TRIED = [case for case in CASES if case.op_name == "router"] + [MANY]
+
+
+def _in_groups() -> Iterator[Case]:
+    """Groups that a kernel finds: sizes are powers of two. One token, many, and several sequences."""
+    for (score, balance), (groups, top), two, k, tokens in (
+        (("softmax", "loss"), (4, 2), True, 3, (1, 1)),
+        (("sigmoid", "bias"), (8, 4), True, 6, (37, 3)),
+        (("sigmoid", "none"), (16, 5), False, 5, (9, 2)),
+        (("softmax", "none"), (2, 2), False, 32, (5, 1)),
+    ):
+        attrs = ABOUT | {"top_k": k, "experts": 32, "score": score, "normalize": balance != "none", "balance": balance,
+                         "bias": "steer" if balance == "bias" else "", "scale": 2.5, "groups": groups,
+                         "top_groups": top, "group_score": "top2" if two else "max"}  # fmt: skip
+        yield Case("router", f"{top} of {groups} groups in one pass", (x(*tokens, 8),), ((32, 8),), attrs)
+
+
+TRIED = [case for case in CASES if case.op_name == "router"] + [MANY, *_in_groups()]
 NARROW = ("bf16", "bf16_pure", "fp16")
 
 
@@ -85,6 +102,51 @@ def test_statistics_are_those_of_fp32() -> None:
     torch.testing.assert_close(rounded, also_rounded, rtol=2.0**-7, atol=1e-5)
 
 
+def _chosen(logits: torch.Tensor, **about: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What the kernel and plain torch choose of logits [s, B, X], which an identity makes of tokens."""
+    s, b, experts = logits.shape
+    attrs = ABOUT | ALL_EXPERTS | {"experts": experts} | about
+    env = Env(Mesh(Layout()), 0, torch.float32)
+    env.biases["steer"] = torch.linspace(-1, 1, experts)
+    k, found = attrs["top_k"], list[list[torch.Tensor]]()
+    for kernel in (routers(Aten())["router"], REFERENCE["router"]):
+        outs = [
+            torch.empty(s, b, k), torch.empty(s, b, k, dtype=torch.int64), torch.empty(s, b, experts),
+            torch.empty(b, experts, dtype=torch.int64),
+        ]  # fmt: skip
+        kernel.forward(env, Site("router", (), (), attrs=attrs), [logits], [torch.eye(experts)], outs)
+        found.append(outs)
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_of_equal_scores_the_first_is_chosen_once(groups: int) -> None:
+    about = {"top_k": 5, "groups": groups, "top_groups": max(1, groups // 2), "group_score": "top2"}
+    (weights, index, _, choices), _ = _chosen(torch.zeros(7, 2, 16), **about)
+    assert torch.equal(index, torch.arange(5).expand(7, 2, 5))
+    assert torch.equal(choices, torch.cat([torch.full((2, 5), 7), torch.zeros(2, 11, dtype=torch.int64)], 1))
+    torch.testing.assert_close(weights, torch.full((7, 2, 5), 0.2))
+
+
+def test_negative_ranks_are_in_order_too() -> None:
+    """A bias makes most of them negative."""
+    logits = torch.randn(40, 2, 64, generator=torch.Generator().manual_seed(2)) - 4
+    some, same = _chosen(logits, score="sigmoid", balance="bias", bias="steer", top_k=40)
+    assert (some[2] + torch.linspace(-1, 1, 64) < 0).any()
+    for got, want in zip(some, same, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_experts_exist_and_differ_where_scores_are_not_finite(bad: float) -> None:
+    """Elsewhere a token's copies would be written outside of their tensors."""
+    logits = torch.zeros(3, 1, 24)
+    logits[1, 0, :9] = bad
+    _, index, _, choices = _chosen(logits, top_k=6)[0]
+    assert all(len(set(row)) == 6 and max(row) < 24 for row in index[:, 0].tolist())
+    assert choices.sum() == 18
+
+
 @pytest.mark.parametrize(
     ("phase", "product"),
     [("forward", (1, 64, 8, 16)), ("input_gradient", (1, 64, 16, 24)), ("weight_gradient", (1, 24, 16, 64))],
@@ -93,4 +155,4 @@ def test_its_time_is_that_of_all_parts(phase: str, product: tuple[int, ...]) -> 
     told: Any = Told()
     call = CallShapes(phase, [(64, 1, 16)], [(8, 16)], ABOUT | ALL_EXPERTS | {"experts": 8})
     NarrowRouter().cost(told, call, RECIPES["bf16"].widths, list)
-    assert told.asked[-1] == Product(*product)
+    assert told.asked == [Product(*product)]

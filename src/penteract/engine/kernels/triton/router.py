@@ -1,4 +1,10 @@
-"""Routing by products of 16-bit factors, as `narrow_router.py` declares it. The choice of experts is plain torch."""
+"""Routing on GPUs: products of 16-bit factors, as `narrow_router.py` declares them, and a kernel each way for the rest:
+from logits to the chosen experts, and from gradients to those of the logits.
+
+A program has some tokens of one sequence, with all of their experts. The best expert is the largest of whole numbers
+that hold a score and a place: an order in which no two are equal, the first of equal scores is the largest, and NaN is
+larger than all numbers, so that a diverged run chooses experts that exist.
+"""
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -12,28 +18,191 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put
+from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put, put_product
 from penteract.engine.kernels.moe import experts
+from penteract.engine.kernels.triton.bits import narrow, wide
 from penteract.engine.kernels.wide_product import is_wide, put_wide_product
-from penteract.ops.declarations.moe.narrow_router import PARTS
+from penteract.ops.declarations.moe.narrow_router import PARTS, one_pass_choice
 from penteract.ops.tape import Site
 
-_TILE = 4096  # elements of a program
-_COLUMNS = 128  # of it, at most
+_TILE = 2048  # scores of a program
+_SPLIT_TILE = 4096
+_COLUMNS = 128  # of a row that is split, at most
+_NONE = tl.constexpr(-(2**63))  # less than every place
+
+
+# ---- forward ---------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _ranked(x, place, places: tl.constexpr):
+    """fp32 -> int64: its order, then that of its place, the first of which is the largest."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32) | (places - 1 - place).to(tl.int64)
+
+
+@triton.jit
+def _place(ranked, places: tl.constexpr):
+    return places - 1 - (ranked & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def _score(ranked):
+    """The number that was ranked."""
+    bits = (ranked >> 32).to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _of_best_groups(
+    ranked, ROWS: tl.constexpr, X: tl.constexpr, GROUPS: tl.constexpr, CHOSEN: tl.constexpr, TWO: tl.constexpr
+):
+    """ranked [ROWS, X], without experts outside of a token's best groups: by their best expert, or the sum of two."""
+    by_group = tl.reshape(ranked, (ROWS, GROUPS, X // GROUPS))
+    best = tl.max(by_group, axis=2)
+    worth = _score(best)
+    if TWO:
+        worth += _score(tl.max(tl.where(by_group == best[:, :, None], _NONE, by_group), axis=2))
+    left = _ranked(worth, tl.arange(0, GROUPS)[None, :], GROUPS)
+    for _ in tl.static_range(CHOSEN):
+        left = tl.where(left == tl.max(left, axis=1)[:, None], _NONE, left)
+    return tl.reshape(tl.where((left == _NONE)[:, :, None], by_group, _NONE), (ROWS, X))
+
+
+@triton.jit
+def _choose(
+    scores, chosen, experts, choices, bias, tokens, sequences, X: tl.constexpr, K: tl.constexpr, SOFTMAX: tl.constexpr,
+    BIAS: tl.constexpr, NORMALIZE: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    TOP2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, COPIES: tl.constexpr,
+):  # fmt: skip
+    """scores [tokens, sequences, X], logits that become scores -> chosen, experts [tokens, sequences, K]; choices
+    [sequences, X] are counted."""
+    sequence = tl.program_id(1)
+    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = t.to(tl.int64) * sequences + sequence
+    c = tl.arange(0, COLUMNS)
+    here, exists = t[:, None] < tokens, (c < X)[None, :]
+    at = scores + row[:, None] * X + c[None, :]
+    x = tl.load(at, here & exists, other=0.0)
+    if SOFTMAX:
+        x = tl.where(exists, x, float("-inf"))
+        x = tl.exp(x - tl.max(x, axis=1)[:, None])
+        x = x / tl.sum(x, axis=1)[:, None]
+    else:
+        x = 1 / (1 + tl.exp(-x))
+    tl.store(at, x, here & exists)
+
+    ranking = x
+    if BIAS:
+        ranking += tl.load(bias + c, c < X, other=0.0)[None, :]
+    left = tl.where(exists, _ranked(ranking, c[None, :], COLUMNS), _NONE)
+    if GROUPS > 1:
+        left = _of_best_groups(left, ROWS, COLUMNS, GROUPS, TOP_GROUPS, TOP2)
+    copy = tl.arange(0, COPIES)[None, :]
+    weight = tl.zeros((ROWS, COPIES), tl.float32)
+    expert = tl.zeros((ROWS, COPIES), tl.int32)
+    taken = tl.zeros((ROWS, COLUMNS), tl.int32)
+    for k in tl.static_range(K):
+        best = tl.max(left, axis=1)[:, None]
+        found = left == best
+        taken += found.to(tl.int32)
+        expert = tl.where(copy == k, _place(best, COLUMNS), expert)
+        weight = tl.where(copy == k, tl.sum(tl.where(found, x, 0.0), axis=1)[:, None], weight)
+        left = tl.where(found, _NONE, left)
+    if NORMALIZE:
+        weight = weight / tl.sum(weight, axis=1)[:, None]
+    to = row[:, None] * K + copy
+    tl.store(chosen + to, narrow(weight * SCALE, chosen.dtype.element_ty), here & (copy < K))
+    tl.store(experts + to, expert.to(tl.int64), here & (copy < K))
+    counts = tl.sum(tl.where(here, taken, 0), axis=0)
+    tl.atomic_add(choices + sequence * X + c, counts.to(tl.int64), (c < X) & (counts > 0))
+
+
+def _put_choice(env: Env, site: Site, outs: Tensors) -> None:
+    """The outs of a router, of which scores [S, B, X] are logits yet."""
+    (chosen, index, scores, choices), a = outs, site.attrs
+    tokens, sequences, x = scores.shape
+    columns = triton.next_power_of_2(x)
+    rows = min(triton.next_power_of_2(tokens), max(1, _TILE // columns))
+    _choose[triton.cdiv(tokens, rows), sequences](
+        scores, chosen, index, choices.zero_(), env.biases[a["bias"]] if a["bias"] else scores, tokens, sequences, X=x,
+        K=a["top_k"], SOFTMAX=a["score"] == "softmax", BIAS=bool(a["bias"]), NORMALIZE=a["normalize"],
+        SCALE=float(a["scale"]), GROUPS=a["groups"], TOP_GROUPS=a["top_groups"], TOP2=a["group_score"] == "top2",
+        ROWS=rows, COLUMNS=columns, COPIES=triton.next_power_of_2(a["top_k"]), num_warps=4,
+    )  # fmt: skip
+
+
+def _router(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """x [S, B, D] -> weights and experts [S, B, k], scores [S, B, X] and choices [B, X]."""
+    x, w, logits = _rows(ins[0]), weights[0], _rows(outs[2])
+    if is_wide(logits, x):
+        put_wide_product(aten, logits, x, w.t(), False)
+    else:
+        torch.mm(x.to(env.stat), w.to(env.stat).t(), out=logits)
+    (_put_choice if _served(env, site) else experts.choose_experts)(env, site, outs)
+
+
+def _served(env: Env, site: Site) -> bool:
+    return env.stat == torch.float32 and one_pass_choice(site.attrs)
+
+
+# ---- backward --------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _put_parts(parts, at, rest, here, X: tl.constexpr):
+    """The nearest number of 16 bits, that of the rest, that of its rest: each rest is exact in fp32."""
+    for part in tl.static_range(3):
+        nearest = narrow(rest, parts.dtype.element_ty)
+        tl.store(parts + at + part * X, nearest, here)
+        rest -= wide(nearest)
 
 
 @triton.jit
 def _split(x, parts, rows, X: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """x [rows, X] in fp32 -> parts [rows, 3·X]: the nearest number of 16 bits, that of the rest, that of its rest. Each
-    rest is exact in fp32."""
+    """x [rows, X] in fp32 -> parts [rows, 3·X]."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     here = (row < rows) & (c < X)
-    rest = tl.load(x + row * X + c, here, other=0.0)
-    for part in tl.static_range(3):
-        nearest = rest.to(parts.dtype.element_ty)
-        tl.store(parts + row * (3 * X) + part * X + c, nearest, here)
-        rest -= nearest.to(tl.float32)
+    _put_parts(parts, row * (3 * X) + c, tl.load(x + row * X + c, here, other=0.0), here, X)
+
+
+@triton.jit
+def _slopes(
+    experts, scores, g, g_scores, slopes, parts, rows, X: tl.constexpr, K: tl.constexpr, SOFTMAX: tl.constexpr,
+    NORMALIZE: tl.constexpr, SCALE: tl.constexpr, BALANCE: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """experts, g [rows, K], of the chosen weights; scores, g_scores [rows, X] -> slopes [rows, X], of the logits, and
+    their parts [rows, 3·X]."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, COLUMNS)[None, :]
+    there = row < rows
+    here = there[:, None] & (c < X)
+    at = row[:, None] * X + c
+    score = tl.load(scores + at, here, other=0.0)
+    slope = tl.zeros((ROWS, COLUMNS), tl.float32)
+    chosen = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for k in tl.static_range(K):
+        expert = tl.load(experts + row * K + k, there, other=0).to(tl.int32)
+        of_weight = wide(tl.load(g + row * K + k, there, other=0.0))
+        slope = tl.where(c == expert[:, None], of_weight[:, None], slope)
+        chosen = tl.where(c == expert[:, None], score, chosen)
+    if NORMALIZE:  # of a chosen score that is 0, the logit has no gradient
+        total = tl.where(there, tl.sum(chosen, axis=1), 1.0)[:, None]
+        share = chosen / total
+        slope = tl.where(chosen == 0, slope, (slope - tl.sum(share * slope, axis=1)[:, None]) / total)
+    slope = slope * SCALE
+    if BALANCE:
+        slope += tl.load(g_scores + at, here, other=0.0)
+    if SOFTMAX:
+        slope = (slope - tl.sum(slope * score, axis=1)[:, None]) * score
+    else:
+        slope = slope * score
+        slope -= slope * score
+    tl.store(slopes + at, slope, here)
+    if SPLIT:
+        _put_parts(parts, row[:, None] * (3 * X) + c, slope, here, X)
 
 
 def split(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -43,31 +212,39 @@ def split(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     rows = x.numel() // width
     parts = torch.empty(rows, PARTS * width, dtype=dtype, device=x.device)
     columns = min(_COLUMNS, triton.next_power_of_2(width))
-    some = _TILE // columns
+    some = _SPLIT_TILE // columns
     _split[triton.cdiv(rows, some), triton.cdiv(width, columns)](
         x, parts, rows, X=width, ROWS=some, COLUMNS=columns, num_warps=4
     )
     return parts
 
 
-def _router(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """x [S, B, D] -> weights and experts [S, B, k], scores and choices [S, B, X]."""
-    x, logits = _rows(ins[0]), _rows(outs[2])
-    if is_wide(logits, x):
-        put_wide_product(aten, logits, x, weights[0].t(), False)
-        experts.choose_experts(env, site, outs)
-    else:
-        experts.router(env, site, ins, weights, outs)
+def _put_slopes(site: Site, ins: Tensors, slope: torch.Tensor, parts: torch.Tensor | None) -> None:
+    """The gradient of the logits into `slope` [S, B, X], and its parts, from what `router_input` reads."""
+    (index, scores, g, *g_scores), a = ins, site.attrs
+    x = slope.shape[-1]
+    rows, columns = slope.numel() // x, triton.next_power_of_2(x)
+    some = min(triton.next_power_of_2(rows), max(1, _TILE // columns))
+    _slopes[(triton.cdiv(rows, some),)](
+        index, scores, g, g_scores[0] if g_scores else scores, slope, slope if parts is None else parts, rows, X=x,
+        K=a["top_k"], SOFTMAX=a["score"] == "softmax", NORMALIZE=a["normalize"], SCALE=float(a["scale"]),
+        BALANCE=bool(g_scores), SPLIT=parts is not None, ROWS=some, COLUMNS=columns, num_warps=4,
+    )  # fmt: skip
 
 
 def _router_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """The gradient of x; keeps that of the logits."""
     (out, slope), w = outs, weights[0]
-    if not is_wide(slope, w):
+    if env.stat != torch.float32:
         experts.router_input(env, site, ins, weights, outs)
         return
-    experts.put_logits_gradient(env, site, ins, slope)
-    torch.mm(split(slope, w.dtype), w.repeat(PARTS, 1), out=_rows(out))
+    if not is_wide(slope, w):
+        _put_slopes(site, ins, slope, None)
+        put_product(_rows(out), _rows(slope), w.to(env.stat), False)
+        return
+    parts = torch.empty(slope.numel() // len(w), PARTS * len(w), dtype=w.dtype, device=w.device)
+    _put_slopes(site, ins, slope, parts)
+    torch.mm(parts, w.repeat(PARTS, 1), out=_rows(out))
 
 
 def _router_weight(aten: Any, env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:

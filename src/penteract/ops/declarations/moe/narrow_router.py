@@ -1,4 +1,5 @@
-"""Routing whose products have 16-bit factors, with statistics as exact as in fp32.
+"""Routing on GPUs: products whose factors have 16 bits, with statistics as exact as in fp32, and one kernel each way for
+the choice of experts.
 
 A product of two 16-bit numbers is exact in fp32, so logits are those of fp32 but for the order of their sums. In
 backward the logits' gradient has 32 bits: it becomes `PARTS` numbers of 16 bits whose sum it is, side by side, and one
@@ -9,10 +10,11 @@ its smallest number, as all its gradients do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import fsum, prod
 
 from penteract.config.layout import Layout
 from penteract.ops.declarations.declaration import (
+    FLOAT,
     Attrs,
     CallShapes,
     OpDeclaration,
@@ -22,6 +24,7 @@ from penteract.ops.declarations.declaration import (
     WorkRates,
 )
 from penteract.ops.declarations.moe.experts import Router, routing_workspace
+from penteract.ops.declarations.traffic import Eager, Kernels
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.units import Seconds
@@ -30,27 +33,55 @@ PARTS = 3  # numbers of 8 bits that hold the 24 of an fp32 number
 
 
 class NarrowRouter(Router):
-    """By products of 16-bit factors where activations have 16 bits."""
+    """Products of 16-bit factors where activations have 16 bits; the choice in one kernel where statistics have 32."""
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
         """Backward: the parts, and a weight for each of them, or the weight's gradient by each of them."""
-        if not _narrow(widths):
+        if widths["stat"] != FLOAT:
             return super().workspace(phase, ins, weights, attrs, widths)
+        if phase == "forward" and not one_pass_choice(attrs):
+            return routing_workspace(phase, ins, weights, attrs, widths)
+        if not _narrow(widths):
+            return super().workspace(phase, ins, weights, attrs, widths) if phase == "weight_gradient" else 0
+        if phase == "forward":
+            return 0
         elements = PARTS * prod(weights[0])
         parts = PARTS * prod(ins[0][:-1]) * weights[0][0] * widths["compute"]
-        if phase == "weight_gradient":
-            return parts + elements * widths["stat"]
-        routing = routing_workspace(phase, ins, weights, attrs, widths)
-        return routing if phase == "forward" else max(routing, parts + elements * widths["compute"])
+        return parts + elements * widths["stat" if phase == "weight_gradient" else "compute"]
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        """Beside the products. Backward: the gradient of the logits, with its parts, and a weight for each of them;
+        parts again, and the sum of the weight's gradients by each of them."""
+        e, tokens, (experts, width) = Eager(widths), prod(ins[0][:-1]), weights[0]
+        scores, parts, copies = tokens * experts, PARTS * tokens * experts, tokens * attrs["top_k"]
+        choices, table = ins[0][1] * experts, experts * width
+        if phase == "forward":
+            counted = ("index", copies + 2 * choices)
+            return e.each(choices, "index"), e.sums(("stat", 2 * scores), ("compute", copies), counted)
+        if phase == "input_gradient":
+            read = 3 if attrs["balance"] == "loss" else 2
+            slopes = e.sums(("stat", read * scores), ("compute", copies + parts), ("index", copies))
+            return slopes, e.sums(("compute", (PARTS + 1) * table))
+        split = e.sums(("stat", scores), ("compute", parts))
+        added = e.each(table, "stat", "stat", "stat")
+        return split, *[added] * (PARTS - 1), e.each(table, "stat", "gradient", "gradient")
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
-        part, seconds = super().cost(rates, call, widths, registers)
-        if call.phase == "forward" or not _narrow(widths):
-            return part, seconds
+        if widths["stat"] != FLOAT or not _narrow(widths):
+            return super().cost(rates, call, widths, registers)
         (one,) = self.products(*call)
-        return part, seconds - rates.product(one) + rates.product(_of_parts(call.phase, one))
+        product = one if call.phase == "forward" else _of_parts(call.phase, one)
+        beside = [k.times * rates.moved(k.moved, k.walked) for k in self.traffic(*call, widths)]
+        return self.part, rates.product(product) + fsum(beside)
+
+
+def one_pass_choice(attrs: Attrs) -> bool:
+    """Whether a kernel chooses experts: it finds groups where they fill a tile, whose sizes are powers of two."""
+    return attrs["groups"] == 1 or all(n & (n - 1) == 0 for n in (attrs["experts"], attrs["groups"]))
 
 
 def _narrow(widths: Widths) -> bool:
