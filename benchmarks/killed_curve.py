@@ -98,7 +98,9 @@ def settings(model: str, device: str, steps: int) -> list[str]:
             "--training.validation_every=0"]  # fmt: skip
 
 
-def curves(at: Path, given: Sequence[str], layouts: Sequence[str], steps: int, every: int, limit: float) -> dict[str, Any]:
+def curves(
+    at: Path, given: Sequence[str], layouts: Sequence[str], steps: int, every: int, limit: float
+) -> dict[str, Any]:
     """Both runs."""
     base = [*given, f"--checkpoint.every={every}", "--checkpoint.keep=1", "--checkpoint.asynchronous=true"]
     killed, whole, parts = at / "killed", at / "whole", list[dict[str, Any]]()
