@@ -45,10 +45,11 @@ from penteract.ops.tape import Phase, Site
 from penteract.readings.costs.rates import Rates
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NAME = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
 WIDTHS = RECIPES["bf16"].widths
 TOLERANCE, FEW = 2e-2, 1e-3
 ENV = Env(Mesh(Layout()), 0, torch.float32)
-RATES = Rates.of(cluster("1xH200"), "bf16")
+RATES = Rates.of(cluster("1xH100" if "H100" in NAME else "1xH200"), "bf16")
 TILES = ((128, 192, True), (128, 256, False), (256, 128, False), (256, 192, False), (128, 160, True))
 
 

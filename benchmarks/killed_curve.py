@@ -1,16 +1,16 @@
-"""A run on text that is killed again and again, and each time goes on with another layout, beside one that nobody kills.
+"""A run that is killed again and again, and each time goes on with another layout, beside runs that nobody kills.
 
     python benchmarks/killed_curve.py --out OUT.json [--commit HASH] [--model 8b] [--steps 240] [--every 50] [--device cpu]
     python benchmarks/killed_curve.py --out OUT.json --undisturbed dp=2,zero=1 tp=2
 
 Each part of the run goes on until a checkpoint more is committed and some steps have followed; then all its processes
-are killed at once. The next part resumes from that checkpoint with the next of `LAYOUTS`. Both runs have the same batches, so the
-curve goes on if the losses of both agree at each step, up to what other layouts round otherwise. `apart`: by how many nats they
-differ, on average and at most, within each part. Needs two GPUs and 60 GB of disk, with the 8B 200 GB; with four GPUs, the run that
-nobody kills has two of its own, and goes on beside the other. `--device cpu` tries it with a tiny model.
+are killed at once. The next part resumes from that checkpoint with the next of `--layouts`. `--undisturbed` runs the record's run
+once more with each of these layouts, as many beside each other as there are GPUs for, and adds their losses to the record. All have
+the same batches, so the curve goes on if the losses of the killed run part from those of the first undisturbed one by no more than
+those of other undisturbed ones do. `apart`: by how many nats, on average and at most, within each part.
 
-`--undisturbed` runs the record's run again with each of these layouts, beside each other, and adds their losses to the record:
-how far runs part that nobody kills.
+Where there are GPUs for two runs, an undisturbed one with the first layout goes on beside the killed one. Needs 60 GB of disk, with
+the 8B 200 GB. `--device cpu` tries it with a tiny model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from math import prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -40,7 +42,7 @@ AFTER = 5  # steps after a commit, until a run is killed
 MODELS = {
     "tiny": ("--preset=tiny", "--batch.sequence_length=128", "--batch.global_batch_size=8", "--batch.micro_batch_size=2"),
     "1b": ("--preset=llama-3.2-1b", "--batch.sequence_length=4096", "--batch.global_batch_size=8", "--batch.micro_batch_size=2"),
-    "8b": ("--preset=llama-3-8b", "--batch.sequence_length=8192", "--batch.global_batch_size=4", "--batch.micro_batch_size=1"),
+    "8b": ("--preset=llama-3-8b", "--batch.sequence_length=8192", "--batch.global_batch_size=8", "--batch.micro_batch_size=1"),
 }  # fmt: skip
 
 
@@ -48,6 +50,18 @@ def words_of(layout: str) -> list[str]:
     """A layout's settings; what it leaves out is 1, or 0 for ZeRO."""
     given = {"dp": "1", "tp": "1", "pp": "1", "zero": "0"} | dict(part.split("=") for part in layout.split(","))
     return [f"--parallel.{key}={value}" for key, value in given.items()]
+
+
+def world(layout: str) -> int:
+    """Ranks of a layout."""
+    return prod(int(value) for key, value in (part.split("=") for part in layout.split(",")) if key != "zero")
+
+
+def gpus_of(number: int, layout: str) -> str:
+    """GPUs of run number so and so of those beside each other; "": this machine's, where it has none to choose from."""
+    if torch.cuda.device_count() < 2 * world(layout):
+        return ""
+    return ",".join(str(world(layout) * number + at) for at in range(world(layout)))
 
 
 class Part:
@@ -81,6 +95,11 @@ class Part:
         kill_run(self.process)
         return found
 
+    def losses(self, steps: int) -> list[float]:
+        """Of the run's steps until now, those before this part too."""
+        found = {step: loss for step, loss, _ in steps_of(self.folder / "latest")}
+        return [found[step] for step in range(1, steps + 1)]
+
     @property
     def _seconds(self) -> float:
         return round(time.monotonic() - self.begun, 1)
@@ -98,51 +117,62 @@ def settings(model: str, device: str, steps: int) -> list[str]:
             "--training.validation_every=0"]  # fmt: skip
 
 
-def curves(
-    at: Path, given: Sequence[str], layouts: Sequence[str], steps: int, every: int, limit: float
-) -> dict[str, Any]:
-    """Both runs."""
+def batched(every: Iterable[Any], n: int) -> Iterator[list[Any]]:
+    """n at a time: Python 3.12 has it."""
+    left = iter(every)
+    while some := list(islice(left, n)):
+        yield some
+
+
+def undisturbed(at: Path, given: Sequence[str], layouts: Sequence[str], steps: int, limit: float) -> Iterator[Any]:
+    """Runs that nobody kills: as many at a time as there are GPUs for."""
+    for some in batched(enumerate(layouts), max(1, torch.cuda.device_count() // world(layouts[0]))):
+        parts = list[tuple[str, Part]]()
+        for number, layout in some:
+            folder, gpus = at / f"undisturbed{number}", gpus_of(len(parts), layout)
+            part = Part([*given, f"--output.folder={folder}", *words_of(layout)], folder, limit, gpus)
+            atexit.register(kill_run, part.process)
+            parts.append((layout, part))
+        for layout, part in parts:
+            yield {"layout": layout, **part.to_the_end(steps), "losses": part.losses(steps)}
+
+
+def killed(at: Path, given: Sequence[str], layouts: Sequence[str], steps: int, every: int, limit: float) -> Any:
+    """The run that is killed: its parts and losses, and those of one beside it."""
+    folder, parts, others = at / "killed", list[dict[str, Any]](), list[dict[str, Any]]()
     base = [*given, f"--checkpoint.every={every}", "--checkpoint.keep=1", "--checkpoint.asynchronous=true"]
-    killed, whole, parts = at / "killed", at / "whole", list[dict[str, Any]]()
-    beside = torch.cuda.device_count() >= 4
-    undisturbed = [*given, f"--output.folder={whole}", *words_of(layouts[0])]
-    never = Part(undisturbed, whole, len(layouts) * limit, "2,3") if beside else None
-    if never is not None:
-        atexit.register(kill_run, never.process)
+    beside = torch.cuda.device_count() >= 2 * world(layouts[0])
+    whole = [*given, f"--output.folder={at / 'whole'}", *words_of(layouts[0])]
+    other = Part(whole, at / "whole", len(layouts) * limit, gpus_of(1, layouts[0])) if beside else None
+    if other is not None:
+        atexit.register(kill_run, other.process)
     for number, layout in enumerate(layouts):
-        words = [*words_of(layout)]
-        words = (
-            [f"--resume={(killed / 'latest').resolve()}", *words]
-            if number
-            else [*base, f"--output.folder={killed}", *words]
-        )
-        part = Part(words, killed, limit, "0,1" if beside else "")
+        begin = [f"--resume={(folder / 'latest').resolve()}"] if number else [*base, f"--output.folder={folder}"]
+        part = Part([*begin, *words_of(layout)], folder, limit, gpus_of(0, layout))
         last = number == len(layouts) - 1
         parts.append({"layout": layout} | (part.to_the_end(steps) if last else part.until_saved(every * (number + 1))))
         print(parts[-1], flush=True)
-    losses = {step: loss for step, loss, _ in steps_of(killed / "latest")}
-    ended = (never or Part(undisturbed, whole, limit)).to_the_end(steps)
-    expected = {step: loss for step, loss, _ in steps_of(whole / "latest")}
-    first = 1
-    for part in parts:
-        until = part.get("newest_checkpoint", steps)
-        apart = [abs(losses[n] - expected[n]) for n in range(first, until + 1)]
-        part["apart"], first = {"mean": fmean(apart), "most": max(apart)}, until + 1
-    return {"steps": steps, "parts": parts, "whole": ended, "losses": [losses[n] for n in range(1, steps + 1)],
-            "losses_of_whole": [expected[n] for n in range(1, steps + 1)]}  # fmt: skip
+    if other is not None:
+        others = [{"layout": layouts[0], **other.to_the_end(steps), "losses": other.losses(steps)}]
+    return {"steps": steps, "parts": parts, "losses": part.losses(steps), "undisturbed": others}
 
 
-def again(at: Path, given: Sequence[str], layouts: Sequence[str], steps: int, limit: float) -> list[dict[str, Any]]:
-    """Undisturbed runs beside each other, on two GPUs each."""
-    folders = [at / f"again{number}" for number in range(len(layouts))]
-    parts = list[Part]()
-    for number, (folder, layout) in enumerate(zip(folders, layouts, strict=True)):
-        gpus = f"{2 * number},{2 * number + 1}" if torch.cuda.is_available() else ""
-        parts.append(Part([*given, f"--output.folder={folder}", *words_of(layout)], folder, limit, gpus))
-        atexit.register(kill_run, parts[-1].process)
-    ended = [part.to_the_end(steps) for part in parts]
-    return [{"layout": layout, **end, "losses": [loss for _, loss, _ in steps_of(folder / "latest")][:steps]}
-            for layout, folder, end in zip(layouts, folders, ended, strict=True)]  # fmt: skip
+def compare(record: dict[str, Any]) -> None:
+    """How far the killed run and others are from the first undisturbed one."""
+    if not record["undisturbed"]:
+        return
+    (first, *others), begin = record["undisturbed"], 0
+    for part in record["parts"]:
+        end = part.get("newest_checkpoint", record["steps"])
+        part["apart"], begin = apart(record["losses"][begin:end], first["losses"][begin:end]), end
+    for other in others:
+        other["apart"] = apart(other["losses"], first["losses"])
+
+
+def apart(some: Sequence[float], others: Sequence[float]) -> dict[str, float]:
+    """On average and at most."""
+    nats = [abs(a - b) for a, b in zip(some, others, strict=True)]
+    return {"mean": fmean(nats), "most": max(nats)}
 
 
 def main() -> None:
@@ -158,27 +188,36 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=None, help="where runs lie, for example /dev/shm")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds of a part")
     asked = parser.parse_args()
-    old = json.loads(asked.out.read_text()) if asked.undisturbed else None
-    model = old["model"] if old else asked.model or ("1b" if asked.device == "cuda" else "tiny")
-    given = settings(model, asked.device, old["steps"] if old else asked.steps)
+    record = json.loads(asked.out.read_text()) if asked.undisturbed else new_record(asked)
+    given = settings(record["model"], asked.device, record["steps"])
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True, dir=asked.folder) as folder:
-        if old:
-            old["undisturbed"] = again(Path(folder), given, asked.undisturbed, old["steps"], asked.limit)
-            asked.out.write_text(json.dumps(old, indent=1) + "\n")
-            return
-        found = curves(Path(folder), given, asked.layouts, asked.steps, asked.every, asked.limit)
-    device = torch.cuda.get_device_name() if asked.device == "cuda" else "cpu"
-    words = [word.removeprefix("--") for word in MODELS[model]]
-    record = {
+        if asked.undisturbed:
+            for run in undisturbed(Path(folder), given, asked.undisturbed, record["steps"], asked.limit):
+                record["undisturbed"].append(run)
+                write(asked.out, record)
+        else:
+            record |= killed(Path(folder), given, asked.layouts, asked.steps, asked.every, asked.limit)
+            write(asked.out, record)
+
+
+def new_record(asked: argparse.Namespace) -> dict[str, Any]:
+    """What a record begins with."""
+    model = asked.model or ("1b" if asked.device == "cuda" else "tiny")
+    return {
         **provenance("python benchmarks/killed_curve.py", asked.commit),
-        "device": device,
+        "device": torch.cuda.get_device_name() if asked.device == "cuda" else "cpu",
         "torch": torch.__version__,
         "model": model,
-        "run": words,
-        **found,
+        "run": [word.removeprefix("--") for word in MODELS[model]],
+        "steps": asked.steps,
     }
-    asked.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps(record["parts"], indent=1))
+
+
+def write(out: Path, record: dict[str, Any]) -> None:
+    """Write it, with what differs, and say that."""
+    compare(record)
+    out.write_text(json.dumps(record, indent=1) + "\n")
+    print([part.get("apart") for part in (*record["parts"], *record["undisturbed"])], flush=True)
 
 
 if __name__ == "__main__":
