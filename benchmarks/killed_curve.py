@@ -137,9 +137,11 @@ def undisturbed(at: Path, given: Sequence[str], layouts: Sequence[str], steps: i
             yield {"layout": layout, **part.to_the_end(steps), "losses": part.losses(steps)}
 
 
-def killed(at: Path, given: Sequence[str], layouts: Sequence[str], steps: int, every: int, limit: float) -> Any:
-    """The run that is killed: its parts and losses, and those of one beside it."""
-    folder, parts, others = at / "killed", list[dict[str, Any]](), list[dict[str, Any]]()
+def killed(
+    at: Path, given: Sequence[str], layouts: Sequence[str], steps: int, every: int, limit: float
+) -> Iterator[dict[str, Any]]:
+    """The run that is killed: its parts and losses until now, after each part; at last those of one beside it too."""
+    folder, parts = at / "killed", list[dict[str, Any]]()
     base = [*given, f"--checkpoint.every={every}", "--checkpoint.keep=1", "--checkpoint.asynchronous=true"]
     beside = torch.cuda.device_count() >= 2 * world(layouts[0])
     whole = [*given, f"--output.folder={at / 'whole'}", *words_of(layouts[0])]
@@ -152,9 +154,10 @@ def killed(at: Path, given: Sequence[str], layouts: Sequence[str], steps: int, e
         last = number == len(layouts) - 1
         parts.append({"layout": layout} | (part.to_the_end(steps) if last else part.until_saved(every * (number + 1))))
         print(parts[-1], flush=True)
+        until = parts[-1].get("newest_checkpoint", steps)
+        yield {"parts": parts, "losses": part.losses(until), "undisturbed": []}
     if other is not None:
-        others = [{"layout": layouts[0], **other.to_the_end(steps), "losses": other.losses(steps)}]
-    return {"steps": steps, "parts": parts, "losses": part.losses(steps), "undisturbed": others}
+        yield {"undisturbed": [{"layout": layouts[0], **other.to_the_end(steps), "losses": other.losses(steps)}]}
 
 
 def compare(record: dict[str, Any]) -> None:
@@ -196,8 +199,8 @@ def main() -> None:
                 record["undisturbed"].append(run)
                 write(asked.out, record)
         else:
-            record |= killed(Path(folder), given, asked.layouts, asked.steps, asked.every, asked.limit)
-            write(asked.out, record)
+            for found in killed(Path(folder), given, asked.layouts, asked.steps, asked.every, asked.limit):
+                write(asked.out, record := record | found)
 
 
 def new_record(asked: argparse.Namespace) -> dict[str, Any]:
