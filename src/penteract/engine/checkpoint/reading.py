@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,12 @@ from penteract.engine.checkpoint.slices import DTYPES, NAMES, Slice, raw, view
 from penteract.errors import BadInput, Bug, CorruptData
 
 _SHOWN = 5  # names in a message
+_AHEAD = 2  # rectangles of a thread that are read and not yet copied
 
 
-def load(at: Path, wanted: Iterable[Slice]) -> dict[str, Any]:
-    """Fill each wanted tensor in place from the checkpoint `at`; returns the `extra` of `save`.
+def load(at: Path, wanted: Iterable[Slice], threads: int = 1) -> dict[str, Any]:
+    """Fill each wanted tensor in place from the checkpoint `at`; returns the `extra` of `save`. `threads`: how many
+    read and verify, ahead of this one, which copies.
 
     Only stored rectangles that overlap a wanted one are read. Each has one digest, so it is read as a whole and
     verified before the overlap is copied. Nothing is cast. Names, shapes, dtypes and completeness are checked before
@@ -36,11 +40,35 @@ def load(at: Path, wanted: Iterable[Slice]) -> dict[str, Any]:
             copies.setdefault(part.file, {}).setdefault(part, []).append((s, box))
     for file, parts in copies.items():
         with opened(at / file, next(iter(parts)).key) as handle:
-            for part, targets in parts.items():
-                tensor = checked(at / file, handle, part, NAMES[targets[0][0].tensor.dtype])
-                for s, box in targets:
+            dtypes = [(part, NAMES[targets[0][0].tensor.dtype]) for part, targets in parts.items()]
+            for part, tensor in _read(at / file, handle, dtypes, threads):
+                for s, box in parts[part]:
                     view(s.tensor.detach(), box, s.offset).copy_(view(tensor, box, part.box[0]))
     return stored.extra
+
+
+def _read(
+    path: Path, handle: Any, parts: Iterable[tuple[StoredBox, str]], threads: int
+) -> Iterator[tuple[StoredBox, torch.Tensor]]:
+    """Stored rectangles of a file, verified, in order. Digests take longer than anything else here, and let other
+    threads run. Few are read ahead, as each may be a large part of a model."""
+    with ThreadPoolExecutor(threads, "load") as pool:
+        ahead = deque[tuple[StoredBox, Future[torch.Tensor]]]()
+        try:
+            for part, dtype in parts:
+                ahead.append((part, pool.submit(checked, path, handle, part, dtype)))
+                if len(ahead) >= _AHEAD * threads:
+                    yield _next(ahead)
+            while ahead:
+                yield _next(ahead)
+        finally:
+            for _, left in ahead:
+                left.cancel()
+
+
+def _next(ahead: deque[tuple[StoredBox, Future[torch.Tensor]]]) -> tuple[StoredBox, torch.Tensor]:
+    part, tensor = ahead.popleft()
+    return part, tensor.result()
 
 
 def extra(at: Path) -> dict[str, Any]:

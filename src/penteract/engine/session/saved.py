@@ -71,11 +71,11 @@ def saved_bytes(p: Program) -> int:
     return elements * dtype_of("stat", p.precision).itemsize
 
 
-def load_state(at: Path, p: Program, state: TrainingState) -> dict[str, Any]:
-    """Fill the state of this rank from a checkpoint; returns the checkpoint's `extra`."""
+def load_state(at: Path, p: Program, state: TrainingState, threads: int = 1) -> dict[str, Any]:
+    """Fill the state of this rank from a checkpoint, read by so many threads; returns the checkpoint's `extra`."""
     widened, stored = _widened(p, state), manifest.read(at).tensors
     wanted = [s for s in _slices(p, state, widened) if not s.name.endswith(RECIPE_STATE) or _is_stored(s, stored)]
-    extra = checkpoint.load(at, wanted)
+    extra = checkpoint.load(at, wanted, threads)
     for kind, wide in widened.items():
         for flat, values in zip(state.flats, wide, strict=True):
             kept = flat.kept(kind)

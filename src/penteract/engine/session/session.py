@@ -17,6 +17,7 @@ import torch
 
 from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.data import Samples, check_vocabulary, open_samples, open_tokenizer
+from penteract.engine.device.cpu_affinity import threads_of
 from penteract.engine.device.device import device_of
 from penteract.engine.rank.failures import from_exception
 from penteract.engine.rank.rank import Rank
@@ -137,7 +138,7 @@ class Session:
 
         def load(at: Path) -> dict[str, Any]:
             recipe_state.restore(trainer.state)  # of a checkpoint that could not be read, nothing stays
-            return load_state(at, trainer.program, trainer.state)
+            return load_state(at, trainer.program, trainer.state, threads_of(self.rank.count_here()))
 
         extra = self.checkpoints.load(load)
         after_load(trainer.run)
