@@ -23,6 +23,12 @@ def triton_kernels() -> str:
          f"{row['TFLOP/s']:.0f} TFLOP/s" if "TFLOP/s" in row else f"{row['GB/s'] / 1e3:.2f} TB/s")
         for row in record("expert_kernels_h200")["rows"] if "phase" in row and row.get("GB/s", 1e3) > 300
     ]  # fmt: skip
+    in_step = record("router_in_a_step")
+    routers = [
+        (phase.replace("_", " "), name, one["device"], f"{sum(kernels.values()):.0f}",
+         ", ".join(f"{what} {us:.0f}" for what, us in kernels.items()))
+        for name, one in in_step["parts"].items() for phase, kernels in one["us_a_call"].items()
+    ]  # fmt: skip
     return section(
         "Triton kernels against plain torch",
         f"""\
@@ -30,12 +36,15 @@ Triton kernels that read and write each tensor once, and the reference kernels i
 (4,096 for the loss). Each kernel was first compared with the reference in fp32. A copy of device memory reaches
 {copy / 1e3:.2f} TB/s.
 
-The second table has routing, and the matrix products of 128 experts with 131,072 rows.
+The second table has routing, and the matrix products of 128 experts with 131,072 rows. The third has a router in a step,
+by its trace: with the choice of experts by plain torch, and by one kernel each way. Both are of 16,384 tokens, but not of one
+card. A step of 4 layers took {in_step["step_of_4_layers"]["measured_ms"]:.1f} ms there, {in_step["step_of_4_layers"]["planned_ms"]:.1f} planned.
 
 Falls short: slower than plain torch: {"; ".join(slower)}.""",
         table("op | phase | plain torch, ms | Triton, ms | TB/s", rows),
         table("op | phase | kernel | ms | speed", experts),
-        records=["one_pass_h200.json", "expert_kernels_h200.json", "ceilings_8xh200.json"],
+        table("phase of a router | choice | device | µs a call | of that", routers),
+        records=["one_pass_h200.json", "expert_kernels_h200.json", "router_in_a_step.json", "ceilings_8xh200.json"],
     )
 
 
