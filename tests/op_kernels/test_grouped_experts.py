@@ -48,7 +48,7 @@ def test_a_result_made_beside_does_what_it_declares(case: Case, precision: str) 
     assert check(case, precision, GROUPED["grouped"], EMULATED["expert_linear"]) == []
 
 
-def _poisoned(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+def poisoned(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Nobody has written what experts without rows have."""
     made = emulated(a, b, offsets)
     if b.dim() == 2:
@@ -60,7 +60,7 @@ def _poisoned(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_torch_s_own_computes_the_same(case: Case, precision: str) -> None:
     """Its FLOPs are not counted by torch, and a poisoned result's mask is memory: values alone are looked at."""
-    for product in (by_torch, _poisoned):
+    for product in (by_torch, poisoned):
         found = check(case, precision, GROUPED["grouped"], expert_products(MadeBeside(product)))
         assert [line for line in found if "FLOPs" not in line and "workspace" not in line] == []
 

@@ -182,7 +182,7 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         {"cuda": f"{_FP8_TRITON}.fp8:FP8"}),
         Implementation(
             "grouped", by_groups("grouped"),
-            {"cuda": f"{_GROUPED}:GROUPED", "cpu": f"{_GROUPED}:EMULATED"}, aligned_rows,
+            {"cuda": f"{_RUNS}.kernels.triton.grouped_experts:GROUPED", "cpu": f"{_GROUPED}:EMULATED"}, aligned_rows,
             ("cpu",),
         ),
         Implementation("quack", by_groups("quack"), {"cuda": f"{_GROUPED}:QUACK"}, aligned_rows, library=("cuda",)),

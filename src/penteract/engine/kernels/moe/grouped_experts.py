@@ -95,8 +95,11 @@ class MadeBeside:
         put(out, self.product(a, b, offsets), add)
 
     def sums(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
+        """Copied `into` the bucket, or added to it."""
+        self.put_sums(self.product(a, b, offsets), offsets, into, add)
+
+    def put_sums(self, made: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
         """What the product leaves for experts without rows is not said: it is cleared."""
-        made = self.product(a, b, offsets)
         none = offsets[1:] == offsets[:-1]
         put(into, made.masked_fill_(none[:, None, None], 0.0), add)
 
@@ -207,6 +210,5 @@ class Quack:
 
 WITHOUT_GPU = {"QUACK": quack_without_gpu(_load)}
 PACKAGES = {"QUACK": _load}  # imported before a run's first step
-GROUPED = {"expert_linear": expert_products(MadeBeside(by_torch))}
 EMULATED = {"expert_linear": expert_products(MadeBeside(emulated))}
 QUACK = {"expert_linear": expert_products(Quack()), "expert_pair": expert_pair_products(Quack())}

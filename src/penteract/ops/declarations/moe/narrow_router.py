@@ -1,5 +1,5 @@
-"""Routing on GPUs: products whose factors have 16 bits, with statistics as exact as in fp32, and one kernel each way for
-the choice of experts.
+"""Routing on GPUs: products whose factors have 16 bits, with statistics as exact as in fp32, and one kernel each way to
+choose experts.
 
 A product of two 16-bit numbers is exact in fp32, so logits are those of fp32 but for the order of their sums. In
 backward the logits' gradient has 32 bits: it becomes `PARTS` numbers of 16 bits whose sum it is, side by side, and one
