@@ -91,10 +91,10 @@ def save_whole(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], **h
     return save_all(folder, step, [cut(tensors, {n: whole(t.shape) for n, t in tensors.items()}, 0)], **how)
 
 
-def load_whole(at: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def load_whole(at: Path, like: Mapping[str, torch.Tensor], threads: int = 1) -> dict[str, torch.Tensor]:
     """Whole tensors of these shapes and dtypes."""
     out = {name: torch.zeros_like(t) for name, t in like.items()}
-    load(at, [Slice(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in out.items()])
+    load(at, [Slice(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in out.items()], threads)
     return out
 
 

@@ -7,15 +7,18 @@ import logging
 import os
 import random
 import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from engine.checkpoint.shards import load_whole, noise, same, save_all, save_whole
-from penteract.engine.checkpoint import Slice, check, committed, latest, load, take, verify
+from penteract.engine.checkpoint import Slice, check, committed, latest, load, reading, take, verify
 from penteract.engine.checkpoint.boxes import digest
 from penteract.engine.checkpoint.durable import Room, write
+from penteract.engine.checkpoint.reading import checked
 from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
 
 TENSORS = {"w": noise((7, 5), torch.float32, 1), "b": noise((9,), torch.bfloat16, 2)}
@@ -56,6 +59,27 @@ def test_a_flip_in_any_element_of_a_tensor_is_found(tmp_path: Path, bit: int) ->
             load_whole(at, TENSORS)
         flipped(path, (kernel + 4 * element) * 8 + bit)
     verify(at)
+
+
+def test_of_many_tensors_read_at_once_the_damaged_one_is_named(tmp_path: Path) -> None:
+    """Few are read ahead of the one that is copied, and none is left to do when one is damaged."""
+    tensors = {f"{n:02d}": noise((1000,), torch.float32, n) for n in range(24)}
+    at = save_whole(tmp_path, 1, tensors)
+    assert same(load_whole(at, tensors, threads=4), tensors)
+    path, before, asked = at / "rank-00000.safetensors", threading.active_count(), list[Any]()
+
+    def counted(*about: Any) -> torch.Tensor:
+        asked.append(about)
+        return checked(*about)
+
+    begins = path.stat().st_size - sum(t.nbytes for t in tensors.values())
+    flipped(path, (begins + 13 * 4000) * 8)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(reading, "checked", counted)
+        with pytest.raises(CorruptData, match=r"rank-00000\.safetensors · found 13: its bytes"):
+            load_whole(at, tensors, threads=4)
+    assert len(asked) <= 14 + 2 * 4
+    assert threading.active_count() == before
 
 
 def test_a_file_of_another_rank_or_save_is_found(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ SHAPES = st.lists(st.integers(0, 9), min_size=0, max_size=3)
 
 @settings(max_examples=30)
 @given(data=st.data(), kinds=st.lists(st.tuples(SHAPES, DTYPES), min_size=1, max_size=3), world=st.integers(1, 4),
-       largest=st.sampled_from([writing.LARGEST_FILE, 1000, 300]))  # fmt: skip
+       largest=st.sampled_from([writing.LARGEST_FILE, 1000, 300]), threads=st.sampled_from([1, 3]))  # fmt: skip
 def test_any_cut_reads_any_other(
-    data: st.DataObject, kinds: list[tuple[list[int], torch.dtype]], world: int, largest: int
+    data: st.DataObject, kinds: list[tuple[list[int], torch.dtype]], world: int, largest: int, threads: int
 ) -> None:
     tensors = {f"layers.{i}.w": noise(shape, dtype, i) for i, (shape, dtype) in enumerate(kinds)}
     wrote, reads = ({n: data.draw(tilings(t.shape, world)) for n, t in tensors.items()} for _ in range(2))
@@ -39,7 +39,7 @@ def test_any_cut_reads_any_other(
         verify(at)
         for rank in range(world):
             empty = {n: torch.zeros_like(t) for n, t in tensors.items()}
-            assert load(at, cut(empty, reads, rank)) == extra
+            assert load(at, cut(empty, reads, rank), threads) == extra
             for n, cuts in reads.items():
                 for r, box in cuts:
                     expected = part(tensors[n], box) if r == rank else torch.zeros_like(part(tensors[n], box))
