@@ -18,7 +18,7 @@ from penteract.config.mesh import Mesh
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.kernels.triton.router import routers, split
+from penteract.engine.kernels.triton.moe.router import routers, split
 from penteract.ops.declarations.declaration import CallShapes, Product
 from penteract.ops.declarations.moe.narrow_router import PARTS, NarrowRouter
 from penteract.ops.tape import Site

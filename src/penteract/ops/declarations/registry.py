@@ -40,6 +40,7 @@ from penteract.ops.tape import Site
 
 _RUNS = "penteract.engine"
 _GROUPED = f"{_RUNS}.kernels.moe.grouped_experts"
+_MOE_TRITON = f"{_RUNS}.kernels.triton.moe"
 _FP8, _FP8_TRITON = f"{_RUNS}.kernels.quantised", f"{_RUNS}.kernels.triton.quantised"
 
 
@@ -172,7 +173,7 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         _wide("linear"),
     ),
     "logits": (_wide("logits"),),
-    "router": (Implementation("triton", narrow_router, {"cuda": f"{_RUNS}.kernels.triton.router:ROUTER"}),),
+    "router": (Implementation("triton", narrow_router, {"cuda": f"{_MOE_TRITON}.router:ROUTER"}),),
     "expert_linear": (
         Implementation(
             "fp8", with_recipe(scaled_experts, "reference"),
@@ -182,8 +183,7 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         {"cuda": f"{_FP8_TRITON}.fp8:FP8"}),
         Implementation(
             "grouped", by_groups("grouped"),
-            {"cuda": f"{_RUNS}.kernels.triton.grouped_experts:GROUPED", "cpu": f"{_GROUPED}:EMULATED"}, aligned_rows,
-            ("cpu",),
+            {"cuda": f"{_MOE_TRITON}.expert_sums:GROUPED", "cpu": f"{_GROUPED}:EMULATED"}, aligned_rows, ("cpu",),
         ),
         Implementation("quack", by_groups("quack"), {"cuda": f"{_GROUPED}:QUACK"}, aligned_rows, library=("cuda",)),
     ),

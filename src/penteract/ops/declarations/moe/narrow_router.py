@@ -75,8 +75,8 @@ class NarrowRouter(Router):
             return super().cost(rates, call, widths, registers)
         (one,) = self.products(*call)
         product = one if call.phase == "forward" else _of_parts(call.phase, one)
-        beside = [k.times * rates.moved(k.moved, k.walked) for k in self.traffic(*call, widths)]
-        return self.part, rates.product(product) + fsum(beside)
+        others = [k.times * rates.moved(k.moved, k.walked) for k in self.traffic(*call, widths)]
+        return self.part, rates.product(product) + fsum(others)
 
 
 def one_pass_choice(attrs: Attrs) -> bool:

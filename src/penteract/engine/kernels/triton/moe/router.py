@@ -101,11 +101,11 @@ def _choose(
     copy = tl.arange(0, COPIES)[None, :]
     weight = tl.zeros((ROWS, COPIES), tl.float32)
     expert = tl.zeros((ROWS, COPIES), tl.int32)
-    taken = tl.zeros((ROWS, COLUMNS), tl.int32)
+    chosen_of = tl.zeros((ROWS, COLUMNS), tl.int32)
     for k in tl.static_range(K):
         best = tl.max(left, axis=1)[:, None]
         found = left == best
-        taken += found.to(tl.int32)
+        chosen_of += found.to(tl.int32)
         expert = tl.where(copy == k, _place(best, COLUMNS), expert)
         weight = tl.where(copy == k, tl.sum(tl.where(found, x, 0.0), axis=1)[:, None], weight)
         left = tl.where(found, _NONE, left)
@@ -114,7 +114,7 @@ def _choose(
     to = row[:, None] * K + copy
     tl.store(chosen + to, narrow(weight * SCALE, chosen.dtype.element_ty), here & (copy < K))
     tl.store(experts + to, expert.to(tl.int64), here & (copy < K))
-    counts = tl.sum(tl.where(here, taken, 0), axis=0)
+    counts = tl.sum(tl.where(here, chosen_of, 0), axis=0)
     tl.atomic_add(choices + sequence * X + c, counts.to(tl.int64), (c < X) & (counts > 0))
 
 

@@ -10,8 +10,8 @@ from op_kernels.cases import Case
 from op_kernels.test_grouped_experts import CASES, NAN, poisoned
 from op_kernels.trial import check
 from penteract.engine.kernels.moe.grouped_experts import MadeBeside, expert_products
-from penteract.engine.kernels.triton import grouped_experts
-from penteract.engine.kernels.triton.grouped_experts import OnePassSums
+from penteract.engine.kernels.triton.moe import expert_sums
+from penteract.engine.kernels.triton.moe.expert_sums import OnePassSums
 from penteract.ops.declarations.moe.grouped_experts import GROUPED
 
 
@@ -27,7 +27,7 @@ def test_sums_are_put_into_their_bucket(case: Case, precision: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_of_several_tiles_each_is_put(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, add: bool) -> None:
     """As plain torch puts it, to the bit; where a product's rows are padded, by plain torch."""
-    monkeypatch.setattr(grouped_experts, "_TILE", 64)
+    monkeypatch.setattr(expert_sums, "_TILE", 64)
     generator = torch.Generator().manual_seed(0)
     offsets = torch.tensor([0, 3, 3, 8], dtype=torch.int32)
     made = torch.randn(3, 7, 24, generator=generator).bfloat16()

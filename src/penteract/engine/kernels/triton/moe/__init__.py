@@ -1,0 +1,1 @@
+"""Routing and experts by Triton kernels."""
