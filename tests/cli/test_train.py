@@ -1,8 +1,10 @@
 """`penteract train` up to the engine: what it hands over, and what it refuses."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from penteract.cli.resolve.predicted_run import predict_run
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.resolve.write_run_file import to_toml
 from penteract.config.rules.kernel_packages import PACKAGES
+from penteract.engine.doctor.machine import Torch
 
 Tell = Callable[..., Any]
 Calls = list[dict[str, Any]]
@@ -70,6 +73,34 @@ def test_all_packages_that_kernels_need_are_named_before_anything_starts(
     assert "this run's kernels" not in tell("train", "run.toml", "--slurm", "--dry-run", *contained).err
     monkeypatch.setattr("penteract.cli.train.packages_here", lambda: PACKAGES)
     assert tell("train", "run.toml").code == 0
+
+
+@pytest.mark.parametrize("verb", ["train", "profile"])
+def test_without_gpus_a_run_for_gpus_is_told_so_before_anything_starts(
+    tell: Tell, started: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Its memory is no matter then. Torch has the last word: a host may have GPUs that nothing else names."""
+    planned = ("plan", "llama-3.1-8b", "--gpus", "8xH200", "--fix", "dp=8,zero=2", "--out", "run.toml")
+    assert tell(*planned).code == 0
+    seen = Torch(version="2.9.0", cuda="12.8", reason="no NVIDIA driver is loaded")
+    monkeypatch.setattr("penteract.engine.doctor.probe.torch.torch", lambda: seen)
+    monkeypatch.setattr("penteract.cli.resolve.gpu_defaults.DRIVER", tmp_path / "none")
+    refused = tell(verb, "run.toml")
+    assert refused.code == 2 and refused.err.count("\n") == 1
+    told = r"error\[DEVICE\]: this run is for GPUs, and there is none here · kernels\.attention \(run\.toml:\d+\) "
+    assert re.match(told, refused.err)
+    assert (
+        "· found kernels.attention = fa4, kernels.elementwise = triton; no NVIDIA driver is loaded / allowed a GPU for "
+        "each rank, 8 in all · fix: train where GPUs are (penteract doctor says what a host has), or here on CPUs with "
+        "--kernels.attention reference --kernels.elementwise reference\n"
+    ) in refused.err
+    assert not started and not (tmp_path / "runs").exists() and not (tmp_path / "profiles").exists()
+    if verb == "train":
+        assert "precision.device = cuda; no NVIDIA driver" in tell("train", "--precision.device", "cuda").err
+        plain = ("--kernels.attention", "reference", "--kernels.elementwise", "reference")
+        assert tell("train", "run.toml", *plain).code == tell("train", "run.toml", "--draw").code == 0
+        monkeypatch.setattr("penteract.engine.doctor.probe.torch.torch", lambda: replace(seen, available=True))
+        assert tell("train", "run.toml").code == 0
 
 
 def test_the_engines_exit_code_is_the_programs(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:

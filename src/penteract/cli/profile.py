@@ -16,6 +16,7 @@ from cyclopts import Parameter
 
 from penteract.cli.resolve.folders import find_run
 from penteract.cli.resolve.gpu_defaults import card_here, settle_defaults
+from penteract.cli.resolve.needed_gpus import check_gpus
 from penteract.cli.resolve.weights import check_weights, find_weights, words_of
 from penteract.cli.resolve.world import launched
 from penteract.cli.torch_modules import torch_module
@@ -107,12 +108,14 @@ def _resolved(
         return resolve(path, preset, [*more, *words], place.world if place else None)
 
     resolved, line = again([]), ""
+    card = card_here(resolved.run.precision.device, launched=place is not None)
     if not trained:  # a run that was trained has its kernels in its file
-        card = card_here(resolved.run.precision.device, launched=place is not None)
         resolved, line = settle_defaults(resolved, card, again)
     if line and not json and (place is None or place.rank == 0):
         print(line)
     resolved, _ = settle_budget(resolved)
+    if place is None:  # a launcher's ranks find their own GPU
+        check_gpus(resolved, card)
     if weights:
         check_weights(weights, resolved)
     return resolved, str(path or preset or "preset tiny"), weights.path if weights else None

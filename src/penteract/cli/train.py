@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from penteract.cli.resolve.folders import find_run, has_checkpoint
+from penteract.cli.resolve.needed_gpus import check_gpus
 from penteract.cli.resolve.slurm_run import SlurmRun
 from penteract.cli.resolve.weights import check_resumable, check_weights, find_weights, words_of
 from penteract.cli.resolve.world import launched
@@ -111,6 +112,8 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
                 print(*chosen, sep="\n")
         compared = _compared(compare, resolved.run.out)
         _check_start(resolved, None if draw else card, slurm=slurm)
+        if not (slurm or draw or launch):  # a launcher's ranks find their own GPU
+            check_gpus(resolved, card)
         if not slurm and (launch is None or launch.rank == 0):  # which alone shows metrics
             _check_trackers(resolved)
         if weights:

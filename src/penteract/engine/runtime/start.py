@@ -94,7 +94,9 @@ def _with_room(resolved: Resolved, predicted: RunPrediction, *, quiet: bool) -> 
     if free is None:
         return resolved
     if allocated * world > free:
-        raise BadInput("MEMORY", f"{world} ranks of {show_bytes(allocated)} do not fit this host's free memory",
+        cpus = "" if resolved.run.precision.device == "cpu" else "; CPUs train it, as no GPU is here"
+        raise BadInput("MEMORY", f"{world} {'rank' if world == 1 else 'ranks'} of {show_bytes(allocated)} do not "
+                       f"fit this host's free memory{cpus}",
                        found=show_bytes(allocated * world), allowed=show_bytes(free),
                        fix="a smaller model or micro-batch; penteract.estimate shows what a layout takes")  # fmt: skip
     if not copied or (copied + (_OF_A_GPU if gpus else allocated)) * world <= free:
