@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import time
@@ -142,9 +143,30 @@ def test_a_number_that_cannot_be_is_refused_before_the_work(tell: Tell, monkeypa
     told = json.loads(tell(*few, "--top", 1000, "--json").out)
     listed, looked_at = len(told["layouts"]), told["counts"]["enumerated"]  # not all: some have more than they need
     assert listed < looked_at
-    assert f"found {looked_at} / allowed 1 to {listed} " in tell(*few, "--why", looked_at).err
+    long = [*few, "--top", 1000, "--why"]
+    refused = f"· --why · found {looked_at} / allowed 1 to {listed} · fix: --why {listed}\n"
+    assert tell(*long, looked_at).err == f"error[NUMBER]: no layout of that number {refused}"
     monkeypatch.setattr(sys.modules["penteract.planner.plan"], "Frontier", None)  # prices
-    assert f"found {looked_at + 1} / allowed 1 to {looked_at} " in tell(*few, "--why", looked_at + 1).err
+    assert f"found {looked_at + 1} / allowed 1 to {looked_at} " in tell(*long, looked_at + 1).err
+    wanted = "error[NUMBER]: the table has no layout of that number · --why · found 11 / allowed 1 to 10 (--top)"
+    assert tell(*few, "--why", 11).err == f"{wanted} · fix: --top 11 --why 11\n"
+
+
+def test_why_is_short_unless_all_is_asked_for(tell: Tell) -> None:
+    """The largest parts, with what the smaller ones add up to; every row with its formula only by --all."""
+    words = ["plan", *TINY_STEP, "--layout", "tp=2,pp=2,zero=1,mbs=4"]
+    plain, short, whole = (tell(*words, *more).out for more in ([], ["--why", 1], ["--why", 1, "--all"]))
+    added = short.count("\n") - plain.count("\n")
+    assert 15 < added < 30 and whole.count("\n") > short.count("\n") + 50
+    (title,) = re.findall(r"What takes the memory of the fullest GPU, of pipeline rank \d: (\S+ MiB), the", short)
+    assert f": {title}\n" in plain  # as the layout's own memory
+    assert sum(map(float, re.findall(r"(\d+\.\d)%  ", short))) == pytest.approx(300, abs=1.5)
+    assert "--why 1 --all prints every row with its formula" in short and "Rates, " not in short
+    for word in ("4·B·S·F/(cp·tp)", "Rates, ", "hidden size;"):
+        assert word in whole and word not in short, word
+    refused = tell(*words, "--all")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == "error[USAGE]: every row of which layout? · --all · found no --why · fix: --why 1 --all\n"
 
 
 def test_nothing_fits_is_told_and_is_an_error(tell: Tell) -> None:
@@ -331,6 +353,7 @@ def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, mo
         (["tiny", "--gpus", "8xH200", "--tokens", "0", "--layout", "mbs=1"], "error[VALUE]: not a number of tokens"),
         (["tiny", "--gpus", "1xH200", "--layout", "mbs=1", "--out", "no/run.toml"], "error[FILE]: cannot be written"),
         (["tiny", "--gpus", "1xH200", "--layout", "mbs=1", "--why", "2"], "error[NUMBER]: no layout of that number"),
+        (["llama-3.1-8b", "--gpus", "8xH200", "--why", "99"], "error[NUMBER]: the table has no layout of that number"),
     ],
 )
 def test_refusals_are_a_line_in_no_time(tell: Tell, words: list[str], line: str) -> None:

@@ -26,6 +26,7 @@ from penteract.config.precision.policy import RECIPES, Policy
 from penteract.ops.symbols import values
 from penteract.parallel.data import SHARD_MULTIPLE
 from penteract.readings.estimator import Estimator
+from penteract.readings.explain.largest import largest
 from penteract.readings.explain.terms import PART_OF, Why
 from penteract.readings.explain.why import why
 from penteract.readings.price import Price, price
@@ -218,6 +219,25 @@ def test_text_and_json() -> None:
     for heading in ("parameters", "gradients", "optimizer", "inputs", "activations saved for backward",
                     "FLOPs per rank and step", "communication, bytes per rank and step"):  # fmt: skip
         assert f"\n{heading}  " in "\n" + told.text()
+
+
+def test_the_largest_parts_and_the_rest_are_the_whole() -> None:
+    """Chunks of a stage, matrices of a module and collectives of parameters are one part each."""
+    told = why(DENSE, Layout(dp=2, tp=2, pp=2, gradient_accumulation_steps=4, zero=1), 64, "bf16")
+    for kinds in (("parameters",), ("flops",), ("wires",), ("parameters", "kept", "data")):
+        found = largest(told, kinds, 3)
+        assert found.total == sum(told.total(kind) for kind in kinds)
+        assert [part.value for part in found.parts] == sorted((part.value for part in found.parts), reverse=True)
+        every = largest(told, kinds, 100)
+        assert (every.others, every.rest) == (0, 0) and found.parts == every.parts[:3]
+        assert found.rest == sum(part.value for part in every.parts[3:]) and found.others == len(every.parts) - 3
+    matrices = [row.value for row in told.rows if row.kind == "parameters" and ".mlp." in row.what]
+    parameters = {part.name: part for part in largest(told, ("parameters",), 100).parts}
+    assert parameters["layers.*.mlp.*"].value == sum(matrices) and len(matrices) == 3
+    assert parameters["layers.*.mlp.*"].line == "model/mlp.py" and "layers.*.norm1.weight" in parameters
+    wires = [part.name for part in largest(told, ("wires",), 100).parts]
+    assert "reduce_scatter gradients of parameters" in wires and "all_gather updated parameters" in wires
+    assert len(wires) == len(set(zip(wires, [p.line for p in largest(told, ("wires",), 100).parts], strict=True)))
 
 
 SHARDED = [Layout(dp=4, zero=zero, gradient_accumulation_steps=2) for zero in (2, 3)]  # with ring buffers

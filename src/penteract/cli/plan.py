@@ -24,6 +24,7 @@ from penteract.planner.plan import Plan, estimator
 from penteract.planner.report.as_json import as_dict, budget
 from penteract.planner.report.as_text import as_text_whole, basis, spent, stopped, wrapped
 from penteract.planner.report.explain import contest, explain, named
+from penteract.planner.report.largest_parts import largest_parts
 from penteract.planner.report.memory_by_line import memory_by_line
 from penteract.planner.report.models_table import catalogue, catalogue_rows
 from penteract.planner.report.what_if import sentence, what_if
@@ -60,7 +61,9 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     top: Annotated[int, Parameter(help="How many layouts to show, the fastest first.")] = 10,
     why: Annotated[
         int | None,
-        Parameter(help="Explain the layout of this number: time, memory, and what would beat it.")] = None,
+        Parameter(help="Explain the layout of this number: what takes memory and time, what would beat it.")] = None,
+    all: Annotated[
+        bool, Parameter(negative="", help="With --why: every row of memory and work, with its formula.")] = False,
     layout: Annotated[str | None, Parameter(help="Estimate this layout alone: tp=2,pp=2,zero=1. dp follows.")] = None,
     fix: Annotated[
         str | None,
@@ -112,10 +115,11 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     check_options(top=top, why=why, seq=seq, usd_per_gpu_hour=usd_per_gpu_hour)
     training_tokens = _count(tokens) if tokens is not None else None
     _check_words(layout=layout, fix=fix, tokens=tokens, usd=usd_per_gpu_hour, draw=draw and json)
+    _check_why(why, top, searches=layout is None, every=all)
     check_files(out, trace, trace_pp_rank)
     with ProgressLine(shown=on_a_terminal() and not json) as line, report_if_stopped(out, trace):
         found = _unless_stopped(
-            model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
+            model, gpus, sequence_length=seq, batch=batch, top=top, layout=layout, fix=fix,
             tp_across_nodes=tp_across_nodes, precision=precision, parts=parts_of_precision(overrides), modules=modules,
             optimizer=optimizer, headroom=headroom, imbalance=imbalance, packages=packages, number=why or 1, watch=line,
         )  # fmt: skip
@@ -136,7 +140,9 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     if cost:
         print("\n" + wrapped(spent(cost, found.ask.cluster.gpus), _width()))
     if chosen:
-        _show(found, chosen, [*written, _next(why, out, fits=bool(found.counts.fit))], why=why is not None, draw=draw)
+        if why:
+            print("\n" + _where(found, chosen, every=all))
+        _show(found, chosen, [*written, _next(why, out, fits=bool(found.counts.fit), every=all)], draw=draw)
     return _exit_code(found)
 
 
@@ -148,10 +154,15 @@ def _exit_code(found: Plan) -> int:
     return refusal.exit_code
 
 
-def _show(found: Plan, chosen: Timed, last: Sequence[str], *, why: bool, draw: bool) -> None:
-    if why:
-        by_line = memory_by_line(found, chosen).text(width=min(100, _width() or 100))
-        print(f"\n{wrapped(basis(found), _width())}\n\n{by_line}")
+def _where(found: Plan, chosen: Timed, *, every: bool) -> str:
+    """Where the memory, work and messages of a layout come from: the largest parts, or `every` row and the rates."""
+    width = min(100, _width() or 100)
+    if not every:
+        return largest_parts(found, chosen, width)
+    return f"{wrapped(basis(found), _width())}\n\n{memory_by_line(found, chosen).text(width=width)}"
+
+
+def _show(found: Plan, chosen: Timed, last: Sequence[str], *, draw: bool) -> None:
     if draw:
         from penteract.schedule.draw import draw_generated  # imported here: most plans do without it
 
@@ -200,6 +211,15 @@ def _check_words(*, layout: str | None, fix: str | None, tokens: str | None, usd
                        fix="--tokens 1T")  # fmt: skip
 
 
+def _check_why(why: int | None, top: int, *, searches: bool, every: bool) -> None:
+    """Raise BadInput for a number that the table will not have, and for all rows of no layout."""
+    if every and why is None:
+        raise BadInput("USAGE", "every row of which layout?", where="--all", found="no --why", fix="--why 1 --all")
+    if searches and why is not None and why > top:
+        raise BadInput("NUMBER", "the table has no layout of that number", where="--why", found=why,
+                       allowed=f"1 to {top} (--top)", fix=f"--top {why} --why {why}")  # fmt: skip
+
+
 def _reasons(found: Plan, chosen: Timed, why: int | None) -> list[str]:
     lines = explain(found, chosen).lines()
     return lines + ([_what_if(found, chosen)] if why is not None and len(found.search.estimates) > 1 else [])
@@ -212,8 +232,10 @@ def _what_if(found: Plan, chosen: Timed) -> str:
     return sentence(named(found, two[1]), what_if(found, *two, estimator))
 
 
-def _next(why: int | None, out: Path | None, *, fits: bool) -> str:
-    rest = [] if why else ["--why 1 shows what would change it, and which lines its memory comes from"]
+def _next(why: int | None, out: Path | None, *, fits: bool, every: bool) -> str:
+    rest = [] if why else ["--why 1 shows what takes its memory and time, and what would change it"]
+    if why and not every:
+        rest.append(f"--why {why} --all prints every row with its formula, and where each rate comes from")
     if fits:
         rest += [f"penteract train {out}"] if out else ["--out run.toml writes a file for penteract train"]
     return "Next: " + "; ".join(rest) if rest else ""

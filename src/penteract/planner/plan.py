@@ -351,7 +351,8 @@ def _check(ask: Ask, case: Case, settle: Settle, where: str) -> None:
 
 
 def _no_such(n: int, most: int) -> BadInput:
-    return BadInput("NUMBER", "no layout of that number", found=n, allowed=f"1 to {most}", fix="1")
+    return BadInput("NUMBER", "no layout of that number", where="--why", found=n, allowed=f"1 to {most}",
+                    fix=f"--why {most}")  # fmt: skip
 
 
 def _most_first(refused: Counter[str]) -> dict[str, int]:
