@@ -17,9 +17,14 @@ def made(out: Path, name: str = "tiny") -> Path:
     return folder
 
 
-def test_a_new_run_is_the_latest(tmp_path: Path) -> None:
+def test_a_new_run_is_the_latest_once_it_trains(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "runs"
     first, second = made(out), made(out)
+    assert not (out / "latest").exists()
+    for begun in (first, second):
+        rundir.make_latest(begun, out)
+    made(refused := tmp_path / "refused")
+    assert not (refused / "latest").exists()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_tiny_[0-9a-f]{6}", first.name)
     assert first != second
     assert (out / "latest").resolve() == second.resolve()
@@ -38,7 +43,9 @@ def test_names_stay_below_the_folder(tmp_path: Path, name: str) -> None:
 
 def test_many_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(lambda _: made(tmp_path), range(24)))) == 24
+        folders = list(pool.map(lambda _: made(tmp_path), range(24)))
+        list(pool.map(lambda folder: rundir.make_latest(folder, tmp_path), folders))
+    assert len(set(folders)) == 24
     assert (tmp_path / "latest").is_dir()
 
 
@@ -47,8 +54,8 @@ def test_a_place_that_cannot_be_is_a_disk_failure(tmp_path: Path) -> None:
     with pytest.raises(DiskFailure):
         rundir.create(tmp_path / "file", "tiny")
     (tmp_path / "runs" / "latest" / "in the way").mkdir(parents=True)
-    with pytest.raises(DiskFailure, match="latest"):
-        rundir.create(tmp_path / "runs", "tiny")
+    with pytest.raises(DiskFailure, match=r"the newest run · .*latest"):
+        rundir.make_latest(made(tmp_path / "runs"), tmp_path / "runs")
 
 
 def test_errors_are_rows_and_torn_ones_are_left_out(tmp_path: Path) -> None:
@@ -72,9 +79,11 @@ def test_a_run_that_has_saved_nothing_begins_anew_in_its_folder(tmp_path: Path, 
     checkpoints = str(tmp_path / "disk") if elsewhere else "inside"
     for _ in range(3):
         assert rundir.create(out, "tiny", ["x"], checkpoints, into=mine) == mine
+        rundir.make_latest(mine, out)
         assert checkpoint_folder.find(mine, write=True).is_dir() and (out / "latest").resolve() == mine
         assert not elsewhere or checkpoint_folder.leads_to(mine, checkpoints)
     outside = rundir.create(out, "tiny", ["x"], into=tmp_path / "other")
+    rundir.make_latest(outside, out)
     assert outside.is_dir() and (out / "latest").resolve() == mine  # it leads to runs beside it alone
 
 

@@ -98,7 +98,7 @@ def _resolved(
     path, trained = Path(run) if run is not None else None, False
     out = next((w.partition("=")[2] for w in overrides if w.startswith("output.folder=")), "runs")
     if path is not None and (run == "latest" or path.is_dir()):
-        path, trained = find_run(str(run), out, flag="profile", needs="run.toml") / "run.toml", True
+        path, trained = find_run(str(run), out, flag="profile", needs="metrics.jsonl") / "run.toml", True
         init = init or (str(path.parent) if (path.parent / "checkpoints" / "latest").exists() else None)
     weights = find_weights(init, out, flag="--init") if init else None
     words = [*overrides] if weights is None else [*words_of(weights, path, preset, overrides), *overrides]

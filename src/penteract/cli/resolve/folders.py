@@ -43,7 +43,8 @@ def _has(run: Path, needs: str) -> bool:
 
 
 def _latest(out: Path, flag: str, needs: str) -> Path:
-    """`out`/latest if it holds `needs`, else the newest run that does: a failed start does not hide earlier runs."""
+    """`out`/latest if it holds `needs`, else the newest run that does. A run that was refused as it started holds
+    neither metrics nor checkpoints, so it is none of them."""
     link = out / "latest"
     if (link / _MARK).is_file() and _has(link, needs):
         return link.resolve()

@@ -1,7 +1,7 @@
 """A run's directory: everything that is stored about a run.
 
 `runs/2026-11-21_tiny_a1b2c3` holds `run.toml`, `command.txt`, `status.json`, `metrics.jsonl`, `checkpoints/`, `logs/`
-and, where something failed, `errors.jsonl`; `runs/latest` points at the newest.
+and, where something failed, `errors.jsonl`; `runs/latest` points at the newest that has begun to train.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def create(
     out: str | Path, name: str, command: Sequence[str] | None = None, checkpoints: str = INSIDE,
     into: Path | None = None,
 ) -> Path:  # fmt: skip
-    """A new run's directory below `out`, named by day, model and six random digits; `out/latest` points at it.
+    """A new run's directory below `out`, named by day, model and six random digits.
 
     `command`: what to write into `command.txt`; by default the arguments of this process. `checkpoints`: the
     `checkpoint.folder`. `into`: the directory, instead; a run that has saved nothing there begins anew. Raises
@@ -71,12 +71,25 @@ def create(
         checkpoint_folder.make_again(folder, checkpoints) if into else checkpoint_folder.make(folder, checkpoints)
         (folder / COMMAND).write_text(shlex.join(sys.argv if command is None else command) + "\n")
         write_status(folder, "created")
+    except OSError as e:
+        raise _not_made("a run's directory", e, out) from e
+    return folder
+
+
+def make_latest(folder: Path, out: str | Path) -> None:
+    """Let `out/latest` point at a run that begins to train: one that is refused as it starts is never the latest. It
+    leads to runs in `out` alone. Raises DiskFailure."""
+    out = Path(out)
+    try:
         if folder.resolve().parent == out.resolve():
             _point(out / LATEST, folder.name)
     except OSError as e:
-        raise DiskFailure("DISK", "could not make a run's directory", where=str(e.filename or out), found=e.strerror,
-                          fix="choose another --output.folder") from e  # fmt: skip
-    return folder
+        raise _not_made("the link to the newest run", e, out) from e
+
+
+def _not_made(what: str, e: OSError, out: Path) -> DiskFailure:
+    return DiskFailure("DISK", f"could not make {what}", where=str(e.filename2 or e.filename or out), found=e.strerror,
+                       fix="choose another --output.folder")  # fmt: skip
 
 
 def write_status(folder: Path, state: str, **more: Any) -> None:

@@ -168,6 +168,8 @@ class Session:
         await_kernels(self.spec, self.rank)
         under_way: Begun | None = None
         options = self.options
+        if self.rank.number == 0 and options.resume is None:
+            rundir.make_latest(options.folder, self.spec.out)
         outputs = step_outputs(self.spec, self.rank, options.folder, self._title(), first=self.first,
                                epoch=options.epoch, as_json=options.as_json)  # fmt: skip
         with outputs as shown, collected_between_steps(), self.saver.ending_writer():
