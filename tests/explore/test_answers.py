@@ -210,11 +210,14 @@ def test_every_part_of_a_layout_has_a_control() -> None:
     assert all(c["about"] and c["label"] for c in controls)
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "tiny-moe", "qwen3-30b-a3b"])
-def test_a_choice_is_refused_exactly_where_it_says_so(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [("llama-3.1-8b", "H200"), ("llama-3.1-8b", "A100-80GB"), ("tiny-moe", "H200"), ("qwen3-30b-a3b", "B200")],
+)
+def test_a_choice_is_refused_exactly_where_it_says_so(name: str, gpu: str) -> None:
     """The reason beside a choice is right, and a choice without one is legal."""
     length, batch = (256, 64) if name == "tiny-moe" else (4096, 128)
-    asked = question(name, "dp=4,tp=2,mbs=1,zero=1", sequence_length=length, global_batch_size=batch)
+    asked = question(name, "dp=4,tp=2,mbs=1,zero=1", sequence_length=length, global_batch_size=batch) | {"gpu": gpu}
     wrong, refusals = list[str](), 0
     for control, setting in ask("memory", asked)[0]["settings"].items():
         section, _, field = control.rpartition(".")
@@ -227,6 +230,15 @@ def test_a_choice_is_refused_exactly_where_it_says_so(name: str) -> None:
             if refused != bool(choice["why_not"]):
                 wrong.append(f"{control} = {choice['value']}: {choice['why_not']}")
     assert wrong == [] and refusals > 10
+
+
+def test_a_kernel_of_other_gpus_is_a_broken_rule_of_its_control() -> None:
+    kernels = dict(OPENING["layout"]) | {"attention": "fa4"}
+    row = ask("memory", dict(OPENING) | {"gpu": "A100-80GB", "layout": kernels})[0]
+    (broken,) = row["broken"]
+    assert broken["control"] == "layout.attention" and row["figures"] is None
+    assert broken["text"].startswith("the attention kernel 'fa4' is for other GPUs: A100-80GB")
+    assert broken["allowed"] == "9.0 (H100, H100-PCIe, H200)"
 
 
 def is_refused(asked: Json) -> bool:

@@ -204,6 +204,20 @@ def test_what_jobs_need_is_refused_where_there_are_none(words: list[str], capsys
     assert "only jobs of Slurm need that" in capsys.readouterr().err
 
 
+def test_the_packages_of_kernels_are_named_and_those_of_other_gpus_no_case(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "llama-3.2-1b", "--grid", "kernels.attention=fa4/cudnn", "batch.global_batch_size=8", "--dry-run"]
+    line = "Needs flash-attn-4 on the GPUs' hosts: pip install 'penteract[gpu]'\n"
+    assert main([*words, "--gpus", "2xH200"]) == 0
+    told = capsys.readouterr().out
+    assert line in told and "2 cases to run" in told
+    assert main([*words, "--gpus", "2xA100"]) == 0
+    told = capsys.readouterr().out
+    assert "not a case: attention-fa4: the attention kernel 'fa4' is for other GPUs, kernels.attention\n" in told
+    assert line not in told and "1 cases to run" in told
+    assert main([*words[:2], "--top", "2", "--gpus", "2xA100", "--fix", "attention=fa4", "--dry-run"]) == 2
+    assert "error[KERNEL]: the attention kernel 'fa4' is for other GPUs · --fix attention" in capsys.readouterr().err
+
+
 def test_a_grid_of_words() -> None:
     assert read_grid(["reshard_after_step=true/false"]) == {"parallel.reshard_after_step": (True, False)}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penteract import plan
@@ -70,10 +72,45 @@ def test_only_kernels_that_are_called_need_a_package() -> None:
     assert not torches.packages
     without_gate = plan("gpt2", "8xH200", sequence_length=1024, batch="16seqs", layout="attention=cudnn")
     assert without_gate.best.layout.fuse == FUSIONS and not without_gate.packages
-    asked = {"sequence_length": 1024, "batch": "8seqs"}
-    pinned = plan("llama-3.2-1b", "1xA100", layout="fuse=all+glu,attention=fa4", **asked)  # type: ignore[arg-type]
-    assert pinned.best.layout.fuse == EVERY_FUSION and not pinned.packages
-    assert packages_needed(pinned.ask.model, pinned.best.layout) == PACKAGES
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "held", "told"),
+    [
+        ("llama-3.2-1b", "1xA100", "attention=fa4", "the attention kernel 'fa4' is for other GPUs"),
+        (
+            "llama-3.2-1b",
+            "1xB200",
+            "attention=cudnn/fa4_documents",
+            "the attention kernel 'fa4_documents' is for other",
+        ),
+        ("llama-3.2-1b", "1xMI300X", "fuse=all+glu", "the fusion 'glu' is for other GPUs"),
+        ("qwen3-30b-a3b", "8xB200", "experts=quack", "the experts' kernel 'quack' is for other GPUs"),
+        ("qwen3-30b-a3b", "8xA100", "experts=grouped", "the experts' kernel 'grouped' is for other GPUs"),
+    ],
+)
+def test_kernels_of_other_gpus_are_refused(model: str, gpus: str, held: str, told: str) -> None:
+    """Pinned, or of one layout; with the GPUs that they are for, and the fastest kernel here."""
+    asked: dict[str, Any] = {"sequence_length": 1024, "batch": "8seqs"}
+    setting = held.partition("=")[0]
+    with pytest.raises(BadInput, match=told) as found:
+        plan(model, gpus, fix=held, **asked)
+    assert found.value.where == f"--fix {setting}" and "H200" in found.value.allowed
+    fastest = found.value.fix.removeprefix("--fix ").partition(",")[0]
+    if "/" not in held:
+        with pytest.raises(BadInput, match=told) as one:
+            plan(model, gpus, layout=f"zero=3,recompute=full,{held}", **asked)
+        assert one.value.where == f"--layout {setting}" and one.value.allowed == found.value.allowed
+    assert plan(model, gpus, layout=f"zero=3,recompute=full,{fastest}", **asked).best.time.seconds > 0
+
+
+def test_what_finds_nothing_is_for_every_gpu() -> None:
+    """The fusion glu without a gate, or with element-wise kernels of torch; experts' kernels without experts."""
+    asked: dict[str, Any] = {"sequence_length": 1024, "batch": "8seqs"}
+    for model, layout in (
+        ("gpt2", "fuse=all+glu"), ("llama-3.2-1b", "fuse=all+glu,elementwise=reference"), ("gpt2", "experts=quack"),
+    ):  # fmt: skip
+        assert not plan(model, "1xA100", layout=layout, **asked).packages
 
 
 @pytest.mark.parametrize("packages", ["none", ",".join(sorted(PACKAGES))])

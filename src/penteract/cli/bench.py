@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 from penteract.cli.benching.running import run_folder
 from penteract.cli.benching.slurm_jobs import batches, cases_of_jobs, left_open, slurm_words
 from penteract.cli.benching.sweep_options import OUT, SweepOptions, question_of
-from penteract.cli.benching.sweep_tables import planned, show
+from penteract.cli.benching.sweep_tables import packages_line, planned, show
 from penteract.cli.benching.sweep_verbs import compare_sweeps, show_results, status
 from penteract.cli.resolve.gpu_defaults import Again, card_here, settle_defaults
 from penteract.config.resolve.resolved_run import Resolved
@@ -131,6 +131,8 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
             make(folder, made, cases)
             for name, why in cases.refused:
                 print(f"not a case: {name}: {why}", file=sys.stderr)
+            for line in packages_line(cases):
+                print(line, file=sys.stderr)
     return run_folder(folder, json=json)
 
 

@@ -203,7 +203,7 @@ def _memory(asked: Asked, pp_rank: int | None) -> MemoryAnswer:
     try:
         plan = plan_one(asked.ask, asked.settings, estimator)
     except BadInput as error:
-        if error.code not in ("LAYOUT", "OP", "BUDGET"):
+        if error.code not in ("LAYOUT", "OP", "BUDGET", "KERNEL"):
             raise
         broken = _broken(asked, error)
         mended = _repair(asked, repair(replace(case, world=None), settle)) if error.code == "LAYOUT" else None

@@ -34,6 +34,7 @@ from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.recompute import WHOLE, MemoryBudget, name_of, ops_of
 from penteract.config.rules.case import KEYS
 from penteract.config.rules.expert_kernels import fastest_experts
+from penteract.config.rules.kernel_gpus import check_kernels_for
 from penteract.config.rules.kernel_limits import fastest_attention, fastest_elementwise, fastest_fusions
 from penteract.config.rules.kernel_packages import PACKAGES
 from penteract.config.run import Optimizer
@@ -154,6 +155,20 @@ class Ask:
     def usable(self) -> int:
         """Bytes of a GPU that tensors may take; 0 if its memory is not known."""
         return self.cluster.usable(self.headroom)
+
+
+def check_kernels(ask: Ask, layout: Layout, flag: str) -> None:
+    """Refuse kernels that the GPUs of a question cannot run, with the fastest that they can."""
+
+    def fastest(setting: str) -> str:
+        able = {
+            "attention": ask.attention(layout.cp, layout.cp_method), "experts": ask.experts(layout.expert_tp),
+            "fuse": fusions_word(ask.fuse(layout.tp, layout.elementwise)),
+        }  # fmt: skip
+        return f"{flag} {setting}={able[setting]}, or leave {setting} out"
+
+    if ask.cluster.gpu is not None:
+        check_kernels_for(ask.model, layout, ask.cluster.gpu, lambda setting: f"{flag} {setting}", fastest)
 
 
 def recompute_of(layout: Layout) -> str:

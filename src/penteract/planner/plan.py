@@ -24,6 +24,7 @@ from penteract.planner.ask import (
     Ask,
     Values,
     budget_of,
+    check_kernels,
     edits_of,
     read_fusions,
 )
@@ -311,6 +312,7 @@ def exact(ask: Ask, settings: Mapping[str, Values]) -> Layout:
     _check(ask, case, settle, "--layout")
     with errors_for("--layout"):
         check_op_names(case.layout)
+    check_kernels(ask, case.layout, "--layout")
     c, tp = ask.cluster, case.layout.tp
     if not ask.tp_across_nodes and crosses_node(tp, c.gpus, c.gpus_per_node):
         allowed = ", ".join(str(n) for n in divisors(c.gpus_per_node) if c.gpus % n == 0)

@@ -13,6 +13,7 @@ from penteract.config.files.keys import find_key
 from penteract.config.files.machine_file import machine_named
 from penteract.config.hardware import HEADROOM, Cluster, check_cluster, cluster
 from penteract.config.hf import model_from_hf
+from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OPTIMIZERS, OptimizerName
 from penteract.config.precision.module_patterns import Pattern
@@ -23,7 +24,7 @@ from penteract.config.rules.kernel_packages import PACKAGES, packages_here, read
 from penteract.config.run import PARTS, Precision
 from penteract.errors import BadInput
 from penteract.model.precision_patterns import check_modules
-from penteract.planner.ask import Ask, Values, parse_batch
+from penteract.planner.ask import Ask, Values, check_kernels, parse_batch
 from penteract.planner.options import check_option, errors_for
 
 _USUAL_LENGTH = 8192  # tokens of a sequence, if the model has so many positions
@@ -78,11 +79,16 @@ def question(  # noqa: PLR0913 (a question has many parts)
                 c.gpu.peak("fp8")
     for p, elementwise in product((first, *also), (pins or {}).get("elementwise", ())):
         check_elementwise(elementwise, p, where="--fix elementwise", fix="--fix elementwise=reference")
-    return Ask(
+    ask = Ask(
         model=m, cluster=c, sequence_length=length, global_batch_size=sequences,
         precision=first, also=tuple(also), optimizer=_optimizer(optimizer), headroom=headroom,
         imbalance=imbalance, tp_across_nodes=tp_across_nodes, pins=pins or {}, packages=_packages(packages, gpus),
     )  # fmt: skip
+    for setting in ("attention", "experts", "fuse"):
+        for value in ask.pins.get(setting, ()):
+            kernels: dict[str, Any] = {"elementwise": ask.pins.get("elementwise", ("triton",))[-1], setting: value}
+            check_kernels(ask, Layout(**kernels), "--fix")
+    return ask
 
 
 def _packages(named: str | Collection[str] | None, gpus: str | Cluster) -> frozenset[str]:

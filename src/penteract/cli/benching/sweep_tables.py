@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from penteract.config.rules.kernel_packages import needs_packages, packages_needed
 from penteract.measure.bench.cases.case_cost import gpu_seconds
 from penteract.measure.bench.cases.sweep_cases import Expanded
 from penteract.measure.results.ranking import CLOSE, FIRST, PlanVerdict, RankedCase
@@ -53,7 +54,14 @@ def planned(cases: Expanded, settings: SweepSettings) -> Iterator[Table | str]:
         table.add_row(str(case.number), case.name, case.layout_text, str(case.ranks), memory, step, cost, why)
     yield table
     yield from (f"not a case: {name}: {why}" for name, why in cases.refused)
+    yield from packages_line(cases)
     yield _cost(runs, settings)
+
+
+def packages_line(cases: Expanded) -> tuple[str, ...]:
+    """What the kernels of cases need in addition to torch, as `plan` says it: a line, or none."""
+    runs = (one.run.run for one in cases.cases if one.case.predicted.fits is not False)
+    return needs_packages({name for run in runs for name in packages_needed(run.model, run.layout)})
 
 
 def _cost(runs: Sequence[SweepCase], settings: SweepSettings) -> str:

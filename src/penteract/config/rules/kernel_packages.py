@@ -23,6 +23,12 @@ def packages_needed(model: ModelSpec, layout: Layout) -> frozenset[str]:
     return frozenset(found | ({QUACK[0]} if glu else set()))
 
 
+def needs_packages(names: Collection[str]) -> tuple[str, ...]:
+    """That these are needed in addition to torch: a line, or none."""
+    text = " and ".join(sorted(names))
+    return (f"Needs {text} on the GPUs' hosts: pip install 'penteract[gpu]'",) if names else ()
+
+
 def packages_for(capability: tuple[int, int] | None) -> frozenset[str]:
     """Those that have kernels for GPUs of a compute capability."""
     limits = (*ATTENTION.values(), *EXPERTS.values())

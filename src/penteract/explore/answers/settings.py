@@ -13,6 +13,7 @@ from penteract.config.optimizers import OPTIMIZERS
 from penteract.config.precision.policy import RECIPES
 from penteract.config.rules.breaches import breaches
 from penteract.config.rules.case import Case
+from penteract.config.rules.kernel_gpus import for_other_gpus
 from penteract.explore.answers.controls import WORDS, key_of, leaf, names, word
 from penteract.explore.answers.questions import DEGREES, Asked
 from penteract.explore.schemas.page_schema import ControlChoice, ControlSetting, Question, Value
@@ -118,6 +119,10 @@ class Settings:
                 return _PART_EMPTY
             if not ask.tp_across_nodes and crosses_node(case.layout.tp, world, min(world, full)):
                 return CROSSES
+        if setting in _KERNELS and ask.cluster.gpu is not None:
+            for other in for_other_gpus(case.model, case.layout, ask.cluster.gpu.capability):
+                if other.setting == setting:
+                    return f"{other.what} is for other GPUs"
         found = breaches(case if setting in DEGREES else replace(case, world=None))
         at_fault = {at for at, _ in breaches(self.case)} if found else set[str]()
         new = [what for at, what in found if at not in at_fault or at == setting]
@@ -158,7 +163,8 @@ class Settings:
                 return ""
 
 
-_RULED = ("schedule", "cp_method", "attention", "loss", "elementwise", "experts", "collectives", "zero")
+_KERNELS = ("attention", "experts", "fuse")  # of which some are for some GPUs
+_RULED = ("schedule", "cp_method", "attention", "loss", "elementwise", "experts", "collectives", "zero", "fuse")
 
 
 def _own(page: Question, name: str) -> Value:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
+from penteract.config.rules.kernel_packages import needs_packages
 from penteract.model.count import parameters
 from penteract.planner.ask import EDITS, as_settings
 from penteract.planner.plan import NOT_REACHED, Plan
@@ -235,8 +236,7 @@ def as_text_whole(
 
 def packages_needed_by(plan: Plan) -> tuple[str, ...]:
     """What the layouts need in addition to torch: a line, or none."""
-    names = " and ".join(plan.packages)
-    return (f"Needs {names} on the GPUs' hosts: pip install 'penteract[gpu]'",) if names else ()
+    return needs_packages(plan.packages)
 
 
 def _instead(plan: Plan) -> str:

@@ -14,6 +14,7 @@ from penteract.config.recompute import name_of
 from penteract.config.resolve.resolved_run import Resolved, resolve
 from penteract.config.resolve.write_run_file import toml_value
 from penteract.config.rules.case import KEYS
+from penteract.config.rules.kernel_gpus import check_kernels_for
 from penteract.config.rules.kernel_packages import packages_here
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
@@ -109,7 +110,12 @@ def _resolved(asked: SweepQuestion, values: Mapping[str, Any], ranks: int | None
     def again(more: list[str]) -> Resolved:
         return resolve(asked.run or None, asked.preset or None, [*more, *own], ranks)
 
-    return settle_budget(settle(again([]), again))[0]
+    made = settle_budget(settle(again([]), again))[0]
+    if asked.gpus and (gpu := cluster(asked.gpus).gpu) is not None:
+        check_kernels_for(
+            made.run.model, made.run.layout, gpu, lambda setting: KEYS[setting], lambda setting: "another kernel"
+        )
+    return made
 
 
 # ---- layouts of a plan ---------------------------------------------------------------------------------------------
