@@ -131,8 +131,7 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
             make(folder, made, cases)
             for name, why in cases.refused:
                 print(f"not a case: {name}: {why}", file=sys.stderr)
-            for line in packages_line(cases):
-                print(line, file=sys.stderr)
+            print("".join(f"{line}\n" for line in packages_line(cases)), end="", file=sys.stderr)
     return run_folder(folder, json=json)
 
 

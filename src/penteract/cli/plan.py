@@ -21,7 +21,7 @@ from penteract.config.hardware import HEADROOM
 from penteract.errors import BadInput
 from penteract.planner.options import check_option, check_options
 from penteract.planner.plan import Plan, estimator
-from penteract.planner.report.as_json import as_dict, budget
+from penteract.planner.report.as_json import TrainingCost, as_dict, budget
 from penteract.planner.report.as_text import as_text_whole, basis, spent, stopped, wrapped
 from penteract.planner.report.explain import contest, explain, named
 from penteract.planner.report.largest_parts import largest_parts
@@ -60,10 +60,8 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     batch: Annotated[str, Parameter(help="Global batch size in tokens (1Mi) or sequences (128seqs).")] = "1Mi",
     top: Annotated[int, Parameter(help="How many layouts to show, the fastest first.")] = 10,
     why: Annotated[
-        int | None,
-        Parameter(help="Explain the layout of this number: what takes memory and time, what would beat it.")] = None,
-    all: Annotated[
-        bool, Parameter(negative="", help="With --why: every row of memory and work, with its formula.")] = False,
+        int | None, Parameter(help="Explain the layout of this number: its memory, and what would beat it.")] = None,
+    all: Annotated[bool, Parameter(negative="", help="With --why: every row, with its formula.")] = False,
     layout: Annotated[str | None, Parameter(help="Estimate this layout alone: tp=2,pp=2,zero=1. dp follows.")] = None,
     fix: Annotated[
         str | None,
@@ -137,12 +135,9 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         _print_json(found, {"budget": cost and asdict(cost), "explanation": reasons, "terms": terms}, written)
         return _exit_code(found)
     print(as_text_whole(found, chosen, searched, reasons, _width()))
-    if cost:
-        print("\n" + wrapped(spent(cost, found.ask.cluster.gpus), _width()))
     if chosen:
-        if why:
-            print("\n" + _where(found, chosen, every=all))
-        _show(found, chosen, [*written, _next(why, out, fits=bool(found.counts.fit), every=all)], draw=draw)
+        last = [*written, _next(why, out, fits=bool(found.counts.fit), every=all)]
+        _show(found, chosen, cost, last, why=why, every=all, draw=draw)
     return _exit_code(found)
 
 
@@ -162,7 +157,20 @@ def _where(found: Plan, chosen: Timed, *, every: bool) -> str:
     return f"{wrapped(basis(found), _width())}\n\n{memory_by_line(found, chosen).text(width=width)}"
 
 
-def _show(found: Plan, chosen: Timed, last: Sequence[str], *, draw: bool) -> None:
+def _show(
+    found: Plan,
+    chosen: Timed,
+    cost: TrainingCost | None,
+    last: Sequence[str],
+    *,
+    why: int | None,
+    every: bool,
+    draw: bool,
+) -> None:
+    if cost:
+        print("\n" + wrapped(spent(cost, found.ask.cluster.gpus), _width()))
+    if why:
+        print("\n" + _where(found, chosen, every=every))
     if draw:
         from penteract.schedule.draw import draw_generated  # imported here: most plans do without it
 

@@ -111,9 +111,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
             if chosen and not json and (launch is None or launch.rank == 0):
                 print(*chosen, sep="\n")
         compared = _compared(compare, resolved.run.out)
-        _check_start(resolved, None if draw else card, slurm=slurm)
-        if not (slurm or draw or launch):  # a launcher's ranks find their own GPU
-            check_gpus(resolved, card)
+        _check_start(resolved, None if draw else card, slurm=slurm, here=not (slurm or draw or launch))
         if not slurm and (launch is None or launch.rank == 0):  # which alone shows metrics
             _check_trackers(resolved)
         if weights:
@@ -193,11 +191,13 @@ def _out_folder(overrides: Sequence[str]) -> str:
     return next((value for key, _, value in given if key == "output.folder"), keys()["output.folder"].default)
 
 
-def _check_start(resolved: Resolved, card: Card | None, *, slurm: bool) -> None:
-    """Check before anything starts that the files of the run and the packages of its kernels are there. Raises
-    BadInput."""
+def _check_start(resolved: Resolved, card: Card | None, *, slurm: bool, here: bool) -> None:
+    """Check before anything starts that the files of the run and the packages of its kernels are there; of a run whose
+    ranks start `here`, its GPUs too: a launcher's ranks find their own. Raises BadInput."""
     _check_paths(resolved)
     _check_packages(resolved.run, card, slurm=slurm)
+    if here:
+        check_gpus(resolved, card)
 
 
 def _check_paths(resolved: Resolved) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from penteract.planner.plan import Plan
 from penteract.planner.report.memory_by_line import fullest_pp_rank, memory_by_line
 from penteract.planner.search.best import Timed
-from penteract.readings.explain.largest import Largest, Part, largest
+from penteract.readings.explain.largest import Largest, SummedRows, largest
 from penteract.readings.explain.terms import TermKind
 from penteract.units import show_bytes, show_flops
 
@@ -60,6 +60,6 @@ def _row(text: str, line: str, width: int) -> Iterator[str]:
     yield f"{text}{line:>{width - len(text)}}".rstrip()
 
 
-def _name(part: Part) -> str:
+def _name(part: SummedRows) -> str:
     owner = "" if part.kind in ("flops", "wires", "workspace") else _OWNER.get(part.kind, part.kind)
     return f"{owner}: {part.name}" if owner else part.name

@@ -12,7 +12,7 @@ _OF_A_LAYER = 4  # names in "layers.*.norm1.weight", which is of no module of th
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SummedRows:
     """Rows that are alike: `value` is their sum, in bytes or FLOPs."""
 
     kind: TermKind
@@ -26,7 +26,7 @@ class Largest:
     """The largest `parts` of a `total`, and how many others there are."""
 
     total: int
-    parts: tuple[Part, ...]
+    parts: tuple[SummedRows, ...]
     others: int
 
     @property
@@ -44,7 +44,7 @@ def largest(why: Why, kinds: Collection[TermKind], most: int) -> Largest:
     for row in why.rows:
         if row.kind in kinds:
             sums[_same(row, parameters)] += row.value
-    parts = [Part(*key, value) for key, value in sums.most_common() if value]
+    parts = [SummedRows(*key, value) for key, value in sums.most_common() if value]
     return Largest(sum(part.value for part in parts), tuple(parts[:most]), len(parts[most:]))
 
 
