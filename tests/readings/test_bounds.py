@@ -57,6 +57,21 @@ def test_units_are_gathered_as_often_as_the_program_does(case: Case, deeper: int
         assert dict(told) == pytest.approx(dict(wires))
 
 
+@pytest.mark.parametrize(("schedule", "vpp"), [("1f1b", 1), ("zb_h1", 1), ("interleaved", 2)])
+def test_ranks_with_equal_stages_gather_differently_often(schedule: ScheduleName, vpp: int) -> None:
+    """Each has an order of passes of its own."""
+    lay = Layout(dp=2, pp=4, zero=3, schedule=schedule, vpp=vpp, gradient_accumulation_steps=16)
+    composer = Composer(replace(TINY, layers=20 * vpp), 256, RECIPES["bf16"])
+    bounds = Bounds(StepClock(composer, NODE, Rates.of(NODE, "bf16")))
+    groups = composer.bucket_planner.groups(lay)
+    assert max(map(len, groups.ranks)) > 1
+    found = bounds._gathers_of(lay, groups)  # pyright: ignore[reportPrivateUsage]
+    for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
+        own = {r: bounds.gathers(lay, runs, r, 0) for r in ranks}
+        assert own == {r: found[r] for r in ranks}
+        assert len(ranks) == 1 or len({sum(wires.values()) for wires in own.values()}) > 1
+
+
 @draws(20, wide=300)
 @given(
     st.sampled_from(["1f1b", "gpipe", "zb_h1", "interleaved"]), st.integers(1, 4), st.integers(2, 3),
@@ -148,6 +163,61 @@ def test_what_passes_lose_beside_their_own_collectives_is_lost_in_a_step(
     bounds, contended, took = Bounds(steps), Bounds.contended(steps), steps.seconds(lay)
     assert bounds.of(lay) <= contended.of(lay) * (1 + 1e-9) <= took * (1 + 2e-9)
     assert lay.pp == 1 or bounds.played(lay) <= contended.played(lay) * (1 + 1e-9) <= took * (1 + 2e-9)
+
+
+@draws(40, wide=1500)
+@given(
+    st.fixed_dictionaries({
+        "schedule": st.sampled_from(["1f1b", "gpipe", "zb_h1", "interleaved"]), "pp": st.sampled_from([2, 4, 8]),
+        "dp": st.sampled_from([2, 4, 8]), "tp": st.sampled_from([1, 2]), "zero": st.sampled_from([1, 2, 3]),
+        "recompute": st.sampled_from([NONE, ("*",)]), "gradient_accumulation_steps": st.sampled_from([1, 2, 4]),
+    }),
+    st.integers(1, 4), st.sampled_from([512, 1024, 4096]), st.sampled_from([64, 2048]),
+    st.sampled_from([1.0, 10.0, 25.0, 50.0, 450.0]), st.sampled_from([1.0, 1.14, 1.5, 2.0]),
+)  # fmt: skip
+def test_no_bound_of_a_pipeline_is_above_its_step(
+    cut: dict[str, Any], units: int, width: int, length: int, gb_per_second: float, contention: float
+) -> None:
+    """With slow and fast links, where messages that cross one another take more or less than those alone."""
+    lay = Layout(**cut)
+    if lay.schedule == "interleaved":
+        lay = replace(lay, vpp=2, gradient_accumulation_steps=lay.pp * lay.gradient_accumulation_steps)
+    links = cluster("8xH100" if lay.world <= 8 else f"{lay.world // 8}x8xH100")
+    assert links.inside
+    links = replace(links, inside=replace(links.inside, gb_per_second=gb_per_second))
+    if links.between:
+        links = replace(links, between=replace(links.between, gb_per_second=min(gb_per_second, 50.0)))
+    spec = replace(TINY, layers=lay.stages * units, hidden_size=width, heads=8, kv_heads=8, head_size=width // 8,
+                   ffn_size=3 * width)  # fmt: skip
+    rates = replace(Rates.of(links, "bf16"), contention=contention)
+    steps = StepClock(Composer(spec, length, RECIPES["bf16"]), links, rates)
+    took = steps.seconds(lay)
+    assert steps.seconds_to_first_norm(lay) <= took * (1 + 1e-9)
+    for bounds in (Bounds(steps), Bounds.contended(steps)):
+        for bound in (bounds.of(lay), bounds.played(lay), bounds.alone(lay)):
+            assert 0 < bound <= took * (1 + 2e-9)
+
+
+def test_messages_that_cross_one_another_may_be_the_faster_ones() -> None:
+    """On slow links; with one micro-batch all of them cross."""
+    links = cluster("8xH100")
+    assert links.inside
+    links = replace(links, inside=replace(links.inside, gb_per_second=3.0))
+    spec = replace(TINY, layers=8, hidden_size=512, heads=8, kv_heads=8, head_size=64, ffn_size=3 * 512)
+    steps = StepClock(Composer(spec, 2048, RECIPES["bf16"]), links, Rates.of(links, "bf16"))
+    lay = Layout(dp=2, pp=4, zero=2, schedule="gpipe", recompute=("*",))
+    bounds, took = Bounds(steps), steps.seconds(lay)
+    for bound in (bounds.of(lay), bounds.played(lay), bounds.alone(lay)):
+        assert 0.5 * took < bound <= took * (1 + 1e-9)
+
+
+def test_a_rank_gathers_before_its_first_message_is_there() -> None:
+    """One that waited until then before it gathered was slower than the step that it was to bound."""
+    spec = replace(TINY, layers=2, hidden_size=4096, heads=8, kv_heads=8, head_size=512, ffn_size=3 * 4096)
+    links = cluster("4x8xH100")
+    steps = StepClock(Composer(spec, 2048, RECIPES["bf16"]), links, Rates.of(links, "bf16"))
+    lay = Layout(dp=8, tp=2, pp=2, zero=3, schedule="zb_h1", gradient_accumulation_steps=2)
+    assert 0.9 * steps.seconds(lay) < Bounds.contended(steps).alone(lay) < steps.seconds(lay)
 
 
 def test_more_work_may_end_a_pass_sooner_beside_what_slows_it_to_less_than_half() -> None:

@@ -12,7 +12,6 @@ from penteract.readings.time.clock import LONG
 from penteract.readings.time.clock_program import ClockProgram
 from penteract.readings.time.derive import Derived
 from penteract.readings.time.rank_clock import RankClock
-from penteract.step import names
 
 
 def alone(program: ClockProgram, derived: Derived, turns: Sequence[int], skipped: int, arrives: int, back: int) -> int:
@@ -26,7 +25,8 @@ def alone(program: ClockProgram, derived: Derived, turns: Sequence[int], skipped
     for segment, unit, needs in derived.update:
         clock.advance(m, segment, unit, needs)
     clock.take(m, derived.opening)
-    clock.wait_until(m, arrives, names.WAIT_STAGE)
+    if arrives > m.now:  # parameters are gathered, and inputs made again, before the message is read
+        clock.expect(m, arrives)
     at, left, seen = 0, skipped, dict[object, tuple[int, RankClock]]()
     for k, begin in enumerate(turns if skipped else ()):
         for action in derived.actions[at:begin]:

@@ -233,13 +233,19 @@ class Bounds:
 
     def _gathers_of(self, layout: Layout, groups: StageGroups) -> Mapping[int, Mapping[_Ranks, Seconds]]:
         """Seconds of all-gathers in a step, on each stream: for the pipeline ranks of each group, or for one of them if
-        these are placed on nodes in different ways."""
+        these are placed on nodes in different ways. Ranks with the same stages gather units differently often, as they
+        have other orders of passes; those that gather alike share one object."""
         if layout.zero < 3:
             return {}
         aligned, out = self.steps.pp_ranks_aligned_to_nodes(layout), dict[int, Mapping[_Ranks, Seconds]]()
         for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
-            own = self.gathers(layout, runs, ranks[0], 0 if aligned else ranks[0])
-            out |= dict.fromkeys(ranks if aligned else ranks[:1], own)
+            units = self._gathered_units(layout, runs, 0 if aligned else ranks[0])
+            alike = dict[tuple[int, ...], Mapping[_Ranks, Seconds]]()
+            for r in ranks if aligned else ranks[:1]:
+                counts = self._counts(layout, runs, r, units)
+                if counts not in alike:
+                    alike[counts] = _sums(units, counts)
+                out[r] = alike[counts]
         return out
 
     @tracked
@@ -269,20 +275,21 @@ class Bounds:
 
     def gathers(self, layout: Layout, runs: Runs, r: int, pp_rank: int) -> Mapping[_Ranks, Seconds]:
         """Seconds of all-gathers of a rank in a step, on each stream."""
-        lay = layout
-        out: defaultdict[_Ranks, Seconds] = defaultdict(float)
-        units = [self._gathered(lay, unit, kind, pp_rank) for unit, kind in runs.kinds.items()]
-        read = tuple([own.read for own in units])
+        units = self._gathered_units(layout, runs, pp_rank)
+        return _sums(units, self._counts(layout, runs, r, units))
+
+    def _gathered_units(self, layout: Layout, runs: Runs, pp_rank: int) -> list[Gathered]:
+        return [self._gathered(layout, unit, kind, pp_rank) for unit, kind in runs.kinds.items()]
+
+    def _counts(self, layout: Layout, runs: Runs, r: int, units: Sequence[Gathered]) -> tuple[int, ...]:
+        """How often a step gathers each of a rank's different units."""
+        lay, read = layout, tuple([own.read for own in units])
         key = (runs, r, read, lay.schedule, lay.pp, lay.vpp, lay.reshard_after_step, lay.gradient_accumulation_steps)
         if (counts := self.counts.get(key)) is None:
             counts = self.counts[key] = self._count(lay, runs, r, read)
-        for own, n in zip(units, counts, strict=True):
-            for ranks, seconds in own.wires:
-                out[ranks] += n * seconds
-        return out
+        return counts
 
     def _count(self, layout: Layout, runs: Runs, r: int, read: tuple[frozenset[str], ...]) -> tuple[int, ...]:
-        """How often a step gathers each of a rank's different units."""
         lay, number = layout, {unit: i for i, unit in enumerate(runs.kinds)}
         ends, chunks = 0, list[tuple[tuple[int, int], ...]]()
         for chain in self.steps.composer.layers_of_rank(lay, r):
@@ -336,9 +343,8 @@ class Bounds:
         reached, group, border = lay.placement.reached, self.steps.composer.assignment(lay).group, self._borders(lay)
         first, there, back, bound = once[reached[0]].update, 0.0, 0.0, 0.0
         sums = [(m * p.work, m * p.work if p.tail is None else p.tail, m * p.late, p.on, p.off) for p in passes]
-        busiest = dict[
-            tuple[int, int, int], Seconds
-        ]()  # what does not depend on a rank's place is the same for equal ranks
+        # Of equal ranks, what does not depend on their place is the same: the seconds of their busiest stream.
+        busiest = dict[tuple[int, int, int], Seconds]()
         for i, r in enumerate(reached):
             g, own, wires = group[r], once[r], gathers.get(r, _NO_WIRES)
             work, tail, late, on, off = sums[g]
@@ -378,6 +384,17 @@ class Bounds:
     def _border_seconds(self, layout: Layout) -> list[Seconds]:
         steps, placement = self.steps, layout.placement
         amount = steps.message_bytes(layout)
-        seconds = [steps.rates.collective("send", GroupSpan(2, 1 + across), amount) for across in (False, True)]
+        kinds = ("send", "shift")  # alone, or while an equal one comes back, which a slow link may bring sooner
+        spans = [GroupSpan(2, 1 + across) for across in (False, True)]
+        seconds = [min([steps.rates.collective(kind, span, amount) for kind in kinds]) for span in spans]
         pairs = [(placement.locations[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
         return [seconds[steps.crosses_nodes(layout, a, b)] for a, b in pairs]
+
+
+def _sums(units: Sequence[Gathered], counts: Sequence[int]) -> Mapping[_Ranks, Seconds]:
+    """Seconds of these gathers, on each stream."""
+    out: defaultdict[_Ranks, Seconds] = defaultdict(float)
+    for own, n in zip(units, counts, strict=True):
+        for ranks, seconds in own.wires:
+            out[ranks] += n * seconds
+    return out
