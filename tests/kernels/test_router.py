@@ -17,8 +17,9 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.moe.experts import choose_experts
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.kernels.triton.moe.router import routers, split
+from penteract.engine.kernels.triton.moe.router import put_choice, routers, split
 from penteract.ops.declarations.declaration import CallShapes, Product
 from penteract.ops.declarations.moe.narrow_router import PARTS, NarrowRouter
 from penteract.ops.tape import Site
@@ -28,17 +29,20 @@ MANY = Case("router", "many experts", (x(47, 1, 24),), ((150, 24),), ABOUT | ALL
 
 
 def _in_groups() -> Iterator[Case]:
-    """Groups that a kernel finds: sizes are powers of two. One token, many, and several sequences."""
-    for (score, balance), (groups, top), two, k, tokens in (
-        (("softmax", "loss"), (4, 2), True, 3, (1, 1)),
-        (("sigmoid", "bias"), (8, 4), True, 6, (37, 3)),
-        (("sigmoid", "none"), (16, 5), False, 5, (9, 2)),
-        (("softmax", "none"), (2, 2), False, 32, (5, 1)),
+    """Of one token, many, and several sequences; groups that fill their places, and others."""
+    for (score, balance), (groups, top), two, k, tokens, experts in (
+        (("softmax", "loss"), (4, 2), True, 3, (1, 1), 32),
+        (("sigmoid", "bias"), (8, 4), True, 6, (37, 3), 32),
+        (("sigmoid", "none"), (16, 5), False, 5, (9, 2), 32),
+        (("softmax", "none"), (2, 2), False, 32, (5, 1), 32),
+        (("softmax", "loss"), (8, 3), False, 6, (19, 2), 160),
     ):
-        attrs = ABOUT | {"top_k": k, "experts": 32, "score": score, "normalize": balance != "none", "balance": balance,
-                         "bias": "steer" if balance == "bias" else "", "scale": 2.5, "groups": groups,
+        attrs = ABOUT | {"top_k": k, "experts": experts, "score": score, "normalize": balance != "none",
+                         "balance": balance, "bias": "steer" if balance == "bias" else "",
+                         "scale": 2.5, "groups": groups,
                          "top_groups": top, "group_score": "top2" if two else "max"}  # fmt: skip
-        yield Case("router", f"{top} of {groups} groups in one pass", (x(*tokens, 8),), ((32, 8),), attrs)
+        what = f"{top} of {groups} groups of {experts} experts"
+        yield Case("router", what, (x(*tokens, 8),), ((experts, 8),), attrs)
 
 
 TRIED = [case for case in CASES if case.op_name == "router"] + [MANY, *_in_groups()]
@@ -103,18 +107,18 @@ def test_statistics_are_those_of_fp32() -> None:
 
 
 def _chosen(logits: torch.Tensor, **about: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What the kernel and plain torch choose of logits [s, B, X], which an identity makes of tokens."""
+    """What the kernel and plain torch choose of logits [s, B, X]."""
     s, b, experts = logits.shape
     attrs = ABOUT | ALL_EXPERTS | {"experts": experts} | about
     env = Env(Mesh(Layout()), 0, torch.float32)
     env.biases["steer"] = torch.linspace(-1, 1, experts)
     k, found = attrs["top_k"], list[list[torch.Tensor]]()
-    for kernel in (routers(Aten())["router"], REFERENCE["router"]):
+    for choose in (put_choice, choose_experts):
         outs = [
-            torch.empty(s, b, k), torch.empty(s, b, k, dtype=torch.int64), torch.empty(s, b, experts),
+            torch.empty(s, b, k), torch.empty(s, b, k, dtype=torch.int64), logits.clone(),
             torch.empty(b, experts, dtype=torch.int64),
         ]  # fmt: skip
-        kernel.forward(env, Site("router", (), (), attrs=attrs), [logits], [torch.eye(experts)], outs)
+        choose(env, Site("router", (), (), attrs=attrs), outs)
         found.append(outs)
     return found[0], found[1]
 
@@ -137,6 +141,15 @@ def test_negative_ranks_are_in_order_too() -> None:
         torch.testing.assert_close(got, want)
 
 
+def test_nan_of_either_sign_is_chosen_before_numbers() -> None:
+    """As torch does; one of them is what processors make of infinities."""
+    scores = torch.zeros(1, 1, 24)
+    scores[0, 0, [5, 17, 23]] = torch.tensor([0x7FC00000, -0x400000, -1], dtype=torch.int32).view(torch.float32)
+    assert scores.isnan().sum() == 3
+    _, index, _, choices = _chosen(scores, top_k=4, score="sigmoid", normalize=False)[0]
+    assert index.flatten().tolist() == [5, 17, 23, 0] and choices.sum() == 4
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_experts_exist_and_differ_where_scores_are_not_finite(bad: float) -> None:
     """Elsewhere a token's copies would be written outside of their tensors."""
@@ -156,3 +169,37 @@ def test_its_time_is_that_of_all_parts(phase: str, product: tuple[int, ...]) -> 
     call = CallShapes(phase, [(64, 1, 16)], [(8, 16)], ABOUT | ALL_EXPERTS | {"experts": 8})
     NarrowRouter().cost(told, call, RECIPES["bf16"].widths, list)
     assert told.asked == [Product(*product)]
+
+
+@pytest.mark.parametrize(
+    ("precision", "phase", "moved"),
+    [
+        # 64 tokens of two sequences, 8 experts, 3 a token, width 16: choices cleared and counted, logits and scores
+        ("bf16", "forward", [2 * 8 * 8, 64 * (2 * 8 * 4 + 3 * (2 + 8)) + 2 * 2 * 8 * 8]),
+        ("fp32", "forward", [2 * 8 * 8, 64 * (2 * 8 * 4 + 3 * (4 + 8)) + 2 * 2 * 8 * 8]),
+        # scores, their gradient and that of logits, three parts; a table read, and written three times
+        ("bf16", "input_gradient", [64 * (3 * 8 * 4 + 3 * (2 + 8) + 3 * 8 * 2), 4 * 8 * 16 * 2]),
+        ("fp32", "input_gradient", [64 * (3 * 8 * 4 + 3 * (4 + 8))]),
+        # the gradient of logits and its parts; two sums of tables, and one that is added to the bucket
+        ("bf16", "weight_gradient", [64 * (8 * 4 + 3 * 8 * 2), *[3 * 8 * 16 * 4] * 3]),
+        ("fp32", "weight_gradient", None),
+        ("fp64", "forward", None),
+    ],
+)
+def test_what_it_moves_beside_products(precision: str, phase: str, moved: list[int] | None) -> None:
+    about = ABOUT | ALL_EXPERTS | {"experts": 8}
+    kernels = NarrowRouter().traffic(phase, [(32, 2, 16)], [(8, 16)], about, RECIPES[precision].widths)
+    assert (kernels and [kernel.moved for kernel in kernels]) == moved
+
+
+def test_its_price_is_that_of_products_and_of_what_it_moves() -> None:
+    """A second each for a product and for each kernel."""
+    rates: Any = Told()
+    rates.product, rates.moved = lambda product: 1.0, lambda amount, walked=0: 1.0
+    for precision, phase, seconds in (
+        ("bf16", "forward", 3.0),
+        ("bf16", "weight_gradient", 5.0),
+        ("fp32", "forward", 3.0),
+    ):
+        call = CallShapes(phase, [(32, 2, 16)], [(8, 16)], ABOUT | ALL_EXPERTS | {"experts": 8})
+        assert NarrowRouter().cost(rates, call, RECIPES[precision].widths, list)[1] == seconds

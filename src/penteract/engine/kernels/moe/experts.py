@@ -54,8 +54,13 @@ def expert_offsets(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: T
 
 def router(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """x [S, B, D] -> weights and experts [S, B, k], scores and choices [S, B, X]. Scores in `stat`, as logits."""
-    torch.mm(_rows(ins[0]).to(env.stat), weights[0].to(env.stat).t(), out=_rows(outs[2]))
+    put_logits(env, ins, weights, outs)
     choose_experts(env, site, outs)
+
+
+def put_logits(env: Env, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The logits, in `stat`, into where scores belong."""
+    torch.mm(_rows(ins[0]).to(env.stat), weights[0].to(env.stat).t(), out=_rows(outs[2]))
 
 
 def choose_experts(env: Env, site: Site, outs: Tensors) -> None:

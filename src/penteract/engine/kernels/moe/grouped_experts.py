@@ -86,7 +86,8 @@ def expert_pair_products(groups: Groups) -> TorchKernel:
 
 @dataclass(frozen=True, slots=True)
 class MadeBeside:
-    """A product that makes its result by itself, as torch's does: it is copied to where it belongs."""
+    """A product that makes its result by itself, with zeros for experts without rows: it is copied to where it
+    belongs."""
 
     product: Product
 
@@ -96,12 +97,7 @@ class MadeBeside:
 
     def sums(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
         """Copied `into` the bucket, or added to it."""
-        self.put_sums(self.product(a, b, offsets), offsets, into, add)
-
-    def put_sums(self, made: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
-        """What the product leaves for experts without rows is not said: it is cleared."""
-        none = offsets[1:] == offsets[:-1]
-        put(into, made.masked_fill_(none[:, None, None], 0.0), add)
+        put(into, self.product(a, b, offsets), add)
 
 
 def by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -123,6 +119,8 @@ def emulated(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
     for rows, one in zip(groups, made, strict=True):
         if rows.stop > rows.start:
             torch.mm(a[:, rows], b[rows], out=one)
+        else:
+            one.zero_()
     return made
 
 

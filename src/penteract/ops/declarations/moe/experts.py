@@ -52,10 +52,10 @@ class Router(OpDeclaration):
         if phase == "weight_gradient":
             return widened(prod(ins[0]), widths) + wide_product(prod(weights[0]), widths)
         product = widened(prod(ins[0]) + prod(weights[0]), widths)
-        return max(product, routing_workspace(phase, ins, weights, attrs, widths))
+        return max(product, _routing_workspace(phase, ins, weights, attrs, widths))
 
 
-def routing_workspace(phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
+def _routing_workspace(phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
     """Bytes of the choice of experts from logits, and of the logits' gradient: of a router without its products."""
     (s, b, _), stat = ins[0], widths["stat"]
     tokens, copies = s * b, s * b * attrs["top_k"]

@@ -19,12 +19,12 @@ class GroupedExpertLinear(ExpertLinear):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """A result; of a weight gradient, which experts have no rows too."""
-        rows, (experts, out, width) = ins[0][0], weights[0]
+        """A result."""
+        rows, (_, out, width) = ins[0][0], weights[0]
         if not rows:
             return 0
         if phase == "weight_gradient":
-            return prod(weights[0]) * widths["compute"] + experts
+            return prod(weights[0]) * widths["compute"]
         return rows * (out if phase == "forward" else width) * widths["compute"]
 
 

@@ -23,7 +23,7 @@ from penteract.ops.declarations.declaration import (
     Shape,
     WorkRates,
 )
-from penteract.ops.declarations.moe.experts import Router, routing_workspace
+from penteract.ops.declarations.moe.experts import Router
 from penteract.ops.declarations.traffic import Eager, Kernels
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
@@ -39,13 +39,9 @@ class NarrowRouter(Router):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
         """Backward: the parts, and a weight for each of them, or the weight's gradient by each of them."""
-        if widths["stat"] != FLOAT:
+        if widths["stat"] != FLOAT or (phase == "weight_gradient" and not _narrow(widths)):
             return super().workspace(phase, ins, weights, attrs, widths)
-        if phase == "forward" and not one_pass_choice(attrs):
-            return routing_workspace(phase, ins, weights, attrs, widths)
-        if not _narrow(widths):
-            return super().workspace(phase, ins, weights, attrs, widths) if phase == "weight_gradient" else 0
-        if phase == "forward":
+        if phase == "forward" or not _narrow(widths):
             return 0
         elements = PARTS * prod(weights[0])
         parts = PARTS * prod(ins[0][:-1]) * weights[0][0] * widths["compute"]
@@ -53,35 +49,34 @@ class NarrowRouter(Router):
 
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
-    ) -> Kernels:
-        """Beside the products. Backward: the gradient of the logits, with its parts, and a weight for each of them;
-        parts again, and the sum of the weight's gradients by each of them."""
+    ) -> Kernels | None:
+        """Beside the products. Backward: the gradient of the logits; of 16-bit factors with its parts, and a weight for
+        each of them; parts again, and the sum of the weight's gradients by each of them. None: as plain torch."""
+        if widths["stat"] != FLOAT:
+            return None
         e, tokens, (experts, width) = Eager(widths), prod(ins[0][:-1]), weights[0]
-        scores, parts, copies = tokens * experts, PARTS * tokens * experts, tokens * attrs["top_k"]
-        choices, table = ins[0][1] * experts, experts * width
+        scores, copies, table = tokens * experts, tokens * attrs["top_k"], experts * width
+        parts = PARTS * scores if _narrow(widths) else 0
         if phase == "forward":
+            choices = ins[0][1] * experts
             counted = ("index", copies + 2 * choices)
             return e.each(choices, "index"), e.sums(("stat", 2 * scores), ("compute", copies), counted)
         if phase == "input_gradient":
             read = 3 if attrs["balance"] == "loss" else 2
             slopes = e.sums(("stat", read * scores), ("compute", copies + parts), ("index", copies))
-            return slopes, e.sums(("compute", (PARTS + 1) * table))
-        split = e.sums(("stat", scores), ("compute", parts))
+            return (slopes, e.sums(("compute", (PARTS + 1) * table))) if parts else (slopes,)
+        if not parts:
+            return None
         added = e.each(table, "stat", "stat", "stat")
+        split = e.sums(("stat", scores), ("compute", parts))
         return split, *[added] * (PARTS - 1), e.each(table, "stat", "gradient", "gradient")
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
-        if widths["stat"] != FLOAT or not _narrow(widths):
+        if (kernels := self.traffic(*call, widths)) is None:
             return super().cost(rates, call, widths, registers)
         (one,) = self.products(*call)
-        product = one if call.phase == "forward" else _of_parts(call.phase, one)
-        others = [k.times * rates.moved(k.moved, k.walked) for k in self.traffic(*call, widths)]
-        return self.part, rates.product(product) + fsum(others)
-
-
-def one_pass_choice(attrs: Attrs) -> bool:
-    """Whether a kernel chooses experts: it finds groups where they fill a tile, whose sizes are powers of two."""
-    return attrs["groups"] == 1 or all(n & (n - 1) == 0 for n in (attrs["experts"], attrs["groups"]))
+        product = _of_parts(call.phase, one) if _narrow(widths) and call.phase != "forward" else one
+        return self.part, rates.product(product) + fsum([k.times * rates.moved(k.moved, k.walked) for k in kernels])
 
 
 def _narrow(widths: Widths) -> bool:

@@ -1,9 +1,10 @@
 """Routing on GPUs: products of 16-bit factors, as `narrow_router.py` declares them, and a kernel each way for the rest:
 from logits to the chosen experts, and from gradients to those of the logits.
 
-A program has some tokens of one sequence, with all of their experts. The best expert is the largest of whole numbers
-that hold a score and a place: an order in which no two are equal, the first of equal scores is the largest, and NaN is
-larger than all numbers, so that a diverged run chooses experts that exist.
+A program has some tokens of one sequence, with all of their experts, group by group: each group begins at a multiple of
+a power of two. The best expert is the largest of whole numbers that hold a score and a place: an order in which no two
+are equal, the first of equal scores is the largest, and NaN is larger than all numbers, so that a diverged run chooses
+experts that exist.
 """
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
@@ -22,12 +23,15 @@ from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put, put_
 from penteract.engine.kernels.moe import experts
 from penteract.engine.kernels.triton.bits import narrow, wide
 from penteract.engine.kernels.wide_product import is_wide, put_wide_product
-from penteract.ops.declarations.moe.narrow_router import PARTS, one_pass_choice
+from penteract.ops.declarations.moe.narrow_router import PARTS
 from penteract.ops.tape import Site
 
 _TILE = 2048  # scores of a program
 _SPLIT_TILE = 4096
 _COLUMNS = 128  # of a row that is split, at most
+_UNROLLED = tl.constexpr(
+    16
+)  # experts a token that need no loop: with 64, the code of each would take minutes to compile
 _NONE = tl.constexpr(-(2**63))  # less than every place
 
 
@@ -37,7 +41,7 @@ _NONE = tl.constexpr(-(2**63))  # less than every place
 @triton.jit
 def _ranked(x, place, places: tl.constexpr):
     """fp32 -> int64: its order, then that of its place, the first of which is the largest."""
-    bits = x.to(tl.int32, bitcast=True)
+    bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)  # NaN may have a sign
     return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32) | (places - 1 - place).to(tl.int64)
 
 
@@ -55,34 +59,51 @@ def _score(ranked):
 
 @triton.jit
 def _of_best_groups(
-    ranked, ROWS: tl.constexpr, X: tl.constexpr, GROUPS: tl.constexpr, CHOSEN: tl.constexpr, TWO: tl.constexpr
+    ranked, ROWS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, CHOSEN: tl.constexpr, TWO: tl.constexpr
 ):
-    """ranked [ROWS, X], without experts outside of a token's best groups: by their best expert, or the sum of two."""
-    by_group = tl.reshape(ranked, (ROWS, GROUPS, X // GROUPS))
+    """ranked [ROWS, COLUMNS], groups of `PLACES`, without experts outside of a token's best groups: by their best
+    expert, or the sum of two."""
+    GROUPS: tl.constexpr = COLUMNS // PLACES
+    by_group = tl.reshape(ranked, (ROWS, GROUPS, PLACES))
     best = tl.max(by_group, axis=2)
     worth = _score(best)
     if TWO:
         worth += _score(tl.max(tl.where(by_group == best[:, :, None], _NONE, by_group), axis=2))
-    left = _ranked(worth, tl.arange(0, GROUPS)[None, :], GROUPS)
+    left = tl.where(best == _NONE, _NONE, _ranked(worth, tl.arange(0, GROUPS)[None, :], GROUPS))
+    chosen = tl.zeros((ROWS, GROUPS), tl.int32)
     for _ in tl.static_range(CHOSEN):
-        left = tl.where(left == tl.max(left, axis=1)[:, None], _NONE, left)
-    return tl.reshape(tl.where((left == _NONE)[:, :, None], by_group, _NONE), (ROWS, X))
+        found = left == tl.max(left, axis=1)[:, None]
+        chosen += found.to(tl.int32)
+        left = tl.where(found, _NONE, left)
+    return tl.reshape(tl.where((chosen > 0)[:, :, None], by_group, _NONE), (ROWS, COLUMNS))
+
+
+@triton.jit
+def _take(left, x, place, weight, counted, to, COLUMNS: tl.constexpr):
+    """Take the best of each token: its place and weight go `to` a copy, and it is not left."""
+    best = tl.max(left, axis=1)[:, None]
+    found = left == best
+    place = tl.where(to, _place(best, COLUMNS), place)
+    weight = tl.where(to, tl.sum(tl.where(found, x, 0.0), axis=1)[:, None], weight)
+    return tl.where(found, _NONE, left), place, weight, counted + found.to(tl.int32)
 
 
 @triton.jit
 def _choose(
     scores, chosen, experts, choices, bias, tokens, sequences, X: tl.constexpr, K: tl.constexpr, SOFTMAX: tl.constexpr,
-    BIAS: tl.constexpr, NORMALIZE: tl.constexpr, SCALE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
-    TOP2: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, COPIES: tl.constexpr,
+    BIAS: tl.constexpr, NORMALIZE: tl.constexpr, SCALE: tl.constexpr, SIZE: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    TOP2: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """scores [tokens, sequences, X], logits that become scores -> chosen, experts [tokens, sequences, K]; choices
-    [sequences, X] are counted."""
+    [sequences, X] are counted. Groups of `SIZE` experts have `PLACES` of the `COLUMNS`."""
     sequence = tl.program_id(1)
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = t.to(tl.int64) * sequences + sequence
     c = tl.arange(0, COLUMNS)
-    here, exists = t[:, None] < tokens, (c < X)[None, :]
-    at = scores + row[:, None] * X + c[None, :]
+    x_of = c // PLACES * SIZE + c % PLACES
+    is_expert = (c % PLACES < SIZE) & (x_of < X)
+    here, exists = t[:, None] < tokens, is_expert[None, :]
+    at = scores + row[:, None] * X + x_of[None, :]
     x = tl.load(at, here & exists, other=0.0)
     if SOFTMAX:
         x = tl.where(exists, x, float("-inf"))
@@ -94,56 +115,54 @@ def _choose(
 
     ranking = x
     if BIAS:
-        ranking += tl.load(bias + c, c < X, other=0.0)[None, :]
+        ranking += tl.load(bias + x_of, is_expert, other=0.0)[None, :]
     left = tl.where(exists, _ranked(ranking, c[None, :], COLUMNS), _NONE)
-    if GROUPS > 1:
-        left = _of_best_groups(left, ROWS, COLUMNS, GROUPS, TOP_GROUPS, TOP2)
+    if SIZE < X:
+        left = _of_best_groups(left, ROWS, PLACES, COLUMNS, TOP_GROUPS, TOP2)
     copy = tl.arange(0, COPIES)[None, :]
     weight = tl.zeros((ROWS, COPIES), tl.float32)
-    expert = tl.zeros((ROWS, COPIES), tl.int32)
-    chosen_of = tl.zeros((ROWS, COLUMNS), tl.int32)
-    for k in tl.static_range(K):
-        best = tl.max(left, axis=1)[:, None]
-        found = left == best
-        chosen_of += found.to(tl.int32)
-        expert = tl.where(copy == k, _place(best, COLUMNS), expert)
-        weight = tl.where(copy == k, tl.sum(tl.where(found, x, 0.0), axis=1)[:, None], weight)
-        left = tl.where(found, _NONE, left)
+    place = tl.zeros((ROWS, COPIES), tl.int32)
+    counted = tl.zeros((ROWS, COLUMNS), tl.int32)
+    if K <= _UNROLLED:
+        for k in tl.static_range(K):
+            left, place, weight, counted = _take(left, x, place, weight, counted, copy == k, COLUMNS)
+    else:
+        for k in range(K):
+            left, place, weight, counted = _take(left, x, place, weight, counted, copy == k, COLUMNS)
+    expert = place // PLACES * SIZE + place % PLACES
     if NORMALIZE:
         weight = weight / tl.sum(weight, axis=1)[:, None]
     to = row[:, None] * K + copy
     tl.store(chosen + to, narrow(weight * SCALE, chosen.dtype.element_ty), here & (copy < K))
     tl.store(experts + to, expert.to(tl.int64), here & (copy < K))
-    counts = tl.sum(tl.where(here, chosen_of, 0), axis=0)
-    tl.atomic_add(choices + sequence * X + c, counts.to(tl.int64), (c < X) & (counts > 0))
+    counts = tl.sum(tl.where(here, counted, 0), axis=0)
+    tl.atomic_add(choices + sequence * X + x_of, counts.to(tl.int64), is_expert & (counts > 0))
 
 
-def _put_choice(env: Env, site: Site, outs: Tensors) -> None:
+def put_choice(env: Env, site: Site, outs: Tensors) -> None:
     """The outs of a router, of which scores [S, B, X] are logits yet."""
     (chosen, index, scores, choices), a = outs, site.attrs
     tokens, sequences, x = scores.shape
-    columns = triton.next_power_of_2(x)
-    rows = min(triton.next_power_of_2(tokens), max(1, _TILE // columns))
+    size = x // a["groups"]
+    places = triton.next_power_of_2(size)
+    columns = places * triton.next_power_of_2(a["groups"])
+    rows = max(1, min(triton.next_power_of_2(tokens), _TILE // columns))
     _choose[triton.cdiv(tokens, rows), sequences](
         scores, chosen, index, choices.zero_(), env.biases[a["bias"]] if a["bias"] else scores, tokens, sequences, X=x,
         K=a["top_k"], SOFTMAX=a["score"] == "softmax", BIAS=bool(a["bias"]), NORMALIZE=a["normalize"],
-        SCALE=float(a["scale"]), GROUPS=a["groups"], TOP_GROUPS=a["top_groups"], TOP2=a["group_score"] == "top2",
-        ROWS=rows, COLUMNS=columns, COPIES=triton.next_power_of_2(a["top_k"]), num_warps=4,
+        SCALE=float(a["scale"]), SIZE=size, TOP_GROUPS=a["top_groups"], TOP2=a["group_score"] == "top2", ROWS=rows,
+        PLACES=places, COLUMNS=columns, COPIES=triton.next_power_of_2(a["top_k"]), num_warps=4,
     )  # fmt: skip
 
 
 def _router(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """x [S, B, D] -> weights and experts [S, B, k], scores [S, B, X] and choices [B, X]."""
-    x, w, logits = _rows(ins[0]), weights[0], _rows(outs[2])
+    x, logits = _rows(ins[0]), _rows(outs[2])
     if is_wide(logits, x):
-        put_wide_product(aten, logits, x, w.t(), False)
+        put_wide_product(aten, logits, x, weights[0].t(), False)
     else:
-        torch.mm(x.to(env.stat), w.to(env.stat).t(), out=logits)
-    (_put_choice if _served(env, site) else experts.choose_experts)(env, site, outs)
-
-
-def _served(env: Env, site: Site) -> bool:
-    return env.stat == torch.float32 and one_pass_choice(site.attrs)
+        experts.put_logits(env, ins, weights, outs)
+    (put_choice if env.stat == torch.float32 else experts.choose_experts)(env, site, outs)
 
 
 # ---- backward --------------------------------------------------------------------------------------------------------
@@ -224,7 +243,7 @@ def _put_slopes(site: Site, ins: Tensors, slope: torch.Tensor, parts: torch.Tens
     (index, scores, g, *g_scores), a = ins, site.attrs
     x = slope.shape[-1]
     rows, columns = slope.numel() // x, triton.next_power_of_2(x)
-    some = min(triton.next_power_of_2(rows), max(1, _TILE // columns))
+    some = max(1, min(triton.next_power_of_2(rows), _TILE // columns))
     _slopes[(triton.cdiv(rows, some),)](
         index, scores, g, g_scores[0] if g_scores else scores, slope, slope if parts is None else parts, rows, X=x,
         K=a["top_k"], SOFTMAX=a["score"] == "softmax", NORMALIZE=a["normalize"], SCALE=float(a["scale"]),
