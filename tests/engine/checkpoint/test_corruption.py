@@ -76,9 +76,15 @@ def test_of_many_tensors_read_at_once_the_damaged_one_is_named(tmp_path: Path) -
     flipped(path, (begins + 13 * 4000) * 8)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(reading, "checked", counted)
+        patched.setattr(reading, "_AHEAD", 5 * 4000)
         with pytest.raises(CorruptData, match=r"rank-00000\.safetensors · found 13: its bytes"):
             load_whole(at, tensors, threads=4)
-    assert len(asked) <= 14 + 2 * 4
+        assert len(asked) <= 14 + 5
+        asked.clear()
+        with pytest.raises(RuntimeError):  # what cannot be copied to
+            load(at, [Slice(n, t.shape, (0,), torch.zeros(1).expand(1000) if n == "02" else t.clone())
+                      for n, t in tensors.items()], threads=4)  # fmt: skip
+        assert len(asked) <= 3 + 5
     assert threading.active_count() == before
 
 

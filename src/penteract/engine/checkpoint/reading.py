@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from penteract.engine.checkpoint.manifest import Manifest, ManifestEntry, Stored
 from penteract.engine.checkpoint.packing import rank_of
 from penteract.engine.checkpoint.slices import DTYPES, NAMES, Slice, raw, view
 from penteract.errors import BadInput, Bug, CorruptData
+from penteract.units import Bytes
 
 _SHOWN = 5  # names in a message
-_AHEAD = 2  # rectangles of a thread that are read and not yet copied
+_AHEAD: Bytes = 2**30  # of rectangles that a rank reads and has not copied yet
 
 
 def load(at: Path, wanted: Iterable[Slice], threads: int = 1) -> dict[str, Any]:
@@ -41,34 +42,35 @@ def load(at: Path, wanted: Iterable[Slice], threads: int = 1) -> dict[str, Any]:
     for file, parts in copies.items():
         with opened(at / file, next(iter(parts)).key) as handle:
             dtypes = [(part, NAMES[targets[0][0].tensor.dtype]) for part, targets in parts.items()]
-            for part, tensor in _read(at / file, handle, dtypes, threads):
-                for s, box in parts[part]:
-                    view(s.tensor.detach(), box, s.offset).copy_(view(tensor, box, part.box[0]))
+            with closing(_read(at / file, handle, dtypes, threads)) as read:  # before the file is closed
+                for part, tensor in read:
+                    for s, box in parts[part]:
+                        view(s.tensor.detach(), box, s.offset).copy_(view(tensor, box, part.box[0]))
     return stored.extra
 
 
 def _read(
     path: Path, handle: Any, parts: Iterable[tuple[StoredBox, str]], threads: int
-) -> Iterator[tuple[StoredBox, torch.Tensor]]:
+) -> Generator[tuple[StoredBox, torch.Tensor]]:
     """Stored rectangles of a file, verified, in order. Digests take longer than anything else here, and let other
-    threads run. Few are read ahead, as each may be a large part of a model."""
+    threads run. One at least is read ahead, and no more than `_AHEAD` bytes, as each may be a large part of a model."""
     with ThreadPoolExecutor(threads, "load") as pool:
-        ahead = deque[tuple[StoredBox, Future[torch.Tensor]]]()
+        ahead, size = deque[tuple[StoredBox, Bytes, Future[torch.Tensor]]](), 0
         try:
             for part, dtype in parts:
-                ahead.append((part, pool.submit(checked, path, handle, part, dtype)))
-                if len(ahead) >= _AHEAD * threads:
-                    yield _next(ahead)
+                own = volume(part.box) * DTYPES[dtype].itemsize
+                while ahead and size + own > _AHEAD:
+                    first, less, tensor = ahead.popleft()
+                    size -= less
+                    yield first, tensor.result()
+                ahead.append((part, own, pool.submit(checked, path, handle, part, dtype)))
+                size += own
             while ahead:
-                yield _next(ahead)
+                first, _, tensor = ahead.popleft()
+                yield first, tensor.result()
         finally:
-            for _, left in ahead:
+            for _, _, left in ahead:
                 left.cancel()
-
-
-def _next(ahead: deque[tuple[StoredBox, Future[torch.Tensor]]]) -> tuple[StoredBox, torch.Tensor]:
-    part, tensor = ahead.popleft()
-    return part, tensor.result()
 
 
 def extra(at: Path) -> dict[str, Any]:
