@@ -90,7 +90,10 @@ class Part:
     def to_the_end(self, steps: int) -> dict[str, Any]:
         """Wait for its last step. What it would save then is not waited for."""
         while rows_so_far(self.folder / "latest") < steps:
-            self._alive()
+            if self.process.poll() is None or rows_so_far(self.folder / "latest") < steps:  # it may have just ended
+                self._alive()
+        if self.process.poll():
+            self._alive()  # with an error
         found = {"seconds": self._seconds}
         kill_run(self.process)
         return found
@@ -191,6 +194,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=None, help="where runs lie, for example /dev/shm")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds of a part")
     asked = parser.parse_args()
+    if len({world(layout) for layout in (asked.undisturbed or asked.layouts)}) > 1:
+        parser.error("all layouts have as many ranks: runs beside each other have GPUs by their number")
     record = json.loads(asked.out.read_text()) if asked.undisturbed else new_record(asked)
     given = settings(record["model"], asked.device, record["steps"])
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True, dir=asked.folder) as folder:
