@@ -160,11 +160,12 @@ class Row:
 
     def closer_bound(self, usable: Bytes) -> Seconds:
         """The least bound of its layouts that may fit, each with its ZeRO stage; 0 if none may: then pricing costs
-        nothing. Those in `more` are not asked, so the row must have none."""
-        if usable:
-            for memory in self.may_fit(usable):
-                self.at_least[memory] = self.branch.prices.bounds.of(self.layout(memory))
-        return min(self.at_least.values(), default=0.0)
+        nothing. Those in `more` would not be asked: the row has none."""
+        assert not self.more
+        may_fit = self.may_fit(usable) if usable else ()
+        for memory in may_fit:
+            self.at_least[memory] = self.branch.prices.bounds.of(self.layout(memory))
+        return min([self.at_least[memory] for memory in may_fit], default=0.0)
 
     def price(self, found: Priced) -> Row | None:
         """Put the layouts into `found`: those that fit, and those that need no estimate because others fit. Returns the

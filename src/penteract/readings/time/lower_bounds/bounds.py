@@ -26,7 +26,7 @@ from penteract.readings.price import host_optimizer_bytes
 from penteract.readings.time.clock import FIRST, MILLION
 from penteract.readings.time.lower_bounds.gather_counts import RankOf, gathered
 from penteract.readings.time.lower_bounds.idle import IdleLayer, from_idle
-from penteract.readings.time.lower_bounds.passes import Chunk, Passes, of_group
+from penteract.readings.time.lower_bounds.passes import Chunk, Passes, PlayedPasses, of_group
 from penteract.readings.time.lower_bounds.sharded_passes import ShardedPasses
 from penteract.readings.time.lower_bounds.simpler import (
     ROUNDED,
@@ -154,9 +154,9 @@ class Bounds:
     @tracked
     def _played(self, layout: Layout) -> Seconds:
         """The same without bucket events. It holds for any ZeRO stage."""
-        return self._played_of(layout, self.passes(layout))
+        return self._played_of(layout, [passes.played for passes in self.passes(layout)])
 
-    def _played_of(self, layout: Layout, passes: Sequence[Passes]) -> Seconds:
+    def _played_of(self, layout: Layout, passes: Sequence[PlayedPasses]) -> Seconds:
         group = self.steps.composer.assignment(layout).group
         return self.steps.of_passes(layout, [passes[g].chunks for g in group], [passes[g].early for g in group])
 
@@ -360,15 +360,15 @@ class Bounds:
             # Until its first micro-batch is there, and while its last gradient goes back, a rank computes nothing that
             # a busy stream would slow.
             idle = begins - own.update
-            more = self._more(m, passes[g], wire - idle, m * own.accumulate)
+            more = self._longer_by(m, passes[g], wire - idle, m * own.accumulate)
             bound = max(bound, begins + work + more + own.measure)
-            more = 0.0 if late else self._more(m, passes[g], wire - idle - back, 0.0)
+            more = 0.0 if late else self._longer_by(m, passes[g], wire - idle - back, 0.0)
             bound = max(bound, begins + work - late + more + back)
             if i + 1 < lay.pp:
                 there, back = there + on + border[i], back + off + border[i]
         return bound
 
-    def _more(self, m: int, passes: Passes, wire: Seconds, accumulate: Seconds) -> Seconds:
+    def _longer_by(self, m: int, passes: Passes, wire: Seconds, accumulate: Seconds) -> Seconds:
         """What a rank needs longer than its `m` passes take alone: it computes more slowly beside a stream that is busy
         for `wire` seconds, or waits for it; and it accumulates gradients. Both may use up slack. Some of what it
         computes more slowly may be what passes lose beside their own collectives."""

@@ -13,6 +13,14 @@ Pass = Mapping[str, Seconds]  # of one micro-batch in a chunk, by action
 Chunk = tuple[Pass, Pass, Seconds, Seconds, Seconds, Seconds]
 
 
+class PlayedPasses(NamedTuple):
+    """What a schedule is played with: the seconds of each action, by chunk; `early`: those that may come before its
+    message, as recomputation does."""
+
+    chunks: tuple[Pass, ...]
+    early: tuple[Pass, ...]
+
+
 class Passes(NamedTuple):
     """Seconds of one micro-batch, on ranks with the same stages.
 
@@ -21,7 +29,7 @@ class Passes(NamedTuple):
     on     the forward of the first chunk, once its input is there; `off`: its backward, without weight gradients
     waits  waits within the passes, without `slack`: waits that more work shortens; `lost`: beside their own collectives
     host   seconds of the host
-    chunks the seconds of each action, by chunk; `early`: those that may come before its message, as recomputation does
+    played of each action
     """
 
     work: Seconds
@@ -33,8 +41,7 @@ class Passes(NamedTuple):
     lost: Seconds
     slack: Seconds
     host: Seconds
-    chunks: tuple[Pass, ...]
-    early: tuple[Pass, ...]
+    played: PlayedPasses
 
 
 def of_group(own: Sequence[Chunk]) -> Passes:
@@ -48,4 +55,4 @@ def of_group(own: Sequence[Chunk]) -> Passes:
         fsum([chunk.get("Wgt", 0.0) for chunk in passes]),
     )
     on, off = first["Fwd"] - early[0].get("Fwd", 0.0), first.get("Bwd", 0.0) + first.get("Inp", 0.0) - ahead
-    return Passes(work, tail, late, on, off, sum(waits), sum(lost), sum(slack), sum(host), passes, early)
+    return Passes(work, tail, late, on, off, sum(waits), sum(lost), sum(slack), sum(host), PlayedPasses(passes, early))

@@ -22,7 +22,7 @@ from penteract.readings.time.clock import LONG, MILLION, PS
 from penteract.readings.time.clock_program import ClockProgram
 from penteract.readings.time.derive import derive_action
 from penteract.readings.time.lower_bounds.idle import IdleLayer
-from penteract.readings.time.lower_bounds.passes import Chunk, Passes, of_group
+from penteract.readings.time.lower_bounds.passes import Pass, PlayedPasses
 from penteract.readings.time.step import StepClock
 from penteract.step.fsdp import FsdpState
 from penteract.units import Seconds
@@ -52,21 +52,22 @@ class ShardedPasses:
         steps = self.steps
         return layout.cuts_units and steps.slower <= MILLION and steps.pp_ranks_aligned_to_nodes(layout)
 
-    def passes(self, layout: Layout) -> list[Passes]:
+    def passes(self, layout: Layout) -> list[PlayedPasses]:
         """Seconds of passes, for each group of pipeline ranks with the same stages."""
         composer = self.steps.composer
         assignment, groups = composer.assignment(layout), composer.bucket_planner.groups(layout)
-        chunks = dict[int, Chunk]()
+        chunks = dict[int, tuple[Pass, Pass]]()
         for runs, own in zip(groups.runs, assignment.chunks, strict=True):
             begin = 0
             for c in own:
                 units = runs.units[begin : (begin := begin + len(assignment.chains[c]))]
                 if c not in chunks:
                     chunks[c] = self._chunk(layout, units)
-        return [of_group([chunks[c] for c in own]) for own in assignment.chunks]
+        return [PlayedPasses(*zip(*(chunks[c] for c in own), strict=True)) for own in assignment.chunks]
 
-    def _chunk(self, layout: Layout, units: tuple[Units, ...]) -> Chunk:
-        """One micro-batch in a chunk of these units: its layers together, the embedding and the head on their own."""
+    def _chunk(self, layout: Layout, units: tuple[Units, ...]) -> tuple[Pass, Pass]:
+        """One micro-batch in a chunk of these units: its layers together, the embedding and the head on their own. ->
+        the seconds of each action, and those that may come before its message."""
         total, early = dict[str, Seconds](), dict[str, Seconds]()
         for ends, some in groupby(units, lambda run: run.kind in EMBEDDING_AND_HEAD):
             part = tuple(some)
@@ -75,7 +76,7 @@ class ShardedPasses:
                 total[action] = total.get(action, 0.0) + took.seconds
                 if action != "Fwd" or action not in early:  # of the part that computes first
                     early[action] = took.early
-        return total, {action: seconds for action, seconds in early.items() if seconds}, 0.0, 0.0, 0.0, 0.0
+        return total, {action: seconds for action, seconds in early.items() if seconds}
 
     def _layers(self, layout: Layout, units: tuple[Units, ...]) -> dict[str, ActionTime]:
         return self._actions(layout, self.steps.composer.bucket_planner.interned_runs(units))
