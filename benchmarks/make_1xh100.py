@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,16 @@ def toml(calibrated: dict[str, Any], node: str) -> str:
     """The file. `node`: that of the H200s; what their hosts need for a call is written there at the end of the links."""
     own = calibrated["file"][: calibrated["file"].index("\n# Microseconds of the host")]
     host = node[node.index("\n# Microseconds of the host") : node.index("\n# MiB of a process")]
-    return HEADER + own + host.rstrip() + "\n"
+    return HEADER + with_lengths(own) + host.rstrip() + "\n"
+
+
+def with_lengths(text: str) -> str:
+    """A file whose rows of attention have sequence lengths. `calibrate` once wrote them only into the comments."""
+    text = text.replace(
+        "causal half, head size, TFLOP/s of it, of the",
+        "causal half, head size, sequence length,\n# TFLOP/s of it, of the",
+    )
+    return re.sub(r"(?m)^  \[(\d+, \d+), ([\d.]+, [\d.]+\],  # batch .*, sequence )(\d+)$", r"  [\1, \3, \2\3", text)
 
 
 def planned(name: str, layout: dict[str, Any], file: Path) -> float:

@@ -63,7 +63,7 @@ def hot_products(products: Mapping[str, list[list[float]]]) -> Iterator[str]:
 def attention(rows: Mapping[str, list[list[float]]]) -> Iterator[str]:
     """The tables of fused attention."""
     yield "\n# Fused causal attention (cuDNN) between the products of its layer: [FLOPs of the forward, causal half, head"
-    yield "# size, TFLOP/s forward, TFLOP/s backward]; backward is 2.5 times the FLOPs of the forward.\n[attention]"
+    yield "# size, sequence length, TFLOP/s forward, TFLOP/s backward]; backward is 2.5 times the FLOPs of the forward.\n[attention]"
     yield 'basis = "sustained"\nshapes = ['
     yield from attention_rates(rows["cudnn"])
     yield "]\n# The same of FlashAttention-4.\nfa4 = ["
@@ -78,7 +78,7 @@ def attention_rates(rows: list[list[float]]) -> Iterator[str]:
         flops = forward_flops(row)
         rates = f"{flops / forward / 1e6:.2f}, {2.5 * flops / backward / 1e6:.2f}"
         about = f"batch {batch}, {heads} heads of {kv_heads}, sequence {length}, width {width}"
-        yield f"  [{flops:.0f}, {size}, {rates}],  # {about}"
+        yield f"  [{flops:.0f}, {size}, {length}, {rates}],  # {about}"
 
 
 def flash_share(bursts: Mapping[str, Any]) -> Iterator[str]:
@@ -207,7 +207,7 @@ def bursts(data: Mapping[str, Any]) -> Iterator[str]:
     yield "gemm = ["
     for name, (m, n, k), rate in burst_products(data["gemm_bf16"]):
         yield f"  [{m}, {n}, {k}, {rate:.2f}],  # {name}"
-    yield "]\n# As [attention].shapes\nattention = ["
+    yield "]\n# Attention by cuDNN: [FLOPs of the forward, head size, TFLOP/s forward, TFLOP/s backward]\nattention = ["
     for name, row in data["sdpa"].items():
         if name.endswith("_cudnn_fwd"):
             flops, back = row["tflops"] * row["ms"] * 1e9, data["sdpa"][name[:-3] + "bwd"]["tflops"]

@@ -98,7 +98,7 @@ def test_of_a_gpu_it_writes_attention_by_kernel_and_the_catalogue_names_it(tmp_p
     assert here.gpu == cluster("1xH200").gpu and here.curves is not None and here.curves.flash == (0.5, 0.5)
     shape = attention_workloads.SHAPES[0]
     flops = 2 * shape[0] * shape[1] * shape[3] ** 2 * shape[4]
-    assert here.curves.attention[0] == pytest.approx((flops, 128, flops / 1e9, 2.5 * flops / 1e9), rel=1e-4)
+    assert here.curves.attention[0] == pytest.approx((flops, 128, shape[3], flops / 1e9, 2.5 * flops / 1e9), rel=1e-4)
     assert catalogued("NVIDIA H100 80GB HBM3") == "H100" and catalogued("NVIDIA A100-SXM4-80GB") == "A100-80GB"
     assert catalogued("GeForce RTX 4090") is None
 

@@ -61,7 +61,7 @@ def worse_attention(nodes: Cluster) -> Cluster:
     curves = nodes.curves
     if curves is None:  # an H100's rates are those of its data sheet
         return nodes
-    attention = tuple((a, b, 0.9 * forward, 0.9 * backward) for a, b, forward, backward in curves.attention)
+    attention = tuple((*shape, 0.9 * forward, 0.9 * backward) for *shape, forward, backward in curves.attention)
     return replace(nodes, curves=replace(curves, attention=attention))
 
 
@@ -78,10 +78,18 @@ def row(step: float, name: str = "a") -> AccuracyRow:
 
 def test_worse_is_more_than_rounding() -> None:
     before = baseline_of([row(95.0), row(105.0, "b")])
-    assert worse_than(before, [row(95.0), row(95.0 - 50 * ROUNDING)]) == []
+    assert worse_than(before, [row(95.0)]) == worse_than(before, [row(95.0 - 50 * ROUNDING)]) == []
     assert worse_than(before, [row(104.9)]) == []  # on the other side, and nearer
     assert worse_than(before, [row(94.9), row(105.2, "b"), row(0.0, "new")]) == [
         "g: a: step: -5.00 % before, -5.10 % now", "g: b: step: +5.00 % before, +5.20 % now",
+    ]  # fmt: skip
+
+
+def test_rows_of_one_name_are_compared_in_their_order() -> None:
+    before = baseline_of([row(98.0), row(90.0)])
+    assert worse_than(before, [row(98.0), row(90.0)]) == []
+    assert worse_than(before, [row(97.0), row(89.0)]) == [
+        "g: a: step: -2.00 % before, -3.00 % now", "g: a (2): step: -10.00 % before, -11.00 % now",
     ]  # fmt: skip
 
 

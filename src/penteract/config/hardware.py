@@ -20,6 +20,7 @@ from penteract.errors import BadInput
 
 Points = tuple[tuple[float, float], ...]  # (size, time or rate), sizes ascending
 Shape = tuple[int, int, int, int, float]  # times, m, n, k, TFLOP/s
+FusedShape = tuple[int, int, int, float, float]  # of `Curves.attention`
 DTYPES = ("bf16", "tf32", "fp32", "fp8", "fp64")
 REFERENCE = "8xh200"  # the measured node; devices without measured curves borrow its efficiency
 
@@ -94,7 +95,7 @@ class Curves:
     collectives, p2p and contention are empty where only one device was measured.
 
     gemm         dtype -> (times, m, n, k, TFLOP/s)
-    attention    (FLOPs of the forward, causal half, head size, TFLOP/s forward, TFLOP/s backward), by cuDNN
+    attention    (FLOPs of the forward, causal half, head size, sequence length, TFLOP/s forward, backward), by cuDNN
     flash        fraction of these rates that the flash kernel reaches, forward and backward
     fa4          as `attention`, by FlashAttention-4; empty: not measured
     memory       copy, add, adamw: device; h2d_…, d2h_…: pinned host memory, all devices at once or one
@@ -114,9 +115,9 @@ class Curves:
     inside: Fabric
     provenance: tuple[tuple[str, str], ...]
     gemm: tuple[tuple[str, tuple[Shape, ...]], ...]
-    attention: tuple[tuple[int, int, float, float], ...]
+    attention: tuple[FusedShape, ...]
     flash: tuple[float, float]
-    fa4: tuple[tuple[int, int, float, float], ...]
+    fa4: tuple[FusedShape, ...]
     memory: tuple[tuple[str, float], ...]
     moved: Points
     walked: Points

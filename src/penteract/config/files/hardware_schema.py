@@ -26,12 +26,13 @@ _BYTES = Number(float, 1, 2**50)
 _SIDE = Number(int, 1, 2**30)  # rows or columns of a matrix, or how many matrices
 _FLOPS = Number(int, 1, 2**80)
 _HEAD_SIZE = Number(int, 1, 2**16)
+_LENGTH = Number(int, 1, 2**40)  # tokens of a sequence
 _FRACTION = Number(float, 1e-3, 1)
 _FACTOR = Number(float, 1e-3, 1e3)
 _VERSION = Number(int, 1, 99, or_zero=True)  # the major or minor part of a compute capability
 
 _POINTS = RowList((_BYTES, _MICROSECONDS))  # `walked` has elements in place of bytes
-_FUSED = RowList((_FLOPS, _HEAD_SIZE, _TFLOPS, _TFLOPS))  # of fused attention: the rates of forward and backward
+_FUSED = RowList((_FLOPS, _HEAD_SIZE, _LENGTH, _TFLOPS, _TFLOPS))  # of fused attention: the rates of forward, backward
 _SHAPES = Table({"shapes": RowList((_SIDE, _SIDE, _SIDE, _SIDE, _TFLOPS))})  # matmuls: times, m, n, k and the rate
 _DTYPES = ("tf32", "fp32", "fp8", "fp64")  # optional; bf16 is required: a dtype without measurements is scaled from it
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")

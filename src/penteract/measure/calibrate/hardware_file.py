@@ -111,7 +111,8 @@ def _attention(rows: MeasuredRows) -> Iterator[str]:
     shared = [shape for shape in flash if shape in cudnn]
     if not shared:
         return
-    yield "\n# Fused causal attention: [FLOPs of the forward, causal half, head size, TFLOP/s of it, of the backward]."
+    yield "\n# Fused causal attention: [FLOPs of the forward, causal half, head size, sequence length,"
+    yield "# TFLOP/s of it, of the backward]."
     yield '[attention]\nbasis = "sustained"'
     shares = [statistics.median(flash[s][way] / cudnn[s][way] for s in shared) for way in (0, 1)]
     yield f"flash = [{shares[0]:.4f}, {shares[1]:.4f}]  # of cuDNN's rates that the flash kernel reaches: medians"
@@ -121,7 +122,7 @@ def _attention(rows: MeasuredRows) -> Iterator[str]:
             for shape, (forward, backward) in found.items():
                 batch, heads, kv_heads, length, size, _ = shape
                 about = f"batch {batch}, {heads} heads of {kv_heads}, sequence {length}"
-                yield f"  [{forward_flops(shape)}, {size}, {forward:.6g}, {backward:.6g}],  # {about}"
+                yield f"  [{forward_flops(shape)}, {size}, {length}, {forward:.6g}, {backward:.6g}],  # {about}"
             yield "]"
 
 

@@ -28,7 +28,7 @@ class FlopsOnly(Rates):
         """The same of FP8."""
         return FlopsOnly.product(self, p)
 
-    def attention(self, products_flops: float, *, causal: bool, **_: Any) -> float:
+    def attention(self, products_flops: float, elements: int, *, causal: bool, **_: Any) -> float:
         """Seconds of fused attention, without the masked half."""
         return products_flops * (0.5e-12 if causal else 1e-12)
 
@@ -53,7 +53,7 @@ class BytesOnly(Rates):
         """None."""
         return 0.0
 
-    def attention(self, products_flops: float, **_: Any) -> float:
+    def attention(self, products_flops: float, elements: int, **_: Any) -> float:
         """None."""
         return 0.0
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -68,10 +69,10 @@ Baseline = Mapping[str, Mapping[str, Mapping[Quantity, float]]]  # group -> row 
 def worse_than(baseline: Baseline, rows: Iterable[AccuracyRow]) -> list[str]:
     """A line for each error that has grown by more than rounding: row, quantity, before, now."""
     return [
-        f"{row.group}: {row.name}: {quantity}: {100 * before:+.2f} % before, {100 * now:+.2f} % now"
-        for row in rows
+        f"{row.group}: {name}: {quantity}: {100 * before:+.2f} % before, {100 * now:+.2f} % now"
+        for name, row in _named(rows)
         for quantity, now in row.errors.items()
-        if (before := baseline.get(row.group, {}).get(row.name, {}).get(quantity)) is not None
+        if (before := baseline.get(row.group, {}).get(name, {}).get(quantity)) is not None
         and abs(now) > abs(before) + ROUNDING
     ]  # fmt: skip
 
@@ -79,6 +80,15 @@ def worse_than(baseline: Baseline, rows: Iterable[AccuracyRow]) -> list[str]:
 def baseline_of(rows: Iterable[AccuracyRow]) -> dict[str, dict[str, Mapping[Quantity, float]]]:
     """The errors of today, to compare with later."""
     found: dict[str, dict[str, Mapping[Quantity, float]]] = {}
-    for row in rows:
-        found.setdefault(row.group, {})[row.name] = row.errors
+    for name, row in _named(rows):
+        found.setdefault(row.group, {})[name] = row.errors
     return found
+
+
+def _named(rows: Iterable[AccuracyRow]) -> Iterator[tuple[str, AccuracyRow]]:
+    """Each row with a name that no other of its group has: sweeps of several models may give two cases the same."""
+    seen = Counter[tuple[str, str]]()
+    for row in rows:
+        seen[row.group, row.name] += 1
+        again = seen[row.group, row.name]
+        yield (row.name if again == 1 else f"{row.name} ({again})"), row

@@ -70,6 +70,7 @@ class WorkRates(Protocol):
     def attention(
         self,
         products_flops: Flops,
+        elements: int,
         *,
         backward: bool,
         causal: bool,
@@ -77,7 +78,7 @@ class WorkRates(Protocol):
         kernel: FusedKernel = "cudnn",
     ) -> Seconds:
         """Seconds of fused attention. `products_flops`: of its products, masked scores included; a causal mask saves
-        half of them."""
+        half of them. `elements`: of its queries."""
         ...
 
     def moved(self, amount: Bytes, walked: int = 0) -> Seconds:

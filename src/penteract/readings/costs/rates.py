@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import fsum
 from types import MappingProxyType
-from typing import NamedTuple
 
 from penteract.config.hardware import Cluster, Curves, Gpu, fabric, reference
 from penteract.config.precision.policy import BYTES
 from penteract.errors import BadInput
 from penteract.ops.declarations.declaration import FusedKernel, Product
+from penteract.readings.costs.attention_time import FusedRates, fused_rates
 from penteract.readings.costs.curve import Curve
 from penteract.readings.costs.gemm import Gemm
 from penteract.readings.costs.interconnect import GroupSpan, Interconnect
 from penteract.units import Bytes, Flops, Seconds
 
 __all__ = ["GroupSpan", "Rates"]
-
-_BACKWARD = 2.5  # FLOPs of attention's backward over its forward: five products for two
-
-
-class FusedRates(NamedTuple):
-    """Fused attention of one head size: seconds against executed FLOPs (without masked ones), forward and backward."""
-
-    forward: Curve
-    backward: Curve
-
 
 _OVERLAPPED = ("all_gather", "reduce_scatter")
 
@@ -89,8 +79,8 @@ class Rates:
             gemm=Gemm.of(shapes[dtype], (curves.gpu, dtype), (device, precision), speed, width),
             fp8_gemm=Gemm.of(shapes["fp8"], (curves.gpu, "fp8"), (device, "fp8"), speed, 1) if fp8 else None,
             flash=fused.flash,
-            fused=_fused(fused.attention, slower := fused.gpu.peak("bf16") / device.peak(soft)),
-            fa4=_fused(fused.fa4 or fused.attention, slower),
+            fused=fused_rates(fused.attention, slower := fused.gpu.peak("bf16") / device.peak(soft)),
+            fa4=fused_rates(fused.fa4 or fused.attention, slower),
             pointwise=Curve.of((size, us * 1e-6) for size, us in curves.moved).stretched(1 / hbm),
             walking=Curve.of((n, us * 1e-6) for n, us in curves.walked).stretched(
                 curves.gpu.multiprocessors / device.multiprocessors
@@ -108,7 +98,7 @@ class Rates:
         """Lower bounds of these rates, whose seconds per unit of work fall as the work grows. Products already do so:
         their formula has no negative term. Contention is left out."""
         fused, fa4 = (
-            tuple((head, FusedRates(*(curve.at_best() for curve in some))) for head, some in heads)
+            tuple((head, FusedRates(*(way.at_best() for way in some))) for head, some in heads)
             for heads in (self.fused, self.fa4)
         )
         interconnect = replace(self.interconnect, best=True, costs={})
@@ -134,6 +124,7 @@ class Rates:
     def attention(
         self,
         products_flops: Flops,
+        elements: int,
         *,
         backward: bool,
         causal: bool,
@@ -143,6 +134,7 @@ class Rates:
         """Fused attention.
 
         `products_flops`: FLOPs of its products, masked scores included; a causal mask saves half of them.
+        `elements`: of its queries.
         """
         done = products_flops * 0.5 if causal else products_flops
         heads = self.fa4 if kernel == "fa4" else self.fused
@@ -150,7 +142,7 @@ class Rates:
         for size, smaller in heads:
             if head_size <= size:
                 fused = smaller
-        seconds = fused.backward(done) if backward else fused.forward(done)
+        seconds = (fused.backward if backward else fused.forward)(done, elements)
         return seconds / self.flash[backward] if kernel == "flash" else seconds
 
     def moved(self, amount: Bytes, walked: int = 0) -> Seconds:
@@ -192,18 +184,6 @@ def _copying(cluster: Cluster, curves: Curves, device: Gpu) -> dict[str, float]:
         return 1e-9 * max(slower / memory[f"{way}_one"], slower_together / (share * every[f"{way}_all"]))
 
     return {"to_host": seconds("d2h"), "from_host": seconds("h2d")}
-
-
-def _fused(shapes: Sequence[tuple[int, int, float, float]], slower: float) -> tuple[tuple[int, FusedRates], ...]:
-    """Rates of fused attention by head size, with the part above the latency stretched by `slower`."""
-
-    def curve(head: int, way: int) -> Curve:
-        more = (1.0, _BACKWARD)[way]
-        points = ((flops * more, rates) for flops, size, *rates in shapes if size == head)
-        return Curve.of((done, done / (rates[way] * 1e12)) for done, rates in points).stretched(slower)
-
-    heads = sorted({size for _, size, _, _ in shapes}, reverse=True)
-    return tuple((head, FusedRates(curve(head, 0), curve(head, 1))) for head in heads)
 
 
 def _basis(cluster: Cluster, curves: Curves, precision: str) -> dict[str, str]:

@@ -38,10 +38,12 @@ class FusedAttention(Attention):
         self.ulysses = ulysses
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
-        """By FLOPs, from measurements of the whole kernel. Masked scores are not computed."""
+        """By FLOPs and by elements, from measurements of the whole kernel. Masked scores are not computed."""
         backward, size = call.phase != "forward", int(call.attrs["head_size"])
-        flops = self.flops(*call)
-        return self.part, rates.attention(flops, backward=backward, causal=True, head_size=size, kernel=self.speed)
+        flops, elements = self.flops(*call), prod(call.ins[0])
+        return self.part, rates.attention(
+            flops, elements, backward=backward, causal=True, head_size=size, kernel=self.speed
+        )
 
     def restored(self, phase: str, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
         """Bytes of what is copied to sequence order: gathered keys and values; with Ulysses everything.
