@@ -16,10 +16,10 @@ from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.policy import RECIPES
-from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.kernel import Bindable, Env
 from penteract.engine.kernels.moe.experts import choose_experts
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.kernels.triton.moe.router import put_choice, routers, split
+from penteract.engine.kernels.triton.moe.router import choice, routers, splitting
 from penteract.ops.declarations.declaration import CallShapes, Product
 from penteract.ops.declarations.moe.narrow_router import PARTS, NarrowRouter
 from penteract.ops.tape import Site
@@ -66,10 +66,10 @@ def test_parts_of_a_number_are_all_of_it() -> None:
     generator = torch.Generator().manual_seed(0)
     exponents = torch.randint(-60, 60, (70, 150), generator=generator)
     numbers = torch.ldexp(torch.randn(70, 150, generator=generator), exponents)
-    parts = split(numbers, torch.bfloat16).view(70, PARTS, 150)
+    parts = splitting(numbers, torch.bfloat16)().view(70, PARTS, 150)
     assert torch.equal(parts.double().sum(1), numbers.double())
     small = torch.randn(70, 150, generator=generator)
-    found = split(small, torch.float16).view(70, PARTS, 150).double().sum(1)
+    found = splitting(small, torch.float16)().view(70, PARTS, 150).double().sum(1)
     assert (found - small.double()).abs().max() <= 2.0**-25
 
 
@@ -113,7 +113,7 @@ def _chosen(logits: torch.Tensor, **about: Any) -> tuple[list[torch.Tensor], lis
     env = Env(Mesh(Layout()), 0, torch.float32)
     env.biases["steer"] = torch.linspace(-1, 1, experts)
     k, found = attrs["top_k"], list[list[torch.Tensor]]()
-    for choose in (put_choice, choose_experts):
+    for choose in (Bindable(choice), choose_experts):
         outs = [
             torch.empty(s, b, k), torch.empty(s, b, k, dtype=torch.int64), logits.clone(),
             torch.empty(b, experts, dtype=torch.int64),

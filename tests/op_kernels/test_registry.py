@@ -24,7 +24,7 @@ from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.kernels.registry import kernel, kernels
 from penteract.errors import BadInput
 from penteract.ops.declarations import OPS, Implementation, OpDeclaration, declaration_of, implementation
-from penteract.ops.declarations.declaration import CallShapes
+from penteract.ops.declarations.declaration import CallShapes, product_flops
 from penteract.ops.declarations.dense import RmsNorm
 from penteract.ops.declarations.one_pass import ONE_PASS
 from penteract.ops.declarations.quantised.fp8_linear import FP8_LINEAR
@@ -154,7 +154,7 @@ def test_an_implementation_may_serve_some_calls_alone() -> None:
 FP8 = Fp8(kind="rowwise", experts=True)
 OF_AN_OP = ("part", "differentiable", "input_keeps", "weight_keeps", "deferrable", "passes_gradient", "overwrites",
             "forks", "results", "gradients", "carry", "products", "flops")  # fmt: skip
-OF_AN_IMPLEMENTATION = ("all_reduced_max", "workspace", "traffic", "cost")
+OF_AN_IMPLEMENTATION = ("all_reduced_max", "workspace", "traffic", "timed_products", "cost")
 CHOSEN = [
     ("attention", {}, Layout(), "reference"),
     ("attention", {}, Layout(attention="flash"), "flash"),
@@ -226,3 +226,15 @@ def test_what_a_device_cannot_run_is_refused() -> None:
 def test_a_call_that_nothing_serves_is_a_bug() -> None:
     with patch.dict(OPS, {"gelu": OPS["gelu"]._replace(implementations=())}), pytest.raises(Exception, match="KERNEL"):
         implementation(Site("gelu", (), ()), Layout())
+
+
+@pytest.mark.parametrize("phase", ["forward", "input_gradient", "weight_gradient"])
+@pytest.mark.parametrize(
+    ("op_name", "n", "experts"),
+    [("expert_linear", 1, "grouped"), ("expert_linear", 1, "quack"), ("expert_pair", 2, "quack")],
+)
+def test_products_that_are_timed_have_the_flops_of_the_op(op_name: str, n: int, experts: Any, phase: str) -> None:
+    """101 rows of 8 experts, which no expert shares evenly."""
+    declared = declaration_of(Site(op_name, (), ()), Layout(experts=experts))
+    call = CallShapes(phase, [(101, 64), (9,)], [(8, 96, 64)] * n, {})
+    assert product_flops(declared.timed_products(call)) == declared.flops(*call) == n * 2 * 101 * 64 * 96

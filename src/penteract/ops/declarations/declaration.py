@@ -147,6 +147,11 @@ class OpDeclaration:
         it overwrites and its workspace twice."""
         return None
 
+    def timed_products(self, call: CallShapes) -> tuple[Product, ...]:
+        """The products whose time its kernel takes, with the FLOPs of the op's: other than those where one kernel
+        makes all of them."""
+        return self.products(*call)
+
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         """-> the part of a step under which one call is reported ("compute", "attention" or "pointwise"), and its
         seconds.
@@ -156,7 +161,7 @@ class OpDeclaration:
 
         `registers`: returns the bytes of each register that it reads or writes.
         """
-        products = self.products(*call)
+        products = self.timed_products(call)
         if not products and (kernels := self.traffic(*call, widths)) is not None:
             return "pointwise", fsum([k.times * rates.moved(k.moved, k.walked) for k in kernels])
         extra = 2 * self.workspace(*call, widths)

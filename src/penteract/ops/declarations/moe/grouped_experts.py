@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from math import prod
 
 from penteract.config.layout import ExpertKernel, Layout
-from penteract.ops.declarations.declaration import Attrs, OpDeclaration, Product, Serves, Shape, linear_products
+from penteract.ops.declarations.declaration import (
+    Attrs,
+    CallShapes,
+    OpDeclaration,
+    Product,
+    Serves,
+    Shape,
+    linear_products,
+)
 from penteract.ops.declarations.moe.experts import ExpertLinear, ExpertPair
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
@@ -28,19 +36,18 @@ class GroupedExpertLinear(ExpertLinear):
         return rows * (out if phase == "forward" else width) * widths["compute"]
 
 
-def _over_all_rows(rows: int, weights: Sequence[Shape]) -> tuple[Product, ...]:
+def _over_all_rows(call: CallShapes) -> tuple[Product, ...]:
     """Weight gradients of all experts as one product over all rows, which has the same FLOPs: while the sums of one
     expert are written, those of the next are computed. Separate products over few rows would wait for that."""
-    return tuple(p for _, out, width in weights for p in linear_products("weight_gradient", rows, width, out))
+    rows = call.ins[0][0]
+    return tuple(p for _, out, width in call.weights for p in linear_products(call.phase, rows, width, out))
 
 
 class QuackExpertLinear(ExpertLinear):
     """quack's, which write into what they are given, in its own dtype, and add to it."""
 
-    def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
-        if phase != "weight_gradient":
-            return super().products(phase, ins, weights, attrs)
-        return _over_all_rows(ins[0][0], weights)
+    def timed_products(self, call: CallShapes) -> tuple[Product, ...]:
+        return _over_all_rows(call) if call.phase == "weight_gradient" else super().timed_products(call)
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
@@ -51,10 +58,8 @@ class QuackExpertLinear(ExpertLinear):
 class QuackExpertPair(ExpertPair):
     """Two of them, of which the second adds to what the first has written."""
 
-    def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
-        if phase != "weight_gradient":
-            return super().products(phase, ins, weights, attrs)
-        return _over_all_rows(ins[0][0], weights)
+    def timed_products(self, call: CallShapes) -> tuple[Product, ...]:
+        return _over_all_rows(call) if call.phase == "weight_gradient" else super().timed_products(call)
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths

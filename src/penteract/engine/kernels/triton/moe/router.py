@@ -12,6 +12,7 @@ experts that exist.
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,10 +20,11 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put, put_product
+from penteract.engine.device.launches import BoundLaunch, bind
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel, in_turn, put, put_product
 from penteract.engine.kernels.moe import experts
 from penteract.engine.kernels.triton.bits import narrow, wide
-from penteract.engine.kernels.wide_product import is_wide, put_wide_product
+from penteract.engine.kernels.wide_product import is_wide, put_wide_product, wide_product
 from penteract.ops.declarations.moe.narrow_router import PARTS
 from penteract.ops.tape import Site
 
@@ -139,30 +141,39 @@ def _choose(
     tl.atomic_add(choices + sequence * X + x_of, counts.to(tl.int64), is_expert & (counts > 0))
 
 
-def put_choice(env: Env, site: Site, outs: Tensors) -> None:
-    """The outs of a router, of which scores [S, B, X] are logits yet."""
+def choice(env: Env, site: Site, outs: Tensors) -> Bound:
+    """What makes the outs of a router, of which scores [S, B, X] are logits yet."""
     (chosen, index, scores, choices), a = outs, site.attrs
     tokens, sequences, x = scores.shape
     size = x // a["groups"]
     places = triton.next_power_of_2(size)
     columns = places * triton.next_power_of_2(a["groups"])
     rows = max(1, min(triton.next_power_of_2(tokens), _TILE // columns))
-    _choose[triton.cdiv(tokens, rows), sequences](
-        scores, chosen, index, choices.zero_(), env.biases[a["bias"]] if a["bias"] else scores, tokens, sequences, X=x,
-        K=a["top_k"], SOFTMAX=a["score"] == "softmax", BIAS=bool(a["bias"]), NORMALIZE=a["normalize"],
-        SCALE=float(a["scale"]), SIZE=size, TOP_GROUPS=a["top_groups"], TOP2=a["group_score"] == "top2", ROWS=rows,
-        PLACES=places, COLUMNS=columns, COPIES=triton.next_power_of_2(a["top_k"]), num_warps=4,
+    choose = bind(
+        _choose, (triton.cdiv(tokens, rows), sequences), scores, chosen, index, choices, None if a["bias"] else scores,
+        tokens, sequences, X=x, K=a["top_k"], SOFTMAX=a["score"] == "softmax", BIAS=bool(a["bias"]),
+        NORMALIZE=a["normalize"], SCALE=float(a["scale"]), SIZE=size, TOP_GROUPS=a["top_groups"],
+        TOP2=a["group_score"] == "top2", ROWS=rows, PLACES=places, COLUMNS=columns,
+        COPIES=triton.next_power_of_2(a["top_k"]), num_warps=4,
     )  # fmt: skip
 
+    def run() -> None:
+        choices.zero_()
+        choose(**({"bias": env.biases[a["bias"]]} if a["bias"] else {}))
 
-def _router(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    return run
+
+
+def _router(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """x [S, B, D] -> weights and experts [S, B, k], scores [S, B, X] and choices [B, X]."""
     x, logits = _rows(ins[0]), _rows(outs[2])
     if is_wide(logits, x):
-        put_wide_product(aten, logits, x, weights[0].t(), False)
+        product = wide_product(aten, logits, x, weights[0].t(), False)
     else:
-        experts.put_logits(env, ins, weights, outs)
-    (put_choice if env.stat == torch.float32 else experts.choose_experts)(env, site, outs)
+        product = partial(experts.put_logits, env, ins, weights, outs)
+    if env.stat == torch.float32:
+        return in_turn(product, choice(env, site, outs))
+    return in_turn(product, partial(experts.choose_experts, env, site, outs))
 
 
 # ---- backward --------------------------------------------------------------------------------------------------------
@@ -224,59 +235,74 @@ def _slopes(
         _put_parts(parts, row[:, None] * (3 * X) + c, slope, here, X)
 
 
-def split(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x [.., X] in fp32, contiguous -> [rows, 3·X] of 16 bits: three parts of each row, side by side, whose sum it
-    is."""
+def splitting(x: torch.Tensor, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """What splits x [.., X] in fp32, contiguous -> [rows, 3·X] of 16 bits: three parts of each row, side by side, whose
+    sum it is."""
     width = x.shape[-1]
     rows = x.numel() // width
-    parts = torch.empty(rows, PARTS * width, dtype=dtype, device=x.device)
     columns = min(_COLUMNS, triton.next_power_of_2(width))
     some = _SPLIT_TILE // columns
-    _split[triton.cdiv(rows, some), triton.cdiv(width, columns)](
-        x, parts, rows, X=width, ROWS=some, COLUMNS=columns, num_warps=4
-    )
-    return parts
+    grid = triton.cdiv(rows, some), triton.cdiv(width, columns)
+    put_parts = bind(_split, grid, x, None, rows, X=width, ROWS=some, COLUMNS=columns, num_warps=4)
+
+    def run() -> torch.Tensor:
+        parts = torch.empty(rows, PARTS * width, dtype=dtype, device=x.device)
+        put_parts(parts=parts)
+        return parts
+
+    return run
 
 
-def _put_slopes(site: Site, ins: Tensors, slope: torch.Tensor, parts: torch.Tensor | None) -> None:
-    """The gradient of the logits into `slope` [S, B, X], and its parts, from what `router_input` reads."""
+def _slopes_of(site: Site, ins: Tensors, slope: torch.Tensor, *, in_parts: bool) -> BoundLaunch:
+    """What makes the gradient of the logits, `slope` [S, B, X], from what `router_input` reads; `in_parts`: and its
+    parts, which the launch is given."""
     (index, scores, g, *g_scores), a = ins, site.attrs
     x = slope.shape[-1]
     rows, columns = slope.numel() // x, triton.next_power_of_2(x)
     some = max(1, min(triton.next_power_of_2(rows), _TILE // columns))
-    _slopes[(triton.cdiv(rows, some),)](
-        index, scores, g, g_scores[0] if g_scores else scores, slope, slope if parts is None else parts, rows, X=x,
-        K=a["top_k"], SOFTMAX=a["score"] == "softmax", NORMALIZE=a["normalize"], SCALE=float(a["scale"]),
-        BALANCE=bool(g_scores), SPLIT=parts is not None, ROWS=some, COLUMNS=columns, num_warps=4,
+    return bind(
+        _slopes, (triton.cdiv(rows, some),), index, scores, g, g_scores[0] if g_scores else scores, slope,
+        None if in_parts else slope, rows, X=x, K=a["top_k"], SOFTMAX=a["score"] == "softmax",
+        NORMALIZE=a["normalize"], SCALE=float(a["scale"]), BALANCE=bool(g_scores), SPLIT=in_parts, ROWS=some,
+        COLUMNS=columns, num_warps=4,
     )  # fmt: skip
 
 
-def _router_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def _router_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """The gradient of x; keeps that of the logits."""
     (out, slope), w = outs, weights[0]
     if env.stat != torch.float32:
-        experts.router_input(env, site, ins, weights, outs)
-        return
+        return partial(experts.router_input, env, site, ins, weights, outs)
+    rows = _rows(out)
     if not is_wide(slope, w):
-        _put_slopes(site, ins, slope, None)
-        put_product(_rows(out), _rows(slope), w.to(env.stat), False)
-        return
-    parts = torch.empty(slope.numel() // len(w), PARTS * len(w), dtype=w.dtype, device=w.device)
-    _put_slopes(site, ins, slope, parts)
-    torch.mm(parts, w.repeat(PARTS, 1), out=_rows(out))
+        put_slopes = _slopes_of(site, ins, slope, in_parts=False)
+        return in_turn(put_slopes, lambda: put_product(rows, _rows(slope), w.to(env.stat), False))
+    put_slopes = _slopes_of(site, ins, slope, in_parts=True)
+
+    def run() -> None:
+        parts = torch.empty(len(rows), PARTS * len(w), dtype=w.dtype, device=w.device)
+        put_slopes(parts=parts)
+        torch.mm(parts, w.repeat(PARTS, 1), out=rows)
+
+    return run
 
 
-def _router_weight(aten: Any, env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+def _router_weight(aten: Any, env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> Bound:
     """gᵀ·x, [X, D], of the logits' gradient: that of each part, summed from the smallest up."""
     x, slope = _rows(ins[0]), ins[1]
     if not is_wide(slope, x):
-        experts.router_weight(env, site, ins, into, add)
-        return
-    parts = split(slope, x.dtype)
-    made = torch.empty(parts.shape[1], x.shape[1], dtype=slope.dtype, device=x.device)
-    put_wide_product(aten, made, parts.t(), x, False)
-    first, second, third = made.chunk(PARTS)
-    put(into[0], third.add_(second).add_(first), add)
+        return partial(experts.router_weight, env, site, ins, into, add)
+    split = splitting(slope, x.dtype)
+
+    def run() -> None:
+        parts = split()
+        made = torch.empty(parts.shape[1], x.shape[1], dtype=slope.dtype, device=x.device)
+        put_wide_product(aten, made, parts.t(), x, False)
+        first, second, third = made.chunk(PARTS)
+        put(into[0], third.add_(second).add_(first), add)
+
+    return run
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -285,7 +311,8 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 def routers(aten: Any) -> dict[str, TorchKernel]:
     """The kernel, over the operators of `aten`."""
-    return {"router": TorchKernel(partial(_router, aten), _router_input, partial(_router_weight, aten))}
+    forward, weight_gradient = Bindable(partial(_router, aten)), Bindable(partial(_router_weight, aten))
+    return {"router": TorchKernel(forward, _router_input, weight_gradient)}
 
 
 ROUTER = routers(torch.ops.aten)

@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.device.launches import BoundLaunch, bind
+from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel
 from penteract.engine.kernels.triton.strides import row_stride
 from penteract.ops.declarations.moe.one_pass_experts import COPIES
 from penteract.ops.tape import Site
@@ -72,16 +73,24 @@ def _put_in_order(
     tl.store(order + place, at.to(order.dtype.element_ty), at < copies)
 
 
-def expert_permutation(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def expert_permutation(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """The order that sorts token copies by expert, [s·B·k], and how many each expert has, [X]."""
     experts, (order, totals) = ins[0], outs
     copies, x = experts.numel(), len(totals)
     blocks = triton.cdiv(copies, COPIES)
-    counts = torch.empty(x * blocks, dtype=torch.int32, device=experts.device)
     tile = {"X": x, "COPIES": COPIES, "AT_ONCE": min(_AT_ONCE, triton.next_power_of_2(x)), "num_warps": 4}
-    _count[(blocks,)](experts, counts, copies, blocks, **tile)
-    _sum_blocks[(x,)](counts, totals, blocks, BLOCKS=min(_BLOCKS, triton.next_power_of_2(blocks)), num_warps=4)
-    _put_in_order[(blocks,)](experts, counts, totals, order, copies, blocks, **tile)
+    some = min(_BLOCKS, triton.next_power_of_2(blocks))
+    count = bind(_count, (blocks,), experts, None, copies, blocks, **tile)
+    sum_blocks = bind(_sum_blocks, (x,), None, totals, blocks, BLOCKS=some, num_warps=4)
+    put_in_order = bind(_put_in_order, (blocks,), experts, None, totals, order, copies, blocks, **tile)
+
+    def run() -> None:
+        counts = torch.empty(x * blocks, dtype=torch.int32, device=experts.device)
+        for call in (count, sum_blocks, put_in_order):
+            call(counts=counts)
+
+    return run
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -144,11 +153,16 @@ def _send_weighed(
         tl.store(of_w + token * K + k, tl.sum(both, axis=0).to(of_w.dtype.element_ty))
 
 
-def _places(order: torch.Tensor) -> torch.Tensor:
-    """order [copies] -> the place of each, [copies]."""
-    places = torch.empty(order.shape, dtype=torch.int32, device=order.device)
-    _invert[(triton.cdiv(len(order), _INVERSE),)](order, places, len(order), COPIES=_INVERSE, num_warps=4)
-    return places
+def _with_places(order: torch.Tensor, move: BoundLaunch) -> Bound:
+    """A launch that is given the place of each copy, [copies]; order [copies]."""
+    invert = bind(_invert, (triton.cdiv(len(order), _INVERSE),), order, None, len(order), COPIES=_INVERSE, num_warps=4)
+
+    def run() -> None:
+        places = torch.empty(order.shape, dtype=torch.int32, device=order.device)
+        invert(places=places)
+        move(places=places)
+
+    return run
 
 
 def _tile(width: int) -> dict[str, int]:
@@ -156,39 +170,44 @@ def _tile(width: int) -> dict[str, int]:
     return {"WIDTH": width, "COLUMNS": wide, "num_warps": max(1, min(8, wide // 256))}
 
 
-def permute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def permute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """Token copies in the order of their experts: [s, B, D] -> [s·B·k, D]."""
     (x, order), out, k = ins, outs[0], int(site.attrs["top_k"])
     tile = _tile(x.shape[-1])
     grid = (len(order) // k, triton.cdiv(x.shape[-1], tile["COLUMNS"]))
-    _send[grid](x, _places(order), out, row_stride(x), row_stride(out), K=k, **tile)
+    return _with_places(order, bind(_send, grid, x, None, out, row_stride(x), row_stride(out), K=k, **tile))
 
 
-def _put_sums(y: torch.Tensor, w: torch.Tensor | None, order: torch.Tensor, out: torch.Tensor, k: int) -> None:
+def _sums(y: torch.Tensor, w: torch.Tensor | None, order: torch.Tensor, out: torch.Tensor, k: int) -> Bound:
     tile = _tile(y.shape[-1])
     grid = (len(order) // k, triton.cdiv(y.shape[-1], tile["COLUMNS"]))
-    rows = row_stride(y), row_stride(out)
-    _sum_copies[grid](y, y if w is None else w, _places(order), out, *rows, K=k, WEIGHED=w is not None, **tile)
+    about = y if w is None else w, None, out, row_stride(y), row_stride(out)
+    return _with_places(order, bind(_sum_copies, grid, y, *about, K=k, WEIGHED=w is not None, **tile))
 
 
-def permute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def permute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """The sum of the gradients of a token's copies, in the order of its experts' ranks."""
     order, g = ins
-    _put_sums(g, None, order, outs[0], int(site.attrs["top_k"]))
+    return _sums(g, None, order, outs[0], int(site.attrs["top_k"]))
 
 
-def unpermute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def unpermute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """Each token's sum of its copies, weighted: [s·B·k, D] -> [s, B, D]."""
     y, w, order = ins
-    _put_sums(y, w, order, outs[0], int(site.attrs["top_k"]))
+    return _sums(y, w, order, outs[0], int(site.attrs["top_k"]))
 
 
-def unpermute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+@Bindable
+def unpermute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """Gradients of the copies and of the weights."""
     y, w, order, g = ins
     of_y, of_w = outs
     k, rows = int(site.attrs["top_k"]), (row_stride(y), row_stride(g), row_stride(of_y))
-    _send_weighed[(len(order) // k,)](y, w, _places(order), g, of_y, of_w, *rows, K=k, **_tile(y.shape[-1]))
+    grid = (len(order) // k,)
+    return _with_places(order, bind(_send_weighed, grid, y, w, None, g, of_y, of_w, *rows, K=k, **_tile(y.shape[-1])))
 
 
 # ---- chunks ----------------------------------------------------------------------------------------------------------
