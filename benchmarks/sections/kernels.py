@@ -270,13 +270,21 @@ def host_calls() -> str:
     names = dict.fromkeys(name for row in cases.values() for name in row["calls"])
     rows = [(name, *(f"{case['calls'][name]['us']:.0f} ({case['calls'][name]['calls']})" if name in case["calls"] else ""
                      for case in cases.values())) for name in names]  # fmt: skip
+    experts = record("host_of_experts_h200")["parts"]
+    jit, bound = experts["launched by the JIT"], experts["bound"]
     return section(
         "Calls of a step by the host",
-        """\
+        f"""\
 What the host needs for each call of a step, median in microseconds, and how many a step has. Sequences are of 256 tokens, so
-that the device waits for the host. Plans take the lowest of a row for what needs no other rank.""",
+that the device waits for the host. Plans take the lowest of a row for what needs no other rank. The second table has calls of
+experts on another, slower host, with kernels that Triton's JIT launches and with bound ones: such a step took it
+{jit["host_ms"]:.1f} and {bound["host_ms"]:.1f} ms, with equal losses.""",
         table(f"call | {' | '.join(cases)}", rows),
-        records=["host_calls_h200.json"],
+        table(
+            "call | JIT, µs | bound, µs",
+            [(name, f"{us:.0f}", f"{bound['us'][name]:.0f}") for name, us in jit["us"].items()],
+        ),
+        records=["host_calls_h200.json", "host_of_experts_h200.json"],
     )
 
 
