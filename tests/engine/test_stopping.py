@@ -183,13 +183,15 @@ def _silent_store():  # type: ignore[no-untyped-def]
 
 
 STARTING = (
-    "import ctypes, os; from penteract.engine.rank.stopping import Stopping; stopping = Stopping().__enter__(); "
-    "{}print('ready', flush=True); ctypes.CDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)"
+    "import ctypes, os; from penteract.engine.rank.stopping import Phase, Stopping; stopping = Stopping().__enter__(); "
+    "stopping.enter(Phase.{}); {}print('ready', flush=True); "
+    "ctypes.CDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)"
 )
 
 
-def test_c_code_does_not_delay_it() -> None:
-    words = [sys.executable, "-c", STARTING.format("")]
+@pytest.mark.parametrize(("phase", "before"), [("STARTING", "the first step"), ("MEASURING", "all was measured")])
+def test_c_code_does_not_delay_it(phase: str, before: str) -> None:
+    words = [sys.executable, "-c", STARTING.format(phase, "")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         asked = time.monotonic()
@@ -197,14 +199,17 @@ def test_c_code_does_not_delay_it() -> None:
         _, said = process.communicate(timeout=20)
     assert time.monotonic() - asked < 2
     assert (process.returncode, said) == (
-        75, "error[STOPPED]: stopped before the first step · fix: start it again\n"
+        75, f"error[STOPPED]: stopped before {before} · fix: start it again\n"
     )  # fmt: skip
 
 
 def test_what_hangs_at_the_end_does_not_delay_it_much() -> None:
     hang = "import time; stopping.before_leaving.append(lambda: time.sleep(60)); "
     with subprocess.Popen(
-        [sys.executable, "-c", STARTING.format(hang)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", STARTING.format("STARTING", hang)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         process.terminate()

@@ -42,6 +42,17 @@ def made(folder: Path, name: str, steps: int, state: str = "done", epoch: int = 
     return run
 
 
+def test_the_command_is_that_of_the_run(tmp_path: Path) -> None:
+    run = made(tmp_path / "runs", "one", 1)
+    for written, shown in (
+        ("/opt/bin/penteract train --init 'my model' --steps 3\n", "penteract train --init 'my model' --steps 3"),
+        ("/opt/src/penteract/__main__.py train\n", "penteract train"), ("mine.py --fast\n", "mine.py --fast"),
+        ("an open 'quote", "penteract train --preset tiny"), ("", "penteract train --preset tiny"),
+    ):  # fmt: skip
+        (run / rundir.COMMAND).write_text(written)
+        assert runs_answer(RunFolders(tmp_path / "runs"), [])["command"] == shown
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("given") / "runs"

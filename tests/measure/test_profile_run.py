@@ -7,7 +7,10 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 import forks
+from penteract.cli.app import main
 from penteract.measure.schemas.profile_reader import read_profile
 
 WORDS = ("--preset", "tiny", "model.layers=1", "batch.sequence_length=64", "batch.micro_batch_size=1",
@@ -16,7 +19,9 @@ WORDS = ("--preset", "tiny", "model.layers=1", "batch.sequence_length=64", "batc
 
 def test_a_run_is_profiled_and_its_files_agree(tmp_path: Path):
     done = forks.penteract(["profile", *WORDS], os.environ, folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0 and [line.split()[:2] for line in done.stderr.splitlines()] == [
+        ["profile:", "13"], ["profile:", "3"], ["profile:", "the"], ["profile:", "what"]
+    ]  # fmt: skip
     found = read_profile(tmp_path / "here")
     changes = [row["picoseconds"] for row in found["waterfall"] if not row["level"]]
     assert found["step"]["ideal"] + sum(changes) == found["step"]["measured"]
@@ -32,3 +37,8 @@ def test_a_run_is_profiled_and_its_files_agree(tmp_path: Path):
     page = (tmp_path / "here" / "profile.html").read_text()
     assert page.count("<svg") == 2
     assert "<script" not in page
+
+
+def test_rates_of_gpus_are_refused_for_a_run_on_cpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", *WORDS, "--gpus", "8xH200"]) == 2
+    assert "these are rates of GPUs, and this run is on CPUs · --gpus · found 8xH200" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from penteract.cli.resolve.folders import find_run
 from penteract.cli.resolve.gpu_defaults import card_here, settle_defaults
-from penteract.cli.resolve.needed_gpus import check_gpus
+from penteract.cli.resolve.needed_gpus import check_gpus, check_rates
 from penteract.cli.resolve.weights import check_weights, find_weights, words_of
 from penteract.cli.resolve.world import launched
 from penteract.cli.torch_modules import torch_module
@@ -71,6 +71,7 @@ def profile(  # noqa: PLR0913 (the options of a verb are its parameters)
         return _compare(run, other, words, every=all, json=json)
     resolved, file, weights = _resolved(run, preset, init, overrides, json=json)
     if gpus is not None:
+        check_rates(card_here(resolved.run.precision.device), gpus)
         estimator_of(resolved.run, cluster(gpus))  # what it cannot predict is refused before anything is measured
     start = torch_module("measure.profile.launching", "profiling needs")
     folder, place = out or _folder(resolved), launched(os.environ)

@@ -29,6 +29,16 @@ def settings_for_gpus(run: RunSpec) -> Mapping[str, tuple[str, str]]:
     return found
 
 
+def check_rates(card: Card | None, gpus: str) -> None:
+    """Raise BadInput if a run is on CPUs (`card` is None), and `gpus` names GPUs of the catalogue, whose rates say
+    nothing of it. A hardware file may be of CPUs."""
+    if card is None and not gpus.endswith(".toml"):
+        raise BadInput(
+            "DEVICE", "these are rates of GPUs, and this run is on CPUs", where="--gpus", found=gpus,
+            allowed="a hardware file of this machine, by penteract calibrate", fix="leave --gpus out",
+        )  # fmt: skip
+
+
 def check_gpus(resolved: Resolved, card: Card | None) -> None:
     """Raise BadInput if a run is for GPUs, and this host has none. `card`: the GPU that has answered already, if one
     has. Torch has the last word, as it has in ranks: a process of its own asks it, which takes seconds."""

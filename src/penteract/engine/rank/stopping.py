@@ -25,12 +25,13 @@ SHOW_CURSOR = b"\x1b[?25h"  # the live table hides it
 
 
 class Phase(Enum):
-    """STARTING: a request ends the process at once. WORKING: the first waits for a step to be saved, the second ends
-    the process at once. LAUNCHING: requests are counted, and passed on to ranks."""
+    """STARTING: a request ends the process at once. MEASURING: too, as nothing is saved. WORKING: the first waits for a
+    step to be saved, the second ends the process at once. LAUNCHING: requests are counted, and passed on to ranks."""
 
     STARTING = 1
     WORKING = 2
     LAUNCHING = 3
+    MEASURING = 4
 
 
 class Stopping:
@@ -163,7 +164,9 @@ class Stopping:
 
     @property
     def _at_once(self) -> bool:
-        return self.asked if self.phase is Phase.STARTING else self.phase is Phase.WORKING and self.requests > 1
+        if self.phase in (Phase.STARTING, Phase.MEASURING):
+            return self.asked
+        return self.phase is Phase.WORKING and self.requests > 1
 
     def _leave(self) -> None:
         """End this process. Its caller holds the lock, so that the main thread cannot begin to train or to save."""
@@ -188,6 +191,8 @@ class Stopping:
         where = f" · {self.where}" * bool(self.where)
         if self.phase is Phase.STARTING:
             return f"error[STOPPED]: stopped before the first step{where} · fix: start it again"
+        if self.phase is Phase.MEASURING:
+            return f"error[STOPPED]: stopped before all was measured{where} · fix: start it again"
         return (
             f"error[STOPPED]: stopped at once: steps after the last checkpoint are lost{where} · "
             f"fix: penteract train --resume {self.where or 'latest'}"

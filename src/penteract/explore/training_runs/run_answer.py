@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from math import floor, isfinite
@@ -39,6 +40,7 @@ CURVES = (
     ("train/lr", "Learning rate", "", 8),
 )  # fmt: skip
 _PREDICTED = {"perf/step_time_s": "perf/predicted_step_time_s"}
+_ANY = "penteract train --preset tiny"
 _GOOD = ("created", "running", "done", "stopped")
 
 
@@ -69,10 +71,21 @@ def runs_answer(runs: RunFolders, wanted: object) -> RunsAnswer:
     ]
     return {
         "version": VERSION, "kind": "runs", "served": True, "folder": _safe(runs.folder.name),
-        "command": "penteract train --preset tiny", "number": show_whole(len(found)), "verdict": _verdict(first),
+        "command": _command(folders[names.index(chosen[0])]), "number": show_whole(len(found)),
+        "verdict": _verdict(first),
         "good": first["good"], "facts": facts, "runs": found,
         "curves": [c for one in CURVES if (c := _curve(one, chosen, rows))["lines"]],
     }  # fmt: skip
+
+
+def _command(run: RunFolder) -> str:
+    """The command that started a run, as people write it; where it is not known, one that starts any."""
+    try:
+        program, *words = shlex.split(run.command())
+    except ValueError:
+        return _ANY
+    name = "penteract" if Path(program).name in ("penteract", "__main__.py") else program
+    return _safe(shlex.join([name, *words]))
 
 
 def not_served() -> RunsAnswer:
@@ -84,7 +97,7 @@ def not_served() -> RunsAnswer:
 def _empty(folder: Path, why: str) -> RunsAnswer:
     return {
         "version": VERSION, "kind": "runs", "served": True, "folder": _safe(folder.name),
-        "command": "penteract train --preset tiny", "number": "No runs", "verdict": why, "good": True, "facts": [],
+        "command": _ANY, "number": "No runs", "verdict": why, "good": True, "facts": [],
         "runs": [], "curves": [],
     }  # fmt: skip
 

@@ -46,7 +46,7 @@ def record(
     """Measure on this rank, and leave its recording in the folder. `init`: weights to start from. `calibrate`: write a
     hardware file of this device too, where the catalogue has none."""
     with watched(rank, folder, stopping, launcher_reports=True):
-        stopping.enter(Phase.WORKING, str(folder))
+        stopping.enter(Phase.MEASURING, str(folder))
         spec = replace(spec, train=replace(spec.train, steps=max(STEPS, spec.train.steps)))
         gpu = rank.device.type == "cuda"
         context = in_use(rank.device) if gpu else 0
@@ -54,13 +54,17 @@ def record(
         steps = TrainedSteps(Trainer.build(spec, rank, init), samples)
         pp_rank = Mesh(spec.layout).coordinates(rank.number)["pp"]
         made = about(rank)
+        _say(rank, f"{WARM + BARE} steps, of which the last {BARE} are timed")
         took = bare(steps, barrier=rank.barrier)
         found = Recording(rank.number, pp_rank, gpu, made, took)
+        _say(rank, f"{PROFILED} steps under torch's profiler")
         found.steps = profiled(steps, barrier=rank.barrier)
+        _say(rank, "the memory of a step")
         found.memory = measured_on_gpu(steps, pp_rank, context) if gpu else measured_on_host(steps, pp_rank)
         steps.trainer.run.settle_parameters()
         rank.barrier()
         if rank.number == 0:  # the others wait
+            _say(rank, "what this device reaches at most")
             found.ceilings = ceilings(rank.device, spec.precision.policy)
             if calibrate:
                 calibrate_shortly(folder, rank.device, spec.precision.policy.products)
@@ -88,6 +92,12 @@ def joined(
     shared = Path(rank.broadcast(path))
     record(spec, rank, shared, stopping, init=init, calibrate=calibrate)
     return shared
+
+
+def _say(rank: Rank, what: str) -> None:
+    """What is measured next: on a CPU, parts take minutes."""
+    if rank.number == 0:
+        print(f"profile: {what} …", file=sys.stderr, flush=True)
 
 
 def open_data(spec: RunSpec, rank: Rank) -> Samples:
