@@ -253,6 +253,7 @@ READERS: Mapping[str, Callable[[Replanner, str, Record], Iterator[AccuracyRow]]]
     "bench_four_cards_h200": _swept,
     "bench_plan_8b_4xh200": _swept,
     "bench_plan_30b_4xh200": _swept,
+    "bench_plan_30b_again_4xh200": _swept,
     "bench_two_experts_h200": _swept,
     "bench_two_experts_again_h200": _swept,
 }

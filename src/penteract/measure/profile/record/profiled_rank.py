@@ -54,17 +54,17 @@ def record(
         steps = TrainedSteps(Trainer.build(spec, rank, init), samples)
         pp_rank = Mesh(spec.layout).coordinates(rank.number)["pp"]
         made = about(rank)
-        _say(rank, f"{WARM + BARE} steps, of which the last {BARE} are timed")
+        _announce(rank, f"{WARM + BARE} steps, of which the last {BARE} are timed")
         took = bare(steps, barrier=rank.barrier)
         found = Recording(rank.number, pp_rank, gpu, made, took)
-        _say(rank, f"{PROFILED} steps under torch's profiler")
+        _announce(rank, f"{PROFILED} steps under torch's profiler")
         found.steps = profiled(steps, barrier=rank.barrier)
-        _say(rank, "the memory of a step")
+        _announce(rank, "the memory of a step")
         found.memory = measured_on_gpu(steps, pp_rank, context) if gpu else measured_on_host(steps, pp_rank)
         steps.trainer.run.settle_parameters()
         rank.barrier()
         if rank.number == 0:  # the others wait
-            _say(rank, "what this device reaches at most")
+            _announce(rank, "what this device reaches at most")
             found.ceilings = ceilings(rank.device, spec.precision.policy)
             if calibrate:
                 calibrate_shortly(folder, rank.device, spec.precision.policy.products)
@@ -94,7 +94,7 @@ def joined(
     return shared
 
 
-def _say(rank: Rank, what: str) -> None:
+def _announce(rank: Rank, what: str) -> None:
     """What is measured next: on a CPU, parts take minutes."""
     if rank.number == 0:
         print(f"profile: {what} …", file=sys.stderr, flush=True)
