@@ -17,11 +17,12 @@ def freeze() -> None:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """`freeze`, and afterwards all is as before."""
+    """`freeze`, and afterwards all is as before, but for cycles: the next `freeze` would keep them."""
     asked = gc.get_freeze_count
     freeze()
     try:
         yield
     finally:
+        gc.collect()
         gc.unfreeze()
         gc.get_freeze_count = asked

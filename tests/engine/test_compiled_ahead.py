@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -276,22 +277,66 @@ print(json.dumps([sorted(found[where]) for where in found]))
 """
 
 
-def without_interpreter(*words: str, at: Path) -> str:
-    """What Python prints where Triton compiles."""
+# Forks a process for each line that it reads, in which Triton compiles. It has imported what all of them need.
+LOADED = """
+import json, os, sys
+import torch, triton
+from torch._subclasses.fake_tensor import FakeTensorMode
+from penteract.engine.device.lazy_compiler import leave_out_compiler
+from penteract.engine.kernels.triton.fused_loss import shared_rows
+from penteract.engine.session.ahead import compile_step, first_step, package_calls, without_gpu
+
+leave_out_compiler()
+with FakeTensorMode():  # what torch imports for it
+    package_calls.on_gpu(package_calls.described([torch.empty(2, 3, device="meta").t()]))
+
+for line in sys.stdin:
+    if number := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]), flush=True)
+        continue
+    folder, environment, source, words = json.loads(line)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.argv = ["-c", *words]
+    exec(source, {"__name__": "__main__"})
+    sys.exit()
+"""
+Compiler = Callable[[str, Path, Sequence[str]], str]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    """What Python prints that is given a source, a folder and words, where Triton compiles."""
+    pytest.importorskip("triton")
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     env = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
-    env |= {"TRITON_CACHE_DIR": str(at / "triton"), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, *words], env=env, cwd=at, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    process = subprocess.Popen([sys.executable, "-c", LOADED], env=env | {"PYTHONPATH": SOURCES}, **pipes)
+    assert process.stdin and process.stdout
+
+    def printed(source: str, at: Path, words: Sequence[str]) -> str:
+        assert process.stdin and process.stdout
+        own = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+        own |= {"TRITON_CACHE_DIR": str(at / "triton"), "CUDA_VISIBLE_DEVICES": ""}
+        print(json.dumps([str(at), own, source, list(words)]), file=process.stdin, flush=True)
+        assert process.stdout.readline() == "0\n", (at / "err").read_text()[-2000:]
+        return (at / "out").read_text()
+
+    with process:
+        yield printed
+        process.stdin.close()
 
 
 @pytest.mark.parametrize("words", [(), ("--parallel.pp=2", "--kernels.fuse=none")], ids=["fused", "pipeline"])
-def test_tensors_with_addresses_ask_for_the_same_kernels(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_tensors_with_addresses_ask_for_the_same_kernels(
+    words: tuple[str, ...], compiler: Compiler, tmp_path: Path
+) -> None:
     """What decides which kernel Triton compiles: dtypes, whether addresses and integers are multiples of 16."""
-    pytest.importorskip("triton")
     file = tmp_path / "run.toml"
     file.write_text(compiling.to_toml(run(*words)))
-    compiled, asked = json.loads(without_interpreter("-c", ASKED, str(file), at=tmp_path))
+    compiled, asked = json.loads(compiler(ASKED, tmp_path, [str(file)]))
     assert len(compiled) > 10 and compiled == asked
 
 
@@ -314,14 +359,14 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.parametrize("driver", ["", "with a driver's library", "with a compiler that fails"])
 def test_they_are_compiled_without_a_gpu(
-    driver: str, ahead: CompiledAhead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    driver: str, ahead: CompiledAhead, compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So is what launches them, where there are the driver's library, here an empty one, and a C compiler."""
     triton = pytest.importorskip("triton")
     if driver:
-        if (compiler := shutil.which("cc")) is None:
+        if (cc := shutil.which("cc")) is None:
             pytest.skip("no C compiler")
-        subprocess.run([compiler, "-shared", "-o", tmp_path / "libcuda.so.1", "-x", "c", "/dev/null"], check=True)
+        subprocess.run([cc, "-shared", "-o", tmp_path / "libcuda.so.1", "-x", "c", "/dev/null"], check=True)
         monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path))
     fails = "fails" in driver
     if fails:
@@ -329,7 +374,7 @@ def test_they_are_compiled_without_a_gpu(
     one_each = hasattr(import_module("triton.backends.nvidia.driver"), "make_launcher")
     ahead.run.write_text(compiling.to_toml(run("--model.layers=1")))
     for _ in range(1 if fails else 2):  # the second finds all that the first has compiled
-        without_interpreter("-c", THREE, str(ahead.run), "--capability=9.0", "--ranks=0", at=tmp_path)
+        compiler(THREE, tmp_path, [str(ahead.run), "--capability=9.0", "--ranks=0"])
         assert ahead.found is not None
         failed = [row["name"] for row in ahead.found if row["error"]]
         assert ("launches" in failed) == fails and (fails or not failed)

@@ -20,7 +20,8 @@ class Node:
 
 
 @pytest.fixture(autouse=True)
-def _as_before():
+def own_heap():
+    """The whole: these tests look at what is frozen."""
     assert gc.isenabled() and not gc.get_freeze_count()
     yield
     assert gc.isenabled() and not gc.get_freeze_count()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import penteract
@@ -25,30 +27,22 @@ import torch.distributed
 """
 
 
-def told(code: str) -> list[str]:
-    """What a new process prints."""
-    code += """
-print(sorted(name for name, module in sys.modules.items() if type(module).__name__ == "_Late"))
+# Each code in a process of its own, forked from one that has imported torch so.
+EACH = """
+import json, os
+for code in json.loads(sys.argv[1]):
+    if not (number := os.fork()):
+        exec(code)
+        print(sorted(name for name, module in sys.modules.items() if type(module).__name__ == "_Late"))
+        sys.exit()
+    assert not os.waitpid(number, 0)[1]
+    print("----", flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", WITHOUT + code], capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
-    return done.stdout.split("\n")[:-1]
-
-
-def test_the_version_is_told_without_importing_torch() -> None:
-    assert late_torch._version(Path(torch.__file__).parent) == VERSION
-
-
-def test_torch_computes_without_them() -> None:
-    code = """
+COMPUTE = """
 x = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 print(torch.allclose(torch.linalg.inv(x) @ x, torch.eye(8, dtype=torch.float64)), torch.nn.functional.silu(x).shape)
 """
-    assert told(code) == ["True torch.Size([8, 8])", f"{sorted(HERE)}"]
-
-
-def test_each_is_there_once_it_is_asked_for() -> None:
-    code = """
+ASK = """
 import importlib.util
 print(importlib.util.find_spec("torch.export").name)
 from torch.export.dynamic_shapes import Dim  # a module within one is imported once
@@ -61,18 +55,40 @@ y = torch.empty(3, 4, device="meta")
 late_torch.present(late_torch.META_REGISTRATIONS)
 print((y @ y.t()).shape, type(sys.modules[late_torch.META_REGISTRATIONS]).__name__)
 """
-    expected = ["torch.export", "normal.py", "True True", "0.0 torch.export", "torch.Size([3, 3]) module", "[]"]
-    assert told(code) == expected
-
-
-def test_what_compiles_later_has_what_tensors_without_numbers_need() -> None:
-    code = """
+COMPILE = """
 from penteract.engine.device import lazy_compiler
 with lazy_compiler.lazy_compiler():
     f = torch.compile(lambda x: x + 1, backend="eager")
 print(f(torch.ones(2)).tolist(), type(sys.modules[late_torch.META_REGISTRATIONS]).__name__)
 """
-    assert told(code)[0] == "[2.0, 2.0] module"
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, list[str]]:
+    """What each prints."""
+    codes = (COMPUTE, ASK, COMPILE)
+    words = [sys.executable, "-c", WITHOUT + EACH, json.dumps(codes)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    parts = done.stdout.split("----\n")[:-1]
+    return {code: part.split("\n")[:-1] for code, part in zip(codes, parts, strict=True)}
+
+
+def test_the_version_is_told_without_importing_torch() -> None:
+    assert late_torch._version(Path(torch.__file__).parent) == VERSION
+
+
+def test_torch_computes_without_them(told: dict[str, list[str]]) -> None:
+    assert told[COMPUTE] == ["True torch.Size([8, 8])", f"{sorted(HERE)}"]
+
+
+def test_each_is_there_once_it_is_asked_for(told: dict[str, list[str]]) -> None:
+    expected = ["torch.export", "normal.py", "True True", "0.0 torch.export", "torch.Size([3, 3]) module", "[]"]
+    assert told[ASK] == expected
+
+
+def test_what_compiles_later_has_what_tensors_without_numbers_need(told: dict[str, list[str]]) -> None:
+    assert told[COMPILE][0] == "[2.0, 2.0] module"
 
 
 def test_a_rank_leaves_them_out() -> None:

@@ -72,6 +72,11 @@ class Driver:
         return 70 + device
 
 
+@pytest.fixture(autouse=True)
+def own_heap() -> None:
+    """All: what Triton has compiled for a driver of a test is not freed when that one has gone."""
+
+
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Triton, with a driver of its own and without hooks."""
