@@ -80,6 +80,9 @@ class FakeEstimator:
         each = held["activations"] // lay.micro_batch_size
         return Least(((sum(held.values()) - held["activations"]) * 7 // 8,), each * 7 // 8)
 
+    def resident(self, lay: Layout) -> tuple[int, ...]:
+        return self.least(lay).resident
+
     def growth(self, lay: Layout) -> int:
         return self.least(lay).growth  # type: ignore[return-value]
 
@@ -99,6 +102,13 @@ class FakeEstimator:
 
     def at_least(self, lay: Layout) -> float:
         return 0.98 * self._passes(lay)
+
+    def with_quick_head(self, lay: Layout, largest: int) -> float:
+        """Of every second size."""
+        return 0.99 * self.at_least(lay)
+
+    def has_long_loss(self, lay: Layout) -> bool:
+        return lay.micro_batch_size % 4 == 2
 
     def quickest(self, lay: Layout, largest: int) -> None:
         """Nothing: `roughly` needs no more than the layout."""

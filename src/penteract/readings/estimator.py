@@ -134,6 +134,10 @@ class Estimator:
         """A lower bound of a layout's memory, as a function of the micro-batch size."""
         return self.memory.least(layout)
 
+    def resident(self, layout: Layout) -> tuple[Bytes, ...]:
+        """What each group of pipeline ranks holds between steps: the same with any recomputation."""
+        return self.memory.resident(layout)
+
     def growth(self, layout: Layout) -> Growths:
         """What one micro-batch of a layout keeps per sequence."""
         return self.memory.floor.growth(layout)
