@@ -103,13 +103,6 @@ class FakeEstimator:
     def at_least(self, lay: Layout) -> float:
         return 0.98 * self._passes(lay)
 
-    def with_quick_head(self, lay: Layout, largest: int) -> float:
-        """Of every second size."""
-        return 0.99 * self.at_least(lay)
-
-    def has_long_loss(self, lay: Layout) -> bool:
-        return lay.micro_batch_size % 4 == 2
-
     def quickest(self, lay: Layout, largest: int) -> None:
         """Nothing: `roughly` needs no more than the layout."""
 

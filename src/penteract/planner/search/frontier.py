@@ -20,7 +20,7 @@ from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.units import Seconds
 
 _STILL = Pulse()
-_ROUGH, _QUICK_HEAD, _OF_PASSES, _FITTING = range(4)  # bounds of a row
+_ROUGH, _OF_PASSES, _FITTING = range(3)  # bounds of a row
 _Serial = tuple[int, int]  # of a family, and of a row in it, from 1; 0 for the whole family
 
 
@@ -29,9 +29,9 @@ class Frontier:
     """Rows to be priced, and the results so far (`found`). `largest`: an upper limit of the micro-batch size.
 
     A family waits as a whole, with one bound for all its rows: first by the passes of a simpler mesh, then by its own.
-    A row waits with a rough bound, with that of its own passes (first with a quicker head, if its loss is long), and
-    with that of its layouts that may fit, before it is priced. `seconds`: rows of layouts with more recomputation than
-    others, which were not priced with them; each with a lower bound of its time without any.
+    A row waits with a rough bound, with that of its own passes, and with that of its layouts that may fit, before it is
+    priced. `seconds`: rows of layouts with more recomputation than others, which were not priced with them; each with a
+    lower bound of its time without any.
     """
 
     found: Priced = field(default_factory=Priced)
@@ -75,14 +75,8 @@ class Frontier:
         waiting = self._left[serial]
         if isinstance(waiting, Branch):
             self._come_closer(waiting, bound, serial, close)
-        elif (
-            close < _QUICK_HEAD
-            and waiting.has_long_loss
-            and ((own := waiting.bound_with_quick_head(self.largest)) > bound)
-        ):
-            heappush(self._heap, (own, serial, _QUICK_HEAD))
         # Its own bound is that of its fastest layout, fitting or not: so it holds for partial recomputation, too.
-        elif close < _OF_PASSES and (own := waiting.bound()) > bound:
+        elif close == _ROUGH and (own := waiting.bound()) > bound:
             heappush(self._heap, (own, serial, _OF_PASSES))
         # Layouts with more recomputation than others follow from this row only once it is priced.
         elif close < _FITTING and not waiting.more and (own := waiting.fitting_bound(self.found.usable)) > bound:

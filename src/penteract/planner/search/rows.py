@@ -160,16 +160,6 @@ class Row:
         """A lower bound of the step time of all its layouts."""
         return min(map(self.branch.prices.bounds.at_least, map(self.layout, self.distinct)))
 
-    @property
-    def has_long_loss(self) -> bool:
-        """Whether `bound_with_quick_head` costs far less than `bound`."""
-        return self.branch.prices.bounds.has_long_loss(self.layout(self.distinct[0]))
-
-    def bound_with_quick_head(self, largest: int) -> Seconds:
-        """A bit looser bound. Rows with large micro-batches, whose loss has hundreds of chunks, are mostly too slow."""
-        bounds = self.branch.prices.bounds
-        return min([bounds.with_quick_head(self.layout(memory), largest) for memory in self.distinct])
-
     def rough_bound(self, largest: int) -> Seconds:
         """A looser bound, from passes with the largest micro-batch of any row."""
         bounds, quickest = self.branch.prices.bounds, self.branch.quickest

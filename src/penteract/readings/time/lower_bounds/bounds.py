@@ -13,18 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
 from types import MappingProxyType
+from typing import NamedTuple
 
 from penteract.config.layout import Layout
 from penteract.ops.offload import OFFLOAD_OPS
 from penteract.parallel.bucket_plans import FsdpUnit
-from penteract.parallel.tensor import chunk_tokens
 from penteract.readings.buckets.planned import Runs, StageGroups
 from penteract.readings.costs.rates import GroupSpan
-from penteract.readings.layers.layer_program import HEAD, LayerProgram, LayerType
+from penteract.readings.layers.layer_program import LayerProgram, LayerType
 from penteract.readings.layers.reads import Memos, changed, tracked
 from penteract.readings.price import host_optimizer_bytes
 from penteract.readings.time.clock import FIRST, MILLION
-from penteract.readings.time.lower_bounds.bucket_seconds import Gathered, Once, Ranks, sums_of
 from penteract.readings.time.lower_bounds.gather_counts import RankOf, gathered
 from penteract.readings.time.lower_bounds.idle import IdleLayer, from_idle
 from penteract.readings.time.lower_bounds.passes import Chunk, Passes, PlayedPasses, of_group
@@ -39,11 +38,37 @@ from penteract.readings.time.ops import AXES
 from penteract.readings.time.step import StepClock
 from penteract.units import Seconds
 
-_FEW_CHUNKS = 4
 _SEPARATE = tuple(range(FIRST, FIRST + len(AXES)))  # every axis on a stream of its own
+_Ranks = tuple[int, ...]
 
 
-_NO_WIRES: Mapping[Ranks, Seconds] = MappingProxyType({})
+class Once(NamedTuple):
+    """Seconds of a rank's bucket events.
+
+    update      the update, after the norm is known; `measure`: the sums of squares before it
+    sums        reductions once a step, on the busiest stream: none begins before the last micro-batch
+    accumulate  adding reduced gradients in each micro-batch, where they are sharded; `wires`: their reductions in each
+                micro-batch, on each stream
+    wires_once  collectives once a step, on each stream
+    """
+
+    update: Seconds
+    measure: Seconds
+    sums: Seconds
+    accumulate: Seconds
+    wires: Mapping[_Ranks, Seconds]
+    wires_once: Mapping[_Ranks, Seconds]
+
+
+class Gathered(NamedTuple):
+    """A unit whose parameters are sharded: the actions that read these, and the seconds of an all-gather on each
+    stream."""
+
+    read: frozenset[str]
+    wires: tuple[tuple[_Ranks, Seconds], ...]
+
+
+_NO_WIRES: Mapping[_Ranks, Seconds] = MappingProxyType({})
 _NOTHING = Once(0.0, 0.0, 0.0, 0.0, {}, {})
 
 
@@ -84,21 +109,6 @@ class Bounds:
         """The bound from passes alone. It holds for any ZeRO stage and optimizer."""
         return self._of_passes(layout, self.passes(layout), 1.0)
 
-    def has_long_loss(self, layout: Layout) -> bool:
-        """Whether a micro-batch has so many chunks of loss that `with_quick_head` costs far less than `at_least`."""
-        lay, composer = layout, self.steps.composer
-        if lay.loss != "chunked":
-            return False
-        chunk = lay.loss_chunk or chunk_tokens(composer.model.vocab_size // lay.tp, lay)
-        return composer.sequence_length // lay.cp * lay.micro_batch_size > _FEW_CHUNKS * chunk
-
-    def with_quick_head(self, layout: Layout, largest: int) -> Seconds:
-        """Like `at_least`, a bit looser: the head takes no longer than in one chunk at the best rates, as in a
-        micro-batch of `largest` sequences."""
-        kinds = self.steps.composer.assignment(layout).kinds
-        idle = {kind: self._idle_of(layout, kind) for kind in kinds if kind != HEAD}
-        return self._of_passes(layout, self._passes(layout, {**idle, HEAD: self._quick_head(layout, largest)}), 1.0)
-
     def roughly(self, layout: Layout, largest: int, quick: Sequence[Passes]) -> Seconds:
         """A looser bound from passes, for any micro-batch of up to `largest` sequences: one estimate, at that size
         (`quick`), serves all.
@@ -129,19 +139,11 @@ class Bounds:
     def quickest(self, layout: Layout, largest: int) -> Sequence[Passes]:
         """Seconds of passes at the best rates, with a micro-batch of `largest` sequences. Layouts that differ only in
         the micro-batch size have the same."""
-        return self._at_best().passes(self._in_one_chunk(layout, largest))
-
-    def _at_best(self) -> Bounds:
-        """Bounds at the best rates."""
         if self._best is None:
             steps = self.steps
             self._best = Bounds(StepClock(steps.composer, steps.cluster, steps.rates.at_best()))
-        return self._best
-
-    def _in_one_chunk(self, layout: Layout, size: int) -> Layout:
-        """The layout with `size` sequences in a micro-batch, whose loss is one chunk."""
-        chunk = self.steps.composer.sequence_length * size if layout.loss == "chunked" else 0
-        return changed(layout, micro_batch_size=size, loss_chunk=chunk)
+        chunk = self.steps.composer.sequence_length * largest if layout.loss == "chunked" else 0
+        return self._best.passes(changed(layout, micro_batch_size=largest, loss_chunk=chunk))
 
     def played(self, layout: Layout) -> Seconds:
         """The bound from passes and messages with all waits of the schedule, and of bucket events within passes."""
@@ -179,10 +181,8 @@ class Bounds:
 
     def passes(self, layout: Layout) -> Sequence[Passes]:
         """Seconds of passes, for each group of pipeline ranks with the same stages."""
-        return self._passes(layout, {k: self._idle_of(layout, k) for k in self.steps.composer.assignment(layout).kinds})
-
-    def _passes(self, layout: Layout, idle: Mapping[LayerType, IdleLayer]) -> Sequence[Passes]:
         assignment = self.steps.composer.assignment(layout)
+        idle = {kind: self._idle_of(layout, kind) for kind in assignment.kinds}
         key = (assignment, *idle.values())
         if (found := self.of_groups.get(key)) is None:
             each = [self._chunk(tuple([(idle[kind], n) for kind, n in chain])) for chain in assignment.chains]
@@ -209,11 +209,6 @@ class Bounds:
         return self._idle(layout, self.steps.composer.layer_program(layout, kind))
 
     @tracked
-    def _quick_head(self, layout: Layout, largest: int) -> IdleLayer:
-        quick = self._at_best()._idle_of(self._in_one_chunk(layout, largest), HEAD)
-        return quick.scaled(layout.micro_batch_size / largest)
-
-    @tracked
     def _idle(self, layout: Layout, layer: LayerProgram) -> IdleLayer:
         ops = self.steps.layer_ops(layout, layer, _SEPARATE)
         return IdleLayer({
@@ -236,20 +231,20 @@ class Bounds:
                 out[r] = once
         return out
 
-    def _gathers_of(self, layout: Layout, groups: StageGroups) -> Mapping[int, Mapping[Ranks, Seconds]]:
+    def _gathers_of(self, layout: Layout, groups: StageGroups) -> Mapping[int, Mapping[_Ranks, Seconds]]:
         """Seconds of all-gathers in a step, on each stream: for the pipeline ranks of each group, or for one of them if
         these are placed on nodes in different ways. Ranks with the same stages gather units differently often, as they
         have other orders of passes; those that gather alike share one object."""
         if layout.zero < 3:
             return {}
-        aligned, out = self.steps.pp_ranks_aligned_to_nodes(layout), dict[int, Mapping[Ranks, Seconds]]()
+        aligned, out = self.steps.pp_ranks_aligned_to_nodes(layout), dict[int, Mapping[_Ranks, Seconds]]()
         for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
             units = self._gathered_units(layout, runs, 0 if aligned else ranks[0])
-            alike = dict[tuple[int, ...], Mapping[Ranks, Seconds]]()
+            alike = dict[tuple[int, ...], Mapping[_Ranks, Seconds]]()
             for r in ranks if aligned else ranks[:1]:
                 counts = self._counts(layout, runs, r, units)
                 if counts not in alike:
-                    alike[counts] = sums_of(units, counts)
+                    alike[counts] = _sums(units, counts)
                 out[r] = alike[counts]
         return out
 
@@ -257,8 +252,8 @@ class Bounds:
     def _once(self, layout: Layout, runs: Runs, pp_rank: int) -> Once:
         bucket_planner, costs = self.steps.composer.bucket_planner, self.steps.bucket_costs
         update = measure = accumulate = 0.0
-        copies, last = [0.0, 0.0], defaultdict[Ranks, Seconds](float)
-        wires, once = defaultdict[Ranks, Seconds](float), defaultdict[Ranks, Seconds](float)
+        copies, last = [0.0, 0.0], defaultdict[_Ranks, Seconds](float)
+        wires, once = defaultdict[_Ranks, Seconds](float), defaultdict[_Ranks, Seconds](float)
         for plan, n in bucket_planner.counted(layout, runs, pp_rank):
             b = bucket_planner.bucket(layout, plan, pp_rank)
             update, measure = update + n * costs.update(b), measure + n * costs.squares(b)
@@ -278,10 +273,10 @@ class Bounds:
         sums = max(last.values(), default=0.0)
         return Once(max(update, *copies), measure, sums, accumulate, dict(wires), dict(once))
 
-    def gathers(self, layout: Layout, runs: Runs, r: int, pp_rank: int) -> Mapping[Ranks, Seconds]:
+    def gathers(self, layout: Layout, runs: Runs, r: int, pp_rank: int) -> Mapping[_Ranks, Seconds]:
         """Seconds of all-gathers of a rank in a step, on each stream."""
         units = self._gathered_units(layout, runs, pp_rank)
-        return sums_of(units, self._counts(layout, runs, r, units))
+        return _sums(units, self._counts(layout, runs, r, units))
 
     def _gathered_units(self, layout: Layout, runs: Runs, pp_rank: int) -> list[Gathered]:
         return [self._gathered(layout, unit, kind, pp_rank) for unit, kind in runs.kinds.items()]
@@ -306,7 +301,7 @@ class Bounds:
     @tracked
     def _gathered(self, layout: Layout, unit: FsdpUnit, kind: LayerType, pp_rank: int) -> Gathered:
         """What gathering a unit takes."""
-        composer, costs, wires = self.steps.composer, self.steps.bucket_costs, defaultdict[Ranks, Seconds](float)
+        composer, costs, wires = self.steps.composer, self.steps.bucket_costs, defaultdict[_Ranks, Seconds](float)
         read, cut = composer.layer_program(layout, kind).read_by, set[str]()
         for b in composer.bucket_planner.buckets_of(layout, unit, pp_rank):
             if b.cut_parameters:
@@ -339,7 +334,7 @@ class Bounds:
 
     def _longest(
         self, layout: Layout, passes: Sequence[Passes], once: Sequence[Once],
-        gathers: Mapping[int, Mapping[Ranks, Seconds]],
+        gathers: Mapping[int, Mapping[_Ranks, Seconds]],
     ) -> Seconds:  # fmt: skip
         """The largest bound of all ranks. The first micro-batch must reach a rank, the rank must compute all of them,
         gradients must be reduced after the last, and the last gradient must go back to the first stage. Beside its
@@ -394,3 +389,12 @@ class Bounds:
         seconds = [min([steps.rates.collective(kind, span, amount) for kind in kinds]) for span in spans]
         pairs = [(placement.locations[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
         return [seconds[steps.crosses_nodes(layout, a, b)] for a, b in pairs]
+
+
+def _sums(units: Sequence[Gathered], counts: Sequence[int]) -> Mapping[_Ranks, Seconds]:
+    """Seconds of these gathers, on each stream."""
+    out: defaultdict[_Ranks, Seconds] = defaultdict(float)
+    for own, n in zip(units, counts, strict=True):
+        for ranks, seconds in own.wires:
+            out[ranks] += n * seconds
+    return out

@@ -32,16 +32,6 @@ class IdleLayer:
 
     actions: Mapping[str, Idle]
 
-    def scaled(self, share: float) -> IdleLayer:
-        """Each action takes `share` of its seconds. The host launches as many calls."""
-        return IdleLayer({
-            name: own._replace(
-                seconds=share * own.seconds, waits=share * own.waits, lost=share * own.lost, slack=share * own.slack,
-                early=share * own.early,
-            )
-            for name, own in self.actions.items()
-        })  # fmt: skip
-
 
 def from_idle(ops: ActionOps, launched: Callable[[str], int], reads: int, slower: int) -> Idle:
     """An action simulated with nothing in flight and the host far ahead. Copies that run during neighbours are not
