@@ -80,6 +80,9 @@ class FakeEstimator:
         each = held["activations"] // lay.micro_batch_size
         return Least(((sum(held.values()) - held["activations"]) * 7 // 8,), each * 7 // 8)
 
+    def resident(self, lay: Layout) -> tuple[int, ...]:
+        return self.least(lay).resident
+
     def growth(self, lay: Layout) -> int:
         return self.least(lay).growth  # type: ignore[return-value]
 

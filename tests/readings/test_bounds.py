@@ -265,6 +265,18 @@ def test_recomputation_changes_nothing_that_lives_between_steps(case: Case, reco
     assert least(other).resident == least(case.layout).resident
 
 
+@draws(20, wide=300)
+@given(cases(), st.integers(0, 3), st.booleans(), st.booleans())
+def test_sharding_of_state_changes_nothing_that_micro_batches_keep(
+    case: Case, zero: int, once: bool, to_the_end: bool
+) -> None:
+    prices, three = Estimator(case.model, NODE, case.sequence_length), zero == 3
+    other = replace(case.layout, zero=zero, shard_group=0, reduce_scatter_once=three and once,
+                    reshard_after_step=three and to_the_end and not once)  # fmt: skip
+    assert prices.growth(other) is prices.growth(case.layout)
+    assert prices.kept(other, prices.growth(other)) == prices.kept(case.layout, prices.growth(case.layout))
+
+
 def test_fp8_gather_spares_wires_and_memory_but_no_work() -> None:
     """Of a model whose gathers take long, on a slow network: faster; the ring of parameters is half as large."""
     model = replace(TINY, hidden_size=4096, heads=32, kv_heads=32, head_size=128, ffn_size=8192)

@@ -21,6 +21,7 @@ from penteract.readings.memory.memory_bound import Growths
 from penteract.readings.memory.rank_memory import Least, MemoryReading, RankMemory
 from penteract.readings.time.lower_bounds.bounds import Bounds
 from penteract.readings.time.step import StepClock
+from penteract.step.ring_buffer import DEPTH
 from penteract.units import Bytes, Flops, Seconds
 
 _FEW_PASSES = 512  # forward passes of a step: playing so many costs less than simulating one rank
@@ -134,6 +135,10 @@ class Estimator:
         """A lower bound of a layout's memory, as a function of the micro-batch size."""
         return self.memory.least(layout)
 
+    def resident(self, layout: Layout) -> tuple[Bytes, ...]:
+        """What each group of pipeline ranks holds between steps: the same with any recomputation."""
+        return self.memory.resident(layout)
+
     def growth(self, layout: Layout) -> Growths:
         """What one micro-batch of a layout keeps per sequence."""
         return self.memory.floor.growth(layout)
@@ -151,9 +156,11 @@ class Estimator:
 
     def played(self, estimate: LayoutEstimate) -> Seconds:
         """A tighter lower bound of the step time than the estimate's own, by the waits of its schedule, if that has so
-        few passes that this bound costs little."""
+        few passes that this bound costs little. Parameters of chunks that fit into a ring of buffers may be gathered
+        before their passes begin, which are no longer for them then: this bound would seldom be higher."""
         bound, lay = estimate.at_least, estimate.layout
-        return max(bound, self.bounds.played(lay)) if lay.pp > 1 and _has_few_passes(lay) else bound
+        ahead = lay.zero == 3 and not lay.reduce_scatter_once and self.model.layers <= DEPTH * lay.stages
+        return max(bound, self.bounds.played(lay)) if lay.pp > 1 and _has_few_passes(lay) and not ahead else bound
 
     def closer(self, estimate: LayoutEstimate) -> Seconds:
         """The same by the pipeline rank with the longest passes. It costs more, but far less than a simulation. Where

@@ -71,6 +71,8 @@ class SelectiveSource:
     counts: Between
     _heap: list[_Waiting] = field(default_factory=list["_Waiting"])
     _taken: int = 0  # how many rows with full recomputation are in the heap already
+    # Of branches, by their identity: the recomputations that differ.
+    _of_branch: dict[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict[int, "Sequence[Mapping[str, Any]]"])
     # By all but the sharding: the recomputation of each sharding that was tried, by its place in `some`.
     _reached: dict[object, dict[Sharing, tuple[int, LayoutEstimate | Higher]]] = field(
         default_factory=dict[object, "dict[Sharing, tuple[int, LayoutEstimate | Higher]]"]
@@ -105,23 +107,32 @@ class SelectiveSource:
 
     def _sizes(self, row: Row, memory: MemoryOptions) -> Sequence[Bytes]:
         """Lower bounds of memory of each recomputation; none if no recomputation can fit: then they are counted."""
-        found, options = self.frontier.found, self._options(row, memory)
-        sizes = [row.branch.floor(memory, less) for less in options]
+        found, some = self.frontier.found, self._some(row)
+        sizes = row.floors(memory, some)
         if min(sizes) <= found.usable:
             return sizes
         self.counts.looked_at += 1
-        self.counts.tried += len(options)
-        found.refused[TOO_LARGE] += len(options)
+        self.counts.tried += len(some)
+        found.refused[TOO_LARGE] += len(some)
         if not found.fits:
-            for size, less in zip(sizes, options, strict=True):
+            for size, less in zip(sizes, self._options(row, memory), strict=True):
                 found.miss(size, less, row.branch.prices.policy)
         return ()
 
+    def _some(self, row: Row) -> Sequence[Mapping[str, Any]]:
+        """These recomputations of a row. Every second layer of a stage is all of one that has a single layer."""
+        if (found := self._of_branch.get(id(row.branch))) is None:
+            model = row.branch.prices.composer.model
+            layers = stage_layers(model.layers, row.layout(row.memories[0]))
+            longest = max(map(len, layers)) + model.mtp_layers
+            found = [less for less in self.some if less.get("recompute_every", 1) <= longest]
+            self._of_branch[id(row.branch)] = found
+        return found
+
     def _options(self, row: Row, memory: MemoryOptions) -> tuple[Layout, ...]:
-        """The layouts of these recomputations. Every second layer of a stage is all of one that has a single layer."""
-        layout, model = row.layout(memory), row.branch.prices.composer.model
-        longest = max(map(len, stage_layers(model.layers, layout))) + model.mtp_layers
-        return tuple([layout.put(**less) for less in self.some if less.get("recompute_every", 1) <= longest])
+        """The layouts of these recomputations."""
+        layout = row.layout(memory)
+        return tuple([layout.put(**less) for less in self._some(row)])
 
     def _try(
         self, row: Row, memory: MemoryOptions, own: Sharing, lower: Iterable[Sharing], sizes: Sequence[Bytes]

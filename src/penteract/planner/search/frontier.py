@@ -20,7 +20,7 @@ from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.units import Seconds
 
 _STILL = Pulse()
-_ROUGH, _OF_PASSES, _CLOSER = range(3)  # bounds of a row
+_ROUGH, _OF_PASSES, _FITTING = range(3)  # bounds of a row
 _Serial = tuple[int, int]  # of a family, and of a row in it, from 1; 0 for the whole family
 
 
@@ -79,8 +79,8 @@ class Frontier:
         elif close == _ROUGH and (own := waiting.bound()) > bound:
             heappush(self._heap, (own, serial, _OF_PASSES))
         # Layouts with more recomputation than others follow from this row only once it is priced.
-        elif close < _CLOSER and not waiting.more and (own := waiting.closer_bound(self.found.usable)) > bound:
-            heappush(self._heap, (own, serial, _CLOSER))
+        elif close < _FITTING and not waiting.more and (own := waiting.fitting_bound(self.found.usable)) > bound:
+            heappush(self._heap, (own, serial, _FITTING))
         elif rest := waiting.price(self.found):
             self._left[serial] = rest
             self.seconds.append((bound, rest))

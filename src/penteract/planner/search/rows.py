@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import compress
 from operator import not_
+from typing import Any
 
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import Policy
@@ -15,7 +16,7 @@ from penteract.planner.search.priced import NEEDLESS, SMALLER_TOO_LARGE, TOO_LAR
 from penteract.planner.space.layouts import LayoutFamily, MemoryOptions
 from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.readings.memory.memory_bound import Growths
-from penteract.readings.memory.rank_memory import Least
+from penteract.readings.memory.rank_memory import Least, most
 from penteract.readings.time.lower_bounds.passes import Passes
 from penteract.readings.time.lower_bounds.simpler import SimplerMesh, simpler_meshes
 from penteract.schedule.registry import schedule_of
@@ -27,33 +28,37 @@ def plain(recompute: tuple[str, ...]) -> tuple[str, ...]:
     return NONE if "*" in recompute or {*NONE} <= {*recompute} else recompute
 
 
+_RECOMPUTE = MemoryOptions._fields.index("recompute")
 _Split = tuple[tuple[MemoryOptions, ...], tuple[MemoryOptions, ...], tuple[MemoryOptions, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
     """A family of layouts with the estimator of one precision. `too_large`: the smallest micro-batch size that does not
-    fit, by memory options; `lower_bounds` and `quick`: caches of `least` and `quickest`; `smallest`: those with the
-    smallest micro-batch, one of each that have equal passes."""
+    fit, by memory options; `lower_bounds`, `resident` and `quick`: caches of `least`, of its bytes between steps and of
+    `quickest`; `smallest`: those with the smallest micro-batch, one of each that have equal passes."""
 
     family: LayoutFamily
     prices: Estimator
     too_large: dict[MemoryOptions, int] = field(default_factory=lambda: {})
     lower_bounds: dict[MemoryOptions, Least] = field(default_factory=lambda: {})
+    resident: dict[tuple[object, ...], tuple[Bytes, ...]] = field(default_factory=lambda: {})
     smallest: list[Layout] = field(default_factory=lambda: [])
     quick: dict[MemoryOptions, Sequence[Passes]] = field(default_factory=lambda: {})
 
     def least(self, memory: MemoryOptions) -> Least:
         """A lower bound of memory, as a function of the micro-batch size."""
         if (found := self.lower_bounds.get(memory)) is None:
-            found = self.lower_bounds[memory] = self.prices.least(self.family.layout(memory, 1, 1))
+            layout = self.family.layout(memory, 1, 1)
+            found = self.lower_bounds[memory] = Least(self.resident_bytes(memory, layout), self.prices.growth(layout))
         return found
 
-    def floor(self, memory: MemoryOptions, layout: Layout) -> Bytes:
-        """A lower bound of the bytes of `layout`, which has these options but any recomputation: what a rank holds
-        between steps is the same with each."""
-        least = self.least(memory)._replace(growth=self.prices.growth(layout))
-        return least.total(self.prices.kept(layout, least.growth), layout.micro_batch_size)
+    def resident_bytes(self, memory: MemoryOptions, layout: Layout) -> tuple[Bytes, ...]:
+        """Bytes between steps: the same with any recomputation."""
+        key = memory[:_RECOMPUTE] + memory[_RECOMPUTE + 1 :]
+        if (found := self.resident.get(key)) is None:
+            found = self.resident[key] = self.prices.resident(layout)
+        return found
 
     @property
     def comparable(self) -> bool:
@@ -126,7 +131,8 @@ class Row:
     distinct  one of each that have equal passes
     more      those that recompute more than another one, and so are no faster. They wait until the others are priced,
               and become a `second` row then
-    at_least  the bounds of layouts, where they are known; `floors`: those of their memory
+    at_least  the bounds of layouts, where they are known; `known_floors`: those of their memory
+    kept      what they keep for each sequence with other recomputations, by options that change it
     """
 
     branch: Branch
@@ -139,7 +145,8 @@ class Row:
     higher: dict[MemoryOptions, Higher] = field(default_factory=lambda: {})
     second: bool = False
     at_least: dict[MemoryOptions, Seconds] = field(default_factory=lambda: {})
-    floors: dict[MemoryOptions, Bytes] = field(default_factory=lambda: {})
+    known_floors: dict[MemoryOptions, Bytes] = field(default_factory=lambda: {})
+    kept: dict[object, Sequence[Sequence[Bytes]]] = field(default_factory=lambda: {})
 
     def __len__(self) -> int:
         """The number of layouts, with those in `more`."""
@@ -158,7 +165,7 @@ class Row:
         bounds, quickest = self.branch.prices.bounds, self.branch.quickest
         return min([bounds.roughly(self.layout(m), largest, quickest(m, largest)) for m in self.distinct])
 
-    def closer_bound(self, usable: Bytes) -> Seconds:
+    def fitting_bound(self, usable: Bytes) -> Seconds:
         """The least bound of its layouts that may fit, each with its ZeRO stage; 0 if none may: then pricing costs
         nothing. Those in `more` would not be asked: the row has none."""
         assert not self.more
@@ -216,11 +223,23 @@ class Row:
         micro-batch does not fit."""
         too_large, floor = self.branch.too_large, self._floor()
         some = [m for m in self.memories if self.size <= too_large.get(m, self.size) and floor(m) <= usable]
-        return [m for m in some if not unfit(self.branch.prices, self.layout(m))]
+        prices = self.branch.prices
+        return [m for m in some if not unfit(prices, self.layout(m))] if prices.policy.fp8 else some
+
+    def floors(self, memory: MemoryOptions, some: Sequence[Mapping[str, Any]]) -> list[Bytes]:
+        """Lower bounds of the bytes of a layout with each of `some` recomputations. Without FP8, what a micro-batch
+        keeps does not depend on how state is sharded."""
+        prices = self.branch.prices
+        layout, key = self.layout(memory), memory if prices.policy.fp8 else memory[_RECOMPUTE + 1 :]
+        if (kept := self.kept.get(key)) is None:
+            each = [layout.put(**less) for less in some]
+            kept = self.kept[key] = [prices.kept(less, prices.growth(less)) for less in each]
+        resident = self.branch.resident_bytes(memory, layout)
+        return [most(resident, own, self.size) for own in kept]
 
     def _floor(self) -> Callable[[MemoryOptions], Bytes]:
         """A lower bound of the bytes of each of these layouts, as a function."""
-        branch, floors, kept = self.branch, self.floors, dict[Growths, list[Bytes]]()
+        branch, floors, kept = self.branch, self.known_floors, dict[Growths, list[Bytes]]()
 
         def floor(memory: MemoryOptions) -> Bytes:
             if (found := floors.get(memory)) is None:

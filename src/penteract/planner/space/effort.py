@@ -7,11 +7,12 @@ from penteract.config.recompute import NONE
 from penteract.schedule.registry import SCHEDULES
 
 Effort = tuple[int, ...]  # an order
+_PLAIN = Layout()
 
 
 def effort(layout: Layout) -> Effort:
     """How far a layout is from plain data parallelism: the number of techniques in use, then the degree of each."""
-    lay, plain = layout, Layout()
+    lay, plain = layout, _PLAIN
     degrees = (lay.tp, lay.pp, lay.cp, lay.ep)
     recomputed = lay.recompute != NONE or lay.recompute_else != NONE
     extras = (lay.zero > 0, recomputed, lay.expert_tp > 1, lay.schedule != plain.schedule,

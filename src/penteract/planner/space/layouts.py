@@ -30,6 +30,7 @@ from penteract.planner.space.legality import CROSSES, Legality, crosses_node
 from penteract.schedule.registry import SCHEDULES, ScheduleName
 from penteract.step.program import check_op_names
 
+_PLAIN = Layout()
 Sizes = tuple[tuple[int, int], ...]  # ascending micro-batch sizes, with their accumulation steps
 
 
@@ -173,7 +174,7 @@ class Space:
 
     def _schedules(self, pp: int) -> list[tuple[ScheduleName, int]]:
         """(schedule, vpp)"""
-        plain = Layout().schedule
+        plain = _PLAIN.schedule
         found = [(plain, 1)]
         if pp > 1:
             chunks = self._values("vpp", _chunks(self.ask.model.layers, pp))
@@ -192,7 +193,7 @@ class Space:
     def methods(self, cp: int) -> tuple[CpMethod, ...]:
         """The ways of context parallelism to try over `cp` ranks; over one rank, the default alone."""
         allowed = self._values("cp_method", CP_METHODS)
-        found = CP_METHODS if cp > 1 else (Layout().cp_method,)
+        found = CP_METHODS if cp > 1 else (_PLAIN.cp_method,)
         return tuple(m for m in found if m in allowed)
 
     def memories(self, rows: int, tp: int, cp: int, method: CpMethod, expert_tp: int) -> list[MemoryOptions]:
@@ -220,7 +221,7 @@ class Space:
             self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)), fused,
             self._values("experts", (self.ask.experts(expert_tp),)),
             self._values("collectives", (self.ask.collectives,)),
-            self._values("bucket_bytes", (Layout().bucket_bytes,)), self._values("offload_optimizer", (False,)),
+            self._values("bucket_bytes", (_PLAIN.bucket_bytes,)), self._values("offload_optimizer", (False,)),
         )  # fmt: skip
         return [
             MemoryOptions(*sharing, recompute, attention, loss, chunk, *both, *rest)

@@ -21,6 +21,7 @@ from penteract.config.rules.kernel_limits import kernel_breaches
 
 CROSSES = "tp crosses a node"
 
+_PLAIN = Layout()
 _TAIL = re.compile(r", and \w+$")
 _NUMBER = re.compile(r" = [\d·]+|(?:^| )\d+\b(?!·)")
 
@@ -73,14 +74,14 @@ class Legality:
         settings: dict[str, Any] = {"cp": cp, "cp_method": method, "attention": attention}
         key = ("kernel", *settings.items())
         if key not in self._seen:
-            self._seen[key] = next((what for _, what in kernel_breaches(self.model, Layout(**settings))), "")
+            self._seen[key] = next((what for _, what in kernel_breaches(self.model, _PLAIN.put(**settings))), "")
         return self._seen[key]
 
     def expert_kernel(self, expert_tp: int, experts: Any) -> str:
         """Why the kernel of experts' products does not support experts over `expert_tp` ranks."""
         key = ("experts", expert_tp, experts)
         if key not in self._seen:
-            layout = Layout(expert_tp=expert_tp, experts=experts)
+            layout = _PLAIN.put(expert_tp=expert_tp, experts=experts)
             self._seen[key] = next(map(reason, expert_breaches(self.model, layout)), "")
         return self._seen[key]
 
@@ -89,7 +90,7 @@ class Legality:
         key = (global_batch_size, *settings.items())
         if key not in self._seen:
             case = Case(
-                model=self.model, layout=Layout(**settings), sequence_length=self.sequence_length,
+                model=self.model, layout=_PLAIN.put(**settings), sequence_length=self.sequence_length,
                 global_batch_size=global_batch_size,
             )  # fmt: skip
             self._seen[key] = next(map(reason, breaches(case)), "")

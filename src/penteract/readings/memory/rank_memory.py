@@ -42,7 +42,12 @@ class Least(NamedTuple):
     def total(self, per_sequence: Sequence[Bytes], size: int) -> Bytes:
         """A lower bound of the bytes on the fullest rank, with `size` sequences in a micro-batch; each group keeps
         `per_sequence` bytes for each of them."""
-        return max([resident + size * kept for resident, kept in zip(self.resident, per_sequence, strict=True)])
+        return most(self.resident, per_sequence, size)
+
+
+def most(resident: Sequence[Bytes], per_sequence: Sequence[Bytes], size: int) -> Bytes:
+    """The same, of the bytes between steps."""
+    return max([held + size * kept for held, kept in zip(resident, per_sequence, strict=True)])
 
 
 class _OutsideBuckets(NamedTuple):
@@ -83,7 +88,11 @@ class MemoryReading:
 
     def least(self, layout: Layout) -> Least:
         """The lower bound. Layouts that differ only in the micro-batch size have the same."""
-        return Least(tuple([s.resident for s in self._states(layout)]), self.floor.growth(layout))
+        return Least(self.resident(layout), self.floor.growth(layout))
+
+    def resident(self, layout: Layout) -> tuple[Bytes, ...]:
+        """Bytes between steps of each group of pipeline ranks with the same stages."""
+        return tuple([s.resident for s in self._states(layout)])
 
     def at_least(self, layout: Layout, least: Least) -> Bytes:
         """A lower bound of what the fullest rank allocates, from the `least` of its layout."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penteract.readings.time.lower_bounds.passes import Passes
 
 SimplerMesh = tuple[int, int]  # tp, cp
+_DEFAULT = Layout().schedule
 ROUNDED = 1 - 1e-12  # sums of the same seconds in another order
 
 
@@ -42,7 +43,7 @@ def with_whole_backward(layout: Layout) -> Layout:
     else itself."""
     if not layout.split_backward or layout.vpp > 1:
         return layout
-    whole = layout.put(schedule=Layout().schedule)
+    whole = layout.put(schedule=_DEFAULT)
     return whole if whole.placement == layout.placement else layout
 
 
