@@ -173,3 +173,14 @@ def test_the_catalogue_keeps_to_it() -> None:
         assert GPU.check(row, "")["memory_gib"] == row["memory_gib"]
     for row in tables("fabrics").values():
         assert FABRIC.check(row, "")["gb_per_second"] == row["gb_per_second"]
+
+
+@pytest.mark.parametrize("row", ["[549755813888, 128, 500.0, 400.0]", "[1000, 128, 8192, 500.0, 400.0]"])
+def test_attention_of_no_sequence_length_is_refused(tmp_path: Path, row: str) -> None:
+    """Files had rows without one before."""
+    text = (FOLDER / "8xh200.toml").read_text()
+    begin = text.index("shapes = [", text.index("\n[attention]"))
+    (tmp_path / "old.toml").write_text(f"{text[:begin]}shapes = [{row}{text[text.index(chr(10) + ']', begin) :]}")
+    with pytest.raises(BadInput, match="not the FLOPs of a sequence length") as caught:
+        cluster(str(tmp_path / "old.toml"))
+    assert row in str(caught.value) and "penteract calibrate" in str(caught.value)

@@ -189,8 +189,11 @@ STARTING = (
 )
 
 
-@pytest.mark.parametrize(("phase", "before"), [("STARTING", "the first step"), ("MEASURING", "all was measured")])
-def test_c_code_does_not_delay_it(phase: str, before: str) -> None:
+@pytest.mark.parametrize(
+    ("phase", "before", "into"),
+    [("STARTING", "the first step", ""), ("MEASURING", "all was measured", ", into another folder")],
+)
+def test_c_code_does_not_delay_it(phase: str, before: str, into: str) -> None:
     words = [sys.executable, "-c", STARTING.format(phase, "")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -199,7 +202,7 @@ def test_c_code_does_not_delay_it(phase: str, before: str) -> None:
         _, said = process.communicate(timeout=20)
     assert time.monotonic() - asked < 2
     assert (process.returncode, said) == (
-        75, f"error[STOPPED]: stopped before {before} · fix: start it again\n"
+        75, f"error[STOPPED]: stopped before {before} · fix: start it again{into}\n"
     )  # fmt: skip
 
 

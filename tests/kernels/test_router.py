@@ -203,3 +203,20 @@ def test_its_price_is_that_of_products_and_of_what_it_moves() -> None:
     ):
         call = CallShapes(phase, [(32, 2, 16)], [(8, 16)], ABOUT | ALL_EXPERTS | {"experts": 8})
         assert NarrowRouter().cost(rates, call, RECIPES[precision].widths, list)[1] == seconds
+
+
+def test_a_bound_choice_reads_what_is_there_when_it_is_called() -> None:
+    """Counts begin at 0 each time, and the bias is that of the moment."""
+    attrs = ABOUT | ALL_EXPERTS | {"experts": 8, "bias": "steer"}
+    env = Env(Mesh(Layout()), 0, torch.float32)
+    logits, k = torch.randn(5, 2, 8), attrs["top_k"]
+    outs = [
+        torch.empty(5, 2, k), torch.empty(5, 2, k, dtype=torch.int64), logits.clone(),
+        torch.empty(2, 8, dtype=torch.int64),
+    ]  # fmt: skip
+    call = choice(env, Site("router", (), (), attrs=attrs), outs)
+    for first in (0, 7, 0):
+        env.biases["steer"] = torch.zeros(8).index_fill_(0, torch.tensor(first), 9.0)
+        outs[2].copy_(logits)
+        call()
+        assert (outs[1][..., 0] == first).all() and outs[3].sum() == 5 * 2 * k

@@ -11,6 +11,9 @@ import pytest
 
 import forks
 from penteract.cli.app import main
+from penteract.cli.resolve.needed_gpus import check_rates
+from penteract.config.resolve.resolved_run import resolve
+from penteract.errors import BadInput
 from penteract.measure.schemas.profile_reader import read_profile
 
 WORDS = ("--preset", "tiny", "model.layers=1", "batch.sequence_length=64", "batch.micro_batch_size=1",
@@ -42,3 +45,11 @@ def test_a_run_is_profiled_and_its_files_agree(tmp_path: Path):
 def test_rates_of_gpus_are_refused_for_a_run_on_cpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", *WORDS, "--gpus", "8xH200"]) == 2
     assert "these are rates of GPUs, and this run is on CPUs · --gpus · found 8xH200" in capsys.readouterr().err
+
+
+def test_rates_of_this_machine_are_not() -> None:
+    run = resolve(None, "tiny", ["precision.device=cpu"]).run
+    for name in ("here", "8xhere", "HERE.TOML"):
+        check_rates(run, None, name)
+    with pytest.raises(BadInput, match="rates of GPUs"):
+        check_rates(run, None, "8xH200")

@@ -24,7 +24,7 @@ from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.kernels.registry import kernel, kernels
 from penteract.errors import BadInput
 from penteract.ops.declarations import OPS, Implementation, OpDeclaration, declaration_of, implementation
-from penteract.ops.declarations.declaration import CallShapes, product_flops
+from penteract.ops.declarations.declaration import CallShapes, Product, product_flops
 from penteract.ops.declarations.dense import RmsNorm
 from penteract.ops.declarations.one_pass import ONE_PASS
 from penteract.ops.declarations.quantised.fp8_linear import FP8_LINEAR
@@ -237,4 +237,6 @@ def test_products_that_are_timed_have_the_flops_of_the_op(op_name: str, n: int, 
     """101 rows of 8 experts, which no expert shares evenly."""
     declared = declaration_of(Site(op_name, (), ()), Layout(experts=experts))
     call = CallShapes(phase, [(101, 64), (9,)], [(8, 96, 64)] * n, {})
-    assert product_flops(declared.timed_products(call)) == declared.flops(*call) == n * 2 * 101 * 64 * 96
+    timed = declared.timed_products(call)
+    assert product_flops(timed) == declared.flops(*call) == n * 2 * 101 * 64 * 96
+    assert (timed == (Product(1, 96, 64, 101),) * n) == (experts == "quack" and phase == "weight_gradient")

@@ -96,6 +96,15 @@ def test_shapes_of_other_flops_tell_nothing_of_elements() -> None:
     assert other.forward.element == 0
 
 
+def test_no_attention_takes_less_than_nothing() -> None:
+    """Below the smallest shape a curve goes on along its first segment, which may be steep."""
+    rows = [(10**10, 128, 1024, 100.0, 100.0), (10**10, 128, 8192, 500.0, 500.0), (10**11, 128, 8192, 400.0, 416.67)]
+    ((_, steep),) = fused_rates(rows, 1.0)
+    for way in steep:
+        for flops in (1.0, 1e6, 1e9, 1e10, 1e12):
+            assert 0 <= way.at_best()(flops, 10**4) <= way(flops, 10**4)
+
+
 def test_attention_without_a_mask_takes_twice_as_long() -> None:
     full, half = (RATES.attention(10**13, 0, backward=False, causal=c) for c in (False, True))
     assert 1.9 < full / half < 2.0

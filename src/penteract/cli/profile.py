@@ -71,17 +71,17 @@ def profile(  # noqa: PLR0913 (the options of a verb are its parameters)
         return _compare(run, other, words, every=all, json=json)
     resolved, file, weights = _resolved(run, preset, init, overrides, json=json)
     if gpus is not None:
-        check_rates(card_here(resolved.run.precision.device), gpus)
+        check_rates(resolved.run, card_here(resolved.run.precision.device), gpus)
         estimator_of(resolved.run, cluster(gpus))  # what it cannot predict is refused before anything is measured
     start = torch_module("measure.profile.launching", "profiling needs")
     folder, place = out or _folder(resolved), launched(os.environ)
     if place is not None:
-        folder = start.joined(resolved, folder, weights, calibrate=gpus is None)
+        folder = start.joined(resolved, folder, weights, calibrate=gpus is None, quiet=json)
         if place.rank:
             return 0
     else:
         start.make_folder(resolved, folder)
-        if code := start.measure(resolved, folder, weights, calibrate=gpus is None, debug=debug):
+        if code := start.measure(resolved, folder, weights, calibrate=gpus is None, debug=debug, quiet=json):
             return code
     found: Any = start.result(resolved, folder, file, gpus)
     write_files(folder, found)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penteract.config.catalog.hardware import Tables, tables
-from penteract.config.files.hardware_schema import CLUSTER, DIRECT, FABRIC, GPU, GPUS, LINKS, MEASURED
+from penteract.config.files.hardware_schema import CLUSTER, DIRECT, FABRIC, GPU, GPUS, LINKS, MEASURED, check_lengths
 from penteract.config.files.machine_file import HERE, kept_machine_file, machine_named
 from penteract.config.files.parse_toml import parse_toml
 from penteract.config.files.read import origins_in, read_text
@@ -348,6 +348,7 @@ def _values(part: Gpu | Fabric) -> dict[str, Any]:
 
 def _curves(tree: Tables, origin: Origin = option) -> Curves:
     """The curves of a file's tables; raises BadInput for an entry that breaks the schema."""
+    check_lengths(tree, origin)
     found = MEASURED.check(tree, "", origin)
     node, attention, launch = found["node"], found.get("attention", {}), found["launch"]
     if 0 < len(given := [name for name in LINKS if name in found]) < len(LINKS):

@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from penteract.cli.resolve.card_cluster import Card
+from penteract.config.files.machine_file import machine_named
 from penteract.config.resolve.resolved_run import Resolved
 from penteract.config.rules.expert_kernels import EXPERTS
 from penteract.config.rules.kernel_limits import ATTENTION
@@ -29,14 +30,19 @@ def settings_for_gpus(run: RunSpec) -> Mapping[str, tuple[str, str]]:
     return found
 
 
-def check_rates(card: Card | None, gpus: str) -> None:
-    """Raise BadInput if a run is on CPUs (`card` is None), and `gpus` names GPUs of the catalogue, whose rates say
-    nothing of it. A hardware file may be of CPUs."""
-    if card is None and not gpus.endswith(".toml"):
-        raise BadInput(
-            "DEVICE", "these are rates of GPUs, and this run is on CPUs", where="--gpus", found=gpus,
-            allowed="a hardware file of this machine, by penteract calibrate", fix="leave --gpus out",
-        )  # fmt: skip
+def check_rates(run: RunSpec, card: Card | None, gpus: str) -> None:
+    """Raise BadInput if a run is on CPUs, and `gpus` names GPUs of the catalogue, whose rates say nothing of it. A
+    hardware file, and what `here` names, may be of CPUs. `card` and torch's last word: as in `check_gpus`."""
+    if card is not None or gpus.lower().endswith(".toml") or machine_named(gpus) or settings_for_gpus(run):
+        return
+    if run.precision.device != "cpu":
+        torch = import_module("penteract.engine.doctor.probe.torch").torch()
+        if torch is None or torch.available or torch.error:
+            return
+    raise BadInput(
+        "DEVICE", "these are rates of GPUs, and this run is on CPUs", where="--gpus", found=gpus,
+        allowed="a hardware file of this machine, by penteract calibrate", fix="leave --gpus out",
+    )  # fmt: skip
 
 
 def check_gpus(resolved: Resolved, card: Card | None) -> None:

@@ -8,8 +8,22 @@ and what would break the arithmetic (NaN, negative times, rates of zero).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, cast
 
-from penteract.config.files.schema import Either, Field, FixedList, Flag, NamedTable, Note, Number, RowList, Table, Text
+from penteract.config.files.schema import (
+    Either,
+    Field,
+    FixedList,
+    Flag,
+    NamedTable,
+    Note,
+    Number,
+    Origin,
+    RowList,
+    Table,
+    Text,
+)
+from penteract.errors import BadInput
 
 GPUS = Number(int, 1, 2**20)  # how many
 
@@ -33,6 +47,7 @@ _VERSION = Number(int, 1, 99, or_zero=True)  # the major or minor part of a comp
 
 _POINTS = RowList((_BYTES, _MICROSECONDS))  # `walked` has elements in place of bytes
 _FUSED = RowList((_FLOPS, _HEAD_SIZE, _LENGTH, _TFLOPS, _TFLOPS))  # of fused attention: the rates of forward, backward
+_BEFORE = 4  # columns of such a row, before it had a sequence length
 _SHAPES = Table({"shapes": RowList((_SIDE, _SIDE, _SIDE, _SIDE, _TFLOPS))})  # matmuls: times, m, n, k and the rate
 _DTYPES = ("tf32", "fp32", "fp8", "fp64")  # optional; bf16 is required: a dtype without measurements is scaled from it
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -128,3 +143,28 @@ MEASURED = Table(
         **_LINKS,
     },
 )
+
+
+def check_lengths(tree: Mapping[str, object], origin: Origin) -> None:
+    """Raise BadInput for a row of attention without a sequence length, as files had before, or with one that its FLOPs
+    cannot be of: 2 · batch · heads · length² · head size. Of other rows the schema says what is wrong."""
+    attention = tree.get("attention")
+    tables = cast("Mapping[str, Any]", attention if isinstance(attention, Mapping) else {})
+    for key in ("shapes", "fa4"):
+        rows: Any = tables.get(key)
+        for one in rows if isinstance(rows, list) else ():  # pyright: ignore[reportUnknownVariableType]
+            row = cast("list[Any]", one if isinstance(one, list) else [])
+            if not all(isinstance(x, int) and x > 0 for x in row[:2]):
+                continue
+            if len(row) == _BEFORE or _of_other_length(row):
+                raise BadInput(
+                    "VALUE", "not the FLOPs of a sequence length", where=origin(f"attention.{key}"), found=row,
+                    allowed="[2 · batch · heads · length² · head size, head size, length, TFLOP/s, TFLOP/s]",
+                    fix="write the file anew: penteract calibrate",
+                )  # fmt: skip
+
+
+def _of_other_length(row: list[Any]) -> bool:
+    if len(row) != len(_FUSED.cells) or not isinstance(row[2], int) or row[2] <= 0:
+        return False
+    return row[0] % (2 * row[1] * row[2] ** 2) != 0

@@ -192,7 +192,7 @@ class Stopping:
         if self.phase is Phase.STARTING:
             return f"error[STOPPED]: stopped before the first step{where} · fix: start it again"
         if self.phase is Phase.MEASURING:
-            return f"error[STOPPED]: stopped before all was measured{where} · fix: start it again"
+            return f"error[STOPPED]: stopped before all was measured{where} · fix: start it again, into another folder"
         return (
             f"error[STOPPED]: stopped at once: steps after the last checkpoint are lost{where} · "
             f"fix: penteract train --resume {self.where or 'latest'}"

@@ -85,7 +85,8 @@ def _command(run: RunFolder) -> str:
     except ValueError:
         return _ANY
     name = "penteract" if Path(program).name in ("penteract", "__main__.py") else program
-    return _safe(shlex.join([name, *words]))
+    command = shlex.join([name, *words])
+    return _ANY if len(command) > _LONGEST else _safe(command)  # a part of one is another command
 
 
 def not_served() -> RunsAnswer:

@@ -26,18 +26,20 @@ _AGAIN = "the same command measures again"
 _RANK = "penteract.measure.profile.record.profiled_rank"
 
 
-def measure(resolved: Resolved, folder: Path, init: Path | None, *, calibrate: bool, debug: bool) -> int:
+def measure(resolved: Resolved, folder: Path, init: Path | None, *, calibrate: bool, debug: bool, quiet: bool) -> int:
     """Start all ranks of a run, and wait for their recordings; returns the exit code of the first that failed."""
     words = ["-m", _RANK, str(folder), *[f"--init={init}"] * (init is not None)]
-    words += [*["--calibrate"] * calibrate, *["--debug"] * debug]
+    words += [*["--calibrate"] * calibrate, *["--debug"] * debug, *["--quiet"] * quiet]
     run = resolved.run
     return launch(run.layout.world, words, folder, os.environ, lambda line: out_of_memory_line(line, run), again=_AGAIN)
 
 
-def joined(resolved: Resolved, folder: Path, init: Path | None, *, calibrate: bool) -> Path:
+def joined(resolved: Resolved, folder: Path, init: Path | None, *, calibrate: bool, quiet: bool) -> Path:
     """Be a rank that a launcher such as torchrun started, and measure. Rank 0 makes the folder, which is returned."""
     worker = import_module(_RANK)
-    return worker.joined(resolved.run, lambda: make_folder(resolved, folder), folder, init=init, calibrate=calibrate)
+    return worker.joined(
+        resolved.run, lambda: make_folder(resolved, folder), folder, init=init, calibrate=calibrate, quiet=quiet
+    )
 
 
 def make_folder(resolved: Resolved, folder: Path) -> None:

@@ -29,7 +29,7 @@ class AttentionTime(NamedTuple):
 
     def __call__(self, flops: float, elements: int) -> Seconds:
         """Seconds of a call."""
-        return self.products(flops) + self.element * elements
+        return max(0.0, self.products(flops)) + self.element * elements  # below its points a curve may fall under 0
 
     def at_best(self) -> AttentionTime:
         """A lower bound whose seconds per FLOP never rise."""

@@ -203,7 +203,7 @@ def _basis(cluster: Cluster, curves: Curves, precision: str) -> dict[str, str]:
         wires = f"{wires}; between nodes {'' if own else 'modelled: '}{cluster.between.source}"
     return {
         "product": (source if precision in dict(curves.gemm) else borrowed) + "; sustained, fitted to shapes",
-        "attention": (fused if precision in ("bf16", "fp8") else borrowed) + "; sustained, cuDNN, by FLOPs",
+        "attention": (fused if precision in ("bf16", "fp8") else borrowed) + "; sustained, cuDNN, by FLOPs and tokens",
         "moved": f"{source}; sustained, a sum of two tensors",
         "collective": wires,
         "send": wires,

@@ -41,10 +41,23 @@ STEPS = WARM + BARE + PROFILED + 2 + 2 + 1  # all that a profile trains, and one
 
 
 def record(
-    spec: RunSpec, rank: Rank, folder: Path, stopping: Stopping, *, init: Path | None = None, calibrate: bool = False
+    spec: RunSpec,
+    rank: Rank,
+    folder: Path,
+    stopping: Stopping,
+    *,
+    init: Path | None = None,
+    calibrate: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Measure on this rank, and leave its recording in the folder. `init`: weights to start from. `calibrate`: write a
-    hardware file of this device too, where the catalogue has none."""
+    hardware file of this device too, where the catalogue has none. `quiet`: do not say what is measured."""
+
+    def announce(what: str) -> None:
+        """What is measured next: on a CPU, parts take minutes."""
+        if rank.number == 0 and not quiet:
+            print(f"profile: {what} …", file=sys.stderr, flush=True)
+
     with watched(rank, folder, stopping, launcher_reports=True):
         stopping.enter(Phase.MEASURING, str(folder))
         spec = replace(spec, train=replace(spec.train, steps=max(STEPS, spec.train.steps)))
@@ -54,17 +67,17 @@ def record(
         steps = TrainedSteps(Trainer.build(spec, rank, init), samples)
         pp_rank = Mesh(spec.layout).coordinates(rank.number)["pp"]
         made = about(rank)
-        _announce(rank, f"{WARM + BARE} steps, of which the last {BARE} are timed")
+        announce(f"{WARM + BARE} steps, of which the last {BARE} are timed")
         took = bare(steps, barrier=rank.barrier)
         found = Recording(rank.number, pp_rank, gpu, made, took)
-        _announce(rank, f"{PROFILED} steps under torch's profiler")
+        announce(f"{PROFILED} steps under torch's profiler")
         found.steps = profiled(steps, barrier=rank.barrier)
-        _announce(rank, "the memory of a step")
+        announce("the memory of a step")
         found.memory = measured_on_gpu(steps, pp_rank, context) if gpu else measured_on_host(steps, pp_rank)
         steps.trainer.run.settle_parameters()
         rank.barrier()
         if rank.number == 0:  # the others wait
-            _announce(rank, "what this device reaches at most")
+            announce("what this device reaches at most")
             found.ceilings = ceilings(rank.device, spec.precision.policy)
             if calibrate:
                 calibrate_shortly(folder, rank.device, spec.precision.policy.products)
@@ -74,7 +87,13 @@ def record(
 
 
 def joined(
-    spec: RunSpec, make: Callable[[], None], folder: Path, *, init: Path | None = None, calibrate: bool = False
+    spec: RunSpec,
+    make: Callable[[], None],
+    folder: Path,
+    *,
+    init: Path | None = None,
+    calibrate: bool = False,
+    quiet: bool = False,
 ) -> Path:
     """Measure as a rank that a launcher started; returns the folder, which rank 0 makes and all use."""
     stopping = Stopping.of_process()
@@ -90,14 +109,8 @@ def joined(
     if (error := rank.one_of(failed)) is not None:
         raise error
     shared = Path(rank.broadcast(path))
-    record(spec, rank, shared, stopping, init=init, calibrate=calibrate)
+    record(spec, rank, shared, stopping, init=init, calibrate=calibrate, quiet=quiet)
     return shared
-
-
-def _announce(rank: Rank, what: str) -> None:
-    """What is measured next: on a CPU, parts take minutes."""
-    if rank.number == 0:
-        print(f"profile: {what} …", file=sys.stderr, flush=True)
 
 
 def open_data(spec: RunSpec, rank: Rank) -> Samples:
@@ -131,6 +144,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--store-fd", type=int)
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--debug", action="store_true")
+    parser.add_argument("--quiet", action="store_true")
     args = parser.parse_args(argv)
     number = int(os.environ.get("RANK", "0"))
     with Stopping.of_process() as stopping, never_fails():
@@ -138,7 +152,7 @@ def main(argv: list[str]) -> int:
             spec = resolve(args.folder / rundir.RUN, "").run
             set_up(spec)
             rank = join(os.environ, spec.precision.device, {}, spec.limits, args.store_fd, take_key(os.environ))
-            record(spec, rank, args.folder, stopping, init=args.init, calibrate=args.calibrate)
+            record(spec, rank, args.folder, stopping, init=args.init, calibrate=args.calibrate, quiet=args.quiet)
         except Exception as e:
             error = from_exception(e)
             if args.debug:
