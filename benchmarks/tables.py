@@ -18,6 +18,7 @@ from sections.beside_peers import (
     collectives_beside_products,
     other_trainers,
 )
+from sections.calls_of_steps import host_calls, ops_in_steps
 from sections.fitting import at_the_limit, large_model, memory_options, playbook_figures, without_memory
 from sections.kernels import (
     attention,
@@ -28,10 +29,8 @@ from sections.kernels import (
     embedding_forms,
     fp8,
     gated_backward,
-    host_calls,
     loss_forms,
     norm_forms,
-    ops_in_steps,
     optimizer_update,
     rates,
     step_ends,

@@ -69,9 +69,8 @@ def profile(  # noqa: PLR0913 (the options of a verb are its parameters)
         ours = {"--preset": preset, "--gpus": gpus, "--init": init, "--out": out}
         words = [*overrides, *(name for name, value in ours.items() if value is not None)]
         return _compare(run, other, words, every=all, json=json)
-    resolved, file, weights = _resolved(run, preset, init, overrides, json=json)
+    resolved, file, weights = _resolved(run, preset, init, gpus, overrides, json=json)
     if gpus is not None:
-        check_rates(resolved.run, card_here(resolved.run.precision.device), gpus)
         estimator_of(resolved.run, cluster(gpus))  # what it cannot predict is refused before anything is measured
     start = torch_module("measure.profile.launching", "profiling needs")
     folder, place = out or _folder(resolved), launched(os.environ)
@@ -93,7 +92,7 @@ def profile(  # noqa: PLR0913 (the options of a verb are its parameters)
 
 
 def _resolved(
-    run: str | None, preset: str | None, init: str | None, overrides: Sequence[str], *, json: bool
+    run: str | None, preset: str | None, init: str | None, gpus: str | None, overrides: Sequence[str], *, json: bool
 ) -> tuple[Resolved, str, Path | None]:
     """The run, the name of its file, and the weights to start from: those of a run's folder are its last."""
     path, trained = Path(run) if run is not None else None, False
@@ -117,6 +116,8 @@ def _resolved(
     resolved, _ = settle_budget(resolved)
     if place is None:  # a launcher's ranks find their own GPU
         check_gpus(resolved, card)
+    if gpus is not None:
+        check_rates(resolved.run, card, gpus)
     if weights:
         check_weights(weights, resolved)
     return resolved, str(path or preset or "preset tiny"), weights.path if weights else None

@@ -23,7 +23,7 @@ from penteract.parallel.pipeline import stage_layers
 from penteract.planner.ask import EDITS, RECOMPUTE, Ask
 from penteract.planner.search.frontier import Frontier
 from penteract.planner.search.priced import TOO_LARGE, Higher
-from penteract.planner.search.rows import Row, Sharing, lower_stages
+from penteract.planner.search.rows import Branch, Row, Sharing, lower_stages
 from penteract.planner.space.layouts import MemoryOptions
 from penteract.readings.estimator import LayoutEstimate
 from penteract.units import Bytes, Seconds
@@ -71,8 +71,10 @@ class SelectiveSource:
     counts: Between
     _heap: list[_Waiting] = field(default_factory=list["_Waiting"])
     _taken: int = 0  # how many rows with full recomputation are in the heap already
-    # Of branches, by their identity: the recomputations that differ.
-    _of_branch: dict[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict[int, "Sequence[Mapping[str, Any]]"])
+    # By identity: a branch, which is kept so that no other gets it, and the recomputations that differ.
+    _of_branch: dict[int, tuple[Branch, Sequence[Mapping[str, Any]]]] = field(
+        default_factory=dict[int, "tuple[Branch, Sequence[Mapping[str, Any]]]"]
+    )
     # By all but the sharding: the recomputation of each sharding that was tried, by its place in `some`.
     _reached: dict[object, dict[Sharing, tuple[int, LayoutEstimate | Higher]]] = field(
         default_factory=dict[object, "dict[Sharing, tuple[int, LayoutEstimate | Higher]]"]
@@ -121,13 +123,13 @@ class SelectiveSource:
 
     def _some(self, row: Row) -> Sequence[Mapping[str, Any]]:
         """These recomputations of a row. Every second layer of a stage is all of one that has a single layer."""
-        if (found := self._of_branch.get(id(row.branch))) is None:
+        if (entry := self._of_branch.get(id(row.branch))) is None:
             model = row.branch.prices.composer.model
             layers = stage_layers(model.layers, row.layout(row.memories[0]))
             longest = max(map(len, layers)) + model.mtp_layers
-            found = [less for less in self.some if less.get("recompute_every", 1) <= longest]
-            self._of_branch[id(row.branch)] = found
-        return found
+            some = [less for less in self.some if less.get("recompute_every", 1) <= longest]
+            entry = self._of_branch[id(row.branch)] = row.branch, some
+        return entry[1]
 
     def _options(self, row: Row, memory: MemoryOptions) -> tuple[Layout, ...]:
         """The layouts of these recomputations."""
