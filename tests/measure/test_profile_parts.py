@@ -188,11 +188,11 @@ def test_a_layout_of_a_gpu_is_told_what_fits_too():
 def test_a_run_that_nobody_trained_has_what_train_would_choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     card = Card(name="NVIDIA H100", free=79 * 2**30, capability=(9, 0), packages=frozenset({"triton"}))
     monkeypatch.setattr(cli_profile, "card_here", lambda device, launched: card)
-    resolved, *_ = cli_profile._resolved(None, "llama-3.2-1b", None, ["batch.sequence_length=4096"], json=True)
+    resolved, *_ = cli_profile._resolved(None, "llama-3.2-1b", None, None, ["batch.sequence_length=4096"], json=True)
     assert (resolved.run.layout.elementwise, resolved.run.precision.dtype) == ("triton", "bf16")
     assert resolved.run.layout.attention == "flash"
     run = tmp_path / "run"
     run.mkdir()
     (run / "run.toml").write_text(to_toml(resolve(None, "tiny")))
-    trained, *_ = cli_profile._resolved(str(run), None, None, [], json=True)
+    trained, *_ = cli_profile._resolved(str(run), None, None, None, [], json=True)
     assert trained.run.layout.elementwise == "reference"
