@@ -46,6 +46,7 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
     packages: str | Collection[str] | None = None,
     number: int = 1,
     watch: Watch | None = None,
+    workers: int | None = None,
 ) -> Plan:
     """The best layouts of one training step of `model` on `gpus`, as `penteract plan` finds them. Needs no torch.
 
@@ -60,6 +61,8 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
     `modules`: precision of single parameters, by name ("*:moments=int8,embedding*:moments=fp32").
     `number`: raise BadInput as soon as the search knows that fewer than `number` layouts fit.
     `watch` is called every tenth of a second with the progress: seconds, layouts priced and left, the best so far.
+    `workers`: processes that search ahead of this one, on Linux; by default one for each further core, and none in a
+    process that has threads. The answer is the same.
     Raises BadInput, naming what is allowed and the fix. Ctrl-C raises Stopped, a subclass of KeyboardInterrupt: its
     `plan` has what was found so far, with `complete` False.
     """
@@ -76,7 +79,7 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
     with uncollected():
         if layout is not None:
             return plan_one(ask, parse_settings(layout, flag="--layout", several=False), estimator)
-        return plan_layouts(ask, estimator, top=top, number=number, watch=watch)
+        return plan_layouts(ask, estimator, top=top, number=number, watch=watch, workers=workers)
 
 
 def rehearse(

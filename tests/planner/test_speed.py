@@ -14,7 +14,7 @@ from penteract import plan
 
 profile = cProfile.Profile()
 profile.enable()
-found = plan("llama-3.1-8b", "8xH200", sequence_length=8192, batch="1Mi")
+found = plan("llama-3.1-8b", "8xH200", sequence_length=8192, batch="1Mi", workers=0)
 profile.disable()
 recorder = found.estimator.composer.recorder
 print(json.dumps({

@@ -35,6 +35,7 @@ from penteract.planner.search.frontier import Frontier
 from penteract.planner.search.grow import Make, larger_cluster
 from penteract.planner.search.priced import TOO_LARGE, Miss, Priced
 from penteract.planner.search.progress import Pulse, Stopped, Watch
+from penteract.planner.search.workers import looking_ahead
 from penteract.planner.space.layouts import NOT_TRIED, Space, divisors
 from penteract.planner.space.legality import CROSSES, crosses_node
 from penteract.planner.space.pins import refuse_pins
@@ -203,8 +204,12 @@ def estimator(ask: Ask) -> Estimator:
     )  # fmt: skip
 
 
-def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1, watch: Watch | None = None) -> Plan:
+def plan_layouts(
+    ask: Ask, make: Make, *, top: int = 10, number: int = 1, watch: Watch | None = None,
+    workers: int | None = None,
+) -> Plan:  # fmt: skip
     """The `top` best layouts of a question (or `number`, if that is more), exactly. `watch` receives the progress.
+    `workers`: processes that search ahead of this one; by default one for each further core. The answer is the same.
 
     Raises BadInput if no layout of the model can have such a step, if pins leave nothing to try, or if some layouts fit
     but fewer than `number`. Raises Stopped, with what was found so far, in place of KeyboardInterrupt.
@@ -227,7 +232,8 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1, watch:
         if ask.pins and not frontier.branches:
             refuse_pins(ask, f"no layout can have these values: {frontier.found.refused.most_common(1)[0][0]}")
         search.others = candidates(ask, frontier, between)
-        best = search.best(most)
+        with looking_ahead(search, most, workers):
+            best = search.best(most)
     except KeyboardInterrupt as stop:
         rest = search.progress(0.0, enumerated + between.tried, most).left
         counts = _counts(enumerated, search, between, {NOT_REACHED: rest})

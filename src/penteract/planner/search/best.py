@@ -20,6 +20,7 @@ from penteract.config.precision.policy import Policy
 from penteract.planner.search.frontier import Frontier
 from penteract.planner.search.priced import NEEDLESS, TOO_LARGE, Higher, Slower, unfit
 from penteract.planner.search.progress import Progress, Pulse
+from penteract.planner.search.values import ComputedHere, T, Values, value
 from penteract.planner.space.effort import Effort, effort
 from penteract.readings.estimator import Estimator, LayoutEstimate, StepTime
 from penteract.units import Seconds
@@ -68,6 +69,7 @@ class Search:
     estimators: Mapping[Policy, Estimator]
     frontier: Frontier = field(default_factory=Frontier)
     others: tuple[LayoutSource, ...] = ()
+    values: Values = field(default_factory=ComputedHere)
     pulse: Pulse = field(default_factory=Pulse)
     _times: dict[tuple[Layout, Policy], Timed] = field(default_factory=dict[tuple[Layout, Policy], Timed], repr=False)
     _higher: dict[Higher, LayoutEstimate | None] = field(
@@ -78,6 +80,12 @@ class Search:
     )
     adopted: list[LayoutEstimate] = field(default_factory=list[LayoutEstimate])  # of a higher ZeRO stage than needed
     _rankings: dict[int, Ranking] = field(default_factory=dict[int, "Ranking"], repr=False)
+
+    def use(self, values: Values) -> None:
+        """Take values from there from now on."""
+        self.values = values
+        for branch in self.frontier.branches:
+            branch.values = values
 
     @property
     def estimates(self) -> list[LayoutEstimate]:
@@ -113,7 +121,8 @@ class Search:
         """The estimate with its simulated step; each layout is simulated once in each precision."""
         key = estimate.layout, estimate.precision
         if key not in self._times:
-            self._times[key] = Timed(estimate, self.estimators[estimate.precision].time(estimate))
+            prices = self.estimators[estimate.precision]
+            self._times[key] = Timed(estimate, self._value(estimate, "time", lambda: prices.time(estimate)))
         return self._times[key]
 
     def closer(self, estimate: LayoutEstimate, than: Seconds) -> Seconds:
@@ -123,8 +132,15 @@ class Search:
             return self._times[key].time.seconds
         bounds, found = (prices.played, prices.closer, prices.first), self._closer.setdefault(key, [estimate.at_least])
         while found[-1] <= than and len(found) <= len(bounds):
-            found.append(max(found[-1], bounds[len(found) - 1](estimate)))
+            at = len(found) - 1
+            found.append(max(found[-1], self._value(estimate, str(at), lambda at=at: bounds[at](estimate))))
         return found[-1]
+
+    def _value(self, estimate: LayoutEstimate, name: str, compute: Callable[[], T]) -> T:
+        """A value of a layout: from whom it is known, or computed."""
+        layout, precision = estimate.layout, estimate.precision
+        key = name, layout, [*self.estimators].index(precision)
+        return value(self.values, self.frontier.share_of(layout, precision), key, compute)
 
     def best(
         self,
@@ -246,14 +262,14 @@ class Ranking:
 
     def best(self) -> list[Timed]:
         """The best of all found layouts and of all sources, fastest first."""
-        sources, pulse = self.search.sources, self.search.pulse
+        sources, pulse, values = self.search.sources, self.search.pulse, self.search.values
         while True:
             pulse()
             self._take()
             lowest = self._waiting[0][0] if self._waiting else inf
             least, source = min([(source.lowest, i) for i, source in enumerate(sources)])
             bound = min(lowest, least)
-            if bound == inf or four_digits(bound) > self._last[0]:
+            if bound == inf or four_digits(bound) > self._last[0] or not values.reached(bound, self._last[0]):
                 return self.so_far
             if lowest < least:
                 self._consider(*heappop(self._waiting))

@@ -99,7 +99,7 @@ class SelectiveSource:
         if sizes is None:
             if not (sizes := self._sizes(row, memory)):
                 return
-            if (closer := row.branch.prices.bounds.of(row.layout(none))) > bound:
+            if (closer := row.value("of none", lambda: row.branch.prices.bounds.of(row.layout(none)), memory)) > bound:
                 heappush(self._heap, (closer, zero, serial, sizes, row, memory))
                 return
         own = _sharing(memory)
@@ -110,7 +110,7 @@ class SelectiveSource:
     def _sizes(self, row: Row, memory: MemoryOptions) -> Sequence[Bytes]:
         """Lower bounds of memory of each recomputation; none if no recomputation can fit: then they are counted."""
         found, some = self.frontier.found, self._some(row)
-        sizes = row.floors(memory, some)
+        sizes = row.value("floors", lambda: row.floors(memory, some), memory)
         if min(sizes) <= found.usable:
             return sizes
         self.counts.looked_at += 1
@@ -149,7 +149,8 @@ class SelectiveSource:
         enough = min([i for i, _ in simpler], default=len(options))
         for i, less in enumerate(options[:enough]):
             self.counts.tried += 1
-            if estimate := found.within(prices, less, sizes[i]):
+            known = row.value("some", lambda at=i, lay=less: found.evaluated(prices, lay, sizes[at]), memory, i)
+            if estimate := found.recorded(prices, less, known):
                 self.counts.fit += 1
                 by_sharing[own] = i, estimate
                 found.fits.append(estimate)
@@ -165,7 +166,8 @@ class SelectiveSource:
         not known not to."""
         if not any(none._replace(**dict(zip(_SHARING, s, strict=True))) in row.fits for s in lower):
             return False
-        return row.branch.prices.memory_of(row.layout(none)).allocated <= self.frontier.found.usable
+        usable, prices = self.frontier.found.usable, row.branch.prices
+        return row.value("fits", lambda: prices.memory_of(row.layout(none)).allocated <= usable, none)
 
 
 def candidates(ask: Ask, frontier: Frontier, counts: Between) -> tuple[SelectiveSource, ...]:

@@ -21,6 +21,8 @@ from penteract.units import Seconds
 
 _STILL = Pulse()
 _ROUGH, _OF_PASSES, _FITTING = range(3)  # bounds of a row
+# Families with these in common have passes that others lack: precision, tp, cp, cp_method, pp.
+_Passes = tuple[Policy, int, int, str, int]
 _Serial = tuple[int, int]  # of a family, and of a row in it, from 1; 0 for the whole family
 
 
@@ -45,15 +47,40 @@ class Frontier:
     # Which of its meshes families look at so far, by estimator, tp, cp and cp_method.
     _reached: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
     _serial: Iterator[int] = field(default_factory=count)
+    _shares: dict[_Passes, int] = field(default_factory=dict["_Passes", int])
 
     def add(self, families: Iterable[LayoutFamily], prices: Estimator, pulse: Pulse = _STILL) -> None:
         """Add families of one precision."""
         for family in families:
             pulse()
-            branch, serial = Branch(family, prices), (next(self._serial), 0)
+            serial = (next(self._serial), 0)
+            branch = Branch(family, prices, serial[0])
             self.branches.append(branch)
             self._left[serial] = branch
             heappush(self._heap, (branch.rough_bound(self.largest, branch.meshes[0]), serial, 0))
+
+    def deal(self, number: int) -> None:
+        """Deal the families to so many shares: those with the same passes to one, the fastest evenly to all."""
+        least = dict[_Passes, Seconds]()
+        for bound, serial, _ in self._heap:
+            passes = _passes_of(_branch_of(self._left[serial]))
+            least[passes] = min(bound, least.get(passes, inf))
+        dealt = [0.0] * number
+        for place, passes in enumerate(sorted(least, key=lambda one: least[one]), 1):
+            share = self._shares[passes] = dealt.index(min(dealt))
+            dealt[share] += place**-0.5  # the faster, the closer a search looks
+        for branch in self.branches:
+            branch.share = self._shares[_passes_of(branch)]
+
+    def share_of(self, layout: Layout, precision: Policy) -> int:
+        """The share of a layout's family; 0 if none were dealt."""
+        if not self._shares:
+            return 0
+        return self._shares.get((precision, layout.tp, layout.cp, layout.cp_method, layout.pp), 0)
+
+    def keep(self, share: int) -> None:
+        """Leave out the families of other shares."""
+        self._left = {serial: one for serial, one in self._left.items() if _branch_of(one).share == share}
 
     @property
     def lowest(self) -> Seconds:
@@ -149,3 +176,12 @@ def _plainest(family: LayoutFamily) -> Layout:
         offload_optimizer=False
     )  # fmt: skip
     return family.layout(memory, *min(sizes))
+
+
+def _branch_of(waiting: Row | Branch) -> Branch:
+    return waiting if isinstance(waiting, Branch) else waiting.branch
+
+
+def _passes_of(branch: Branch) -> _Passes:
+    rest = branch.family.rest
+    return branch.prices.policy, rest["tp"], rest["cp"], rest["cp_method"], rest["pp"]

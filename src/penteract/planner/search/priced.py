@@ -12,6 +12,7 @@ from penteract.config.precision.policy import Policy
 from penteract.errors import BadInput
 from penteract.planner.space.layouts import MemoryOptions
 from penteract.readings.estimator import Estimator, LayoutEstimate
+from penteract.readings.memory.rank_memory import RankMemory
 from penteract.units import Bytes, Seconds
 
 TOO_LARGE = "does not fit"
@@ -73,6 +74,15 @@ class Tried(Protocol):
     fit: int
 
 
+class Evaluated(NamedTuple):
+    """A lower bound of a layout's bytes; if that is within the limit, its memory; if this is, too, the bound of its
+    time."""
+
+    floor: Bytes
+    memory: RankMemory | None = None
+    at_least: Seconds = 0.0
+
+
 class Miss(NamedTuple):
     """A layout that does not fit, and a lower bound of the bytes it needs."""
 
@@ -125,16 +135,27 @@ class Priced:
     def within(self, prices: Estimator, layout: Layout, floor: Bytes | None = None) -> LayoutEstimate | None:
         """The estimate of a layout that fits in `usable` bytes (0: any). If it does not fit, record it; None then.
         `floor`: a lower bound of its bytes, if it is known."""
-        size = 0 if not self.usable else prices.floor(layout) if floor is None else floor
-        if size <= self.usable:
-            return self.priced(prices, layout)
-        self.miss(size, layout, prices.policy)
-        return None
+        return self.recorded(prices, layout, self.evaluated(prices, layout, floor))
 
-    def priced(self, prices: Estimator, layout: Layout, at_least: Seconds | None = None) -> LayoutEstimate | None:
-        """The same for a layout whose lower bound of memory fits. `at_least`: that of its time, if it is known."""
-        self.count += 1
+    def evaluated(
+        self, prices: Estimator, layout: Layout, floor: Bytes | None = None, at_least: Seconds | None = None
+    ) -> Evaluated:
+        """What `recorded` needs to know of a layout. `at_least`: the lower bound of its time, if it is known."""
+        size = 0 if not self.usable else prices.floor(layout) if floor is None else floor
+        if size > self.usable:
+            return Evaluated(size)
         memory = prices.memory_of(layout)
+        if self.usable and memory.allocated > self.usable:
+            return Evaluated(size, memory)
+        return Evaluated(size, memory, prices.bounds.of(layout) if at_least is None else at_least)
+
+    def recorded(self, prices: Estimator, layout: Layout, known: Evaluated) -> LayoutEstimate | None:
+        """The estimate of a layout that fits. If it does not fit, record it; None then."""
+        size, memory, at_least = known
+        if memory is None:
+            self.miss(size, layout, prices.policy)
+            return None
+        self.count += 1
         if self.usable and memory.allocated > self.usable:
             self.miss(memory.allocated, layout, prices.policy)
             return None

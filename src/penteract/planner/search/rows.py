@@ -12,7 +12,17 @@ from typing import Any
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import Policy
 from penteract.config.recompute import NONE
-from penteract.planner.search.priced import NEEDLESS, SMALLER_TOO_LARGE, TOO_LARGE, Higher, Priced, Slower, unfit
+from penteract.planner.search.priced import (
+    NEEDLESS,
+    SMALLER_TOO_LARGE,
+    TOO_LARGE,
+    Evaluated,
+    Higher,
+    Priced,
+    Slower,
+    unfit,
+)
+from penteract.planner.search.values import ComputedHere, Key, T, Values, value
 from penteract.planner.space.layouts import LayoutFamily, MemoryOptions
 from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.readings.memory.memory_bound import Growths
@@ -28,18 +38,23 @@ def plain(recompute: tuple[str, ...]) -> tuple[str, ...]:
     return NONE if "*" in recompute or {*NONE} <= {*recompute} else recompute
 
 
+_HERE = ComputedHere()
 _RECOMPUTE = MemoryOptions._fields.index("recompute")
 _Split = tuple[tuple[MemoryOptions, ...], tuple[MemoryOptions, ...], tuple[MemoryOptions, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Branch:
     """A family of layouts with the estimator of one precision. `too_large`: the smallest micro-batch size that does not
     fit, by memory options; `lower_bounds`, `resident` and `quick`: caches of `least`, of its bytes between steps and of
-    `quickest`; `smallest`: those with the smallest micro-batch, one of each that have equal passes."""
+    `quickest`; `smallest`: those with the smallest micro-batch, one of each that have equal passes.
+    `serial`, `values` and `share`: its number, where its values come from, and whose they are."""
 
     family: LayoutFamily
     prices: Estimator
+    serial: int = 0
+    values: Values = _HERE
+    share: int = 0
     too_large: dict[MemoryOptions, int] = field(default_factory=lambda: {})
     lower_bounds: dict[MemoryOptions, Least] = field(default_factory=lambda: {})
     resident: dict[tuple[object, ...], tuple[Bytes, ...]] = field(default_factory=lambda: {})
@@ -90,6 +105,9 @@ class Branch:
     def rough_bound(self, largest: int, mesh: SimplerMesh) -> Seconds:
         """A lower bound of the step time of all its layouts: the rough bound of those with the smallest micro-batch, by
         the passes of one of its `meshes`."""
+        return value(self.values, self.share, (self.serial, *mesh), lambda: self._rough_bound(largest, mesh))
+
+    def _rough_bound(self, largest: int, mesh: SimplerMesh) -> Seconds:
         if not self.smallest:
             first: dict[tuple[int, int], list[MemoryOptions]] = {}
             for memory, sizes in self.family.members:
@@ -103,11 +121,11 @@ class Branch:
         distinct = list({id(sizes): sizes for _, sizes in self.family.members}.values())
         which = {id(sizes): {*sizes} for sizes in distinct}
         split: dict[tuple[bool, ...], _Split] = {}
-        for pair in dict.fromkeys(pair for sizes in distinct for pair in sizes):
+        for number, pair in enumerate(dict.fromkeys(pair for sizes in distinct for pair in sizes)):
             having = tuple([pair in which[id(sizes)] for sizes in distinct])
             if having not in split:
                 split[having] = self._split([m for m, sizes in self.family.members if pair in which[id(sizes)]])
-            yield Row(self, *pair, *split[having])
+            yield Row(self, number, *pair, *split[having])
 
     def _split(self, memories: list[MemoryOptions]) -> _Split:
         """The options, without those that recompute more than others and are no faster; those with distinct passes;
@@ -128,6 +146,7 @@ class Branch:
 class Row:
     """Layouts of a branch with one micro-batch size: they differ only in `MemoryOptions`.
 
+    number    its place in the branch
     distinct  one of each that have equal passes
     more      those that recompute more than another one, and so are no faster. They wait until the others are priced,
               and become a `second` row then
@@ -136,6 +155,7 @@ class Row:
     """
 
     branch: Branch
+    number: int
     size: int
     steps: int
     memories: tuple[MemoryOptions, ...]
@@ -158,21 +178,30 @@ class Row:
 
     def bound(self) -> Seconds:
         """A lower bound of the step time of all its layouts."""
-        return min(map(self.branch.prices.bounds.at_least, map(self.layout, self.distinct)))
+        bounds = self.branch.prices.bounds
+        return self.value("bound", lambda: min(map(bounds.at_least, map(self.layout, self.distinct))))
 
     def rough_bound(self, largest: int) -> Seconds:
         """A looser bound, from passes with the largest micro-batch of any row."""
         bounds, quickest = self.branch.prices.bounds, self.branch.quickest
-        return min([bounds.roughly(self.layout(m), largest, quickest(m, largest)) for m in self.distinct])
+
+        def least() -> Seconds:
+            return min([bounds.roughly(self.layout(m), largest, quickest(m, largest)) for m in self.distinct])
+
+        return self.value("rough", least)
 
     def fitting_bound(self, usable: Bytes) -> Seconds:
         """The least bound of its layouts that may fit, each with its ZeRO stage; 0 if none may: then pricing costs
         nothing. Those in `more` would not be asked: the row has none."""
         assert not self.more
-        may_fit = self.may_fit(usable) if usable else ()
-        for memory in may_fit:
-            self.at_least[memory] = self.branch.prices.bounds.of(self.layout(memory))
-        return min([self.at_least[memory] for memory in may_fit], default=0.0)
+
+        def bounds() -> dict[MemoryOptions, Seconds]:
+            may_fit = self._may_fit(usable) if usable else ()
+            return {memory: self.branch.prices.bounds.of(self.layout(memory)) for memory in may_fit}
+
+        found = self.value("fitting", bounds)
+        self.at_least.update(found)
+        return min(found.values(), default=0.0)
 
     def price(self, found: Priced) -> Row | None:
         """Put the layouts into `found`: those that fit, and those that need no estimate because others fit. Returns the
@@ -184,6 +213,8 @@ class Row:
         """
         fits, higher, spares = self.fits, self.higher, self.branch.spares
         prices, too_large, floor = self.branch.prices, self.branch.too_large, self._floor()
+        known = self.branch.values.known(self._key("price"), self.branch.share)
+        outcomes: dict[MemoryOptions, Evaluated] = {} if known is None else known
         for memory in self.memories:
             lower = [fits[m] for m in _lower(memory, spares=spares) if m in fits]
             if lower:
@@ -195,12 +226,14 @@ class Row:
                 found.refused[SMALLER_TOO_LARGE] += 1
             elif prices.policy.fp8 and (why := unfit(prices, self.layout(memory))):
                 found.refused[why] += 1
-            elif estimate := self._within(found, memory, floor(memory) if found.usable else 0):
+            elif estimate := self._within(found, memory, floor, outcomes):
                 fits[memory] = estimate
                 found.fits.append(estimate)
             else:
                 found.refused[TOO_LARGE] += 1
                 too_large[memory] = self.size
+        if known is None:
+            self.branch.values.put(self._key("price"), outcomes)
         left: list[MemoryOptions] = []
         for memory in self.more:
             twin = fits.get(memory._replace(recompute=plain(memory.recompute))) if spares else None
@@ -210,17 +243,32 @@ class Row:
                 left.append(memory)
         return replace(self, memories=tuple(left), distinct=_distinct(left), more=(), second=True) if left else None
 
-    def _within(self, found: Priced, memory: MemoryOptions, least: Bytes) -> LayoutEstimate | None:
-        """Like `Priced.within`, but a miss is recorded only as long as nothing fits."""
-        if least <= found.usable:
-            return found.priced(self.branch.prices, self.layout(memory), self.at_least.get(memory))
-        if not found.fits:
-            found.miss(least, self.layout(memory), self.branch.prices.policy)
-        return None
+    def _within(
+        self, found: Priced, memory: MemoryOptions, floor: Callable[[MemoryOptions], Bytes],
+        outcomes: dict[MemoryOptions, Evaluated],
+    ) -> LayoutEstimate | None:  # fmt: skip
+        """Like `Priced.within`, but a miss by the lower bound is recorded only as long as nothing fits."""
+        prices = self.branch.prices
+        if (known := outcomes.get(memory)) is None:
+            least = floor(memory) if found.usable else 0
+            known = outcomes[memory] = found.evaluated(prices, self.layout(memory), least, self.at_least.get(memory))
+        if known.memory is None and found.fits:
+            return None
+        return found.recorded(prices, self.layout(memory), known)
+
+    def value(self, name: str, compute: Callable[[], T], *more: object) -> T:
+        """A value of this row: from whom it is known, or computed."""
+        return value(self.branch.values, self.branch.share, self._key(name, *more), compute)
+
+    def _key(self, name: str, *more: object) -> Key:
+        return self.branch.serial, self.number, self.second, name, *more
 
     def may_fit(self, usable: Bytes) -> list[MemoryOptions]:
         """The options whose lower bound of memory is within `usable` bytes, without those of which a smaller
         micro-batch does not fit."""
+        return self.value("may fit", lambda: self._may_fit(usable))
+
+    def _may_fit(self, usable: Bytes) -> list[MemoryOptions]:
         too_large, floor = self.branch.too_large, self._floor()
         some = [m for m in self.memories if self.size <= too_large.get(m, self.size) and floor(m) <= usable]
         prices = self.branch.prices
