@@ -15,7 +15,6 @@ import pytest
 
 from draws import seeds
 from penteract.config.precision.policy import RECIPES
-from penteract.config.resolve.presets import TINY
 from penteract.planner.ask import Ask
 from penteract.planner.plan import Plan, estimator, plan_layouts
 from penteract.planner.search import workers as module
@@ -154,8 +153,7 @@ def test_a_process_with_threads_has_no_room() -> None:
 import threading
 from penteract.planner.search.workers import MOST, room
 import os
-cores = len(os.sched_getaffinity(0))
-assert room() == min(cores - 1, MOST), room()
+assert 0 <= room() <= min(len(os.sched_getaffinity(0)) - 1, MOST), room()
 end = threading.Event()
 thread = threading.Thread(target=end.wait)
 thread.start()

@@ -38,10 +38,13 @@ _LENGTH = Struct("<I")
 
 
 def room() -> int:
-    """How many workers this process may have: one for each core but its own. Forking is safe with one thread only."""
+    """How many workers this process may have: one for each core on which nothing runs. Where there is none, a worker
+    would only be waited for. Forking is safe with one thread only."""
     if sys.platform != "linux" or len(os.listdir("/proc/self/task")) > 1:
         return 0
-    return min(len(os.sched_getaffinity(0)) - 1, MOST)
+    with open("/proc/loadavg", encoding="ascii") as file:
+        running = int(file.read().split()[3].partition("/")[0])  # on all cores, this process too
+    return max(0, min(len(os.sched_getaffinity(0)) - 1, (os.cpu_count() or 1) - running, MOST))
 
 
 @contextmanager
