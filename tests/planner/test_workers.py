@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -63,8 +64,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Workers]:
 
 
 def gone(workers: Workers) -> bool:
-    """Whether all processes of these workers have ended, and nobody has to wait for them."""
-    return not any(Path(f"/proc/{pid}").exists() for pid in workers.pids)
+    """Whether all processes of these workers end, and are collected."""
+    end = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in workers.pids) and time.monotonic() < end:
+        module._collect()
+        time.sleep(0.01)
+    return time.monotonic() < end
 
 
 @pytest.mark.parametrize("name", ASKS)
@@ -90,15 +95,15 @@ def test_fp8_and_its_refusals_are_the_same() -> None:
 
 def test_no_value_of_a_worker_is_computed_twice(monkeypatch: pytest.MonkeyPatch, started: list[Workers]) -> None:
     """What is missed is only bounds of simpler meshes: which are looked at depends on other families."""
-    missed, original = list[Any](), Workers.known
+    missed, original = list[Any](), Workers.computed
 
-    def known(self: Workers, key: Any, share: int) -> Any:
+    def computed(self: Workers, key: Any, share: int) -> Any:
         value = original(self, key, share)
         if share and value is None:
             missed.append(key)
         return value
 
-    monkeypatch.setattr(Workers, "known", known)
+    monkeypatch.setattr(Workers, "computed", computed)
     planned(ASK, 2)
     assert started[0].used > 100 and all(len(key) == 3 and isinstance(key[0], int) for key in missed)
 

@@ -20,7 +20,7 @@ from penteract.config.precision.policy import Policy
 from penteract.planner.search.frontier import Frontier
 from penteract.planner.search.priced import NEEDLESS, TOO_LARGE, Higher, Slower, unfit
 from penteract.planner.search.progress import Progress, Pulse
-from penteract.planner.search.values import ComputedHere, T, Values, value
+from penteract.planner.search.shared_values import ComputedHere, T, Values, value
 from penteract.planner.space.effort import Effort, effort
 from penteract.readings.estimator import Estimator, LayoutEstimate, StepTime
 from penteract.units import Seconds

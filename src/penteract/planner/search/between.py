@@ -149,8 +149,8 @@ class SelectiveSource:
         enough = min([i for i, _ in simpler], default=len(options))
         for i, less in enumerate(options[:enough]):
             self.counts.tried += 1
-            known = row.value("some", lambda at=i, lay=less: found.evaluated(prices, lay, sizes[at]), memory, i)
-            if estimate := found.recorded(prices, less, known):
+            outcome = row.value("some", lambda at=i, lay=less: found.evaluated(prices, lay, sizes[at]), memory, i)
+            if estimate := found.recorded(prices, less, outcome):
                 self.counts.fit += 1
                 by_sharing[own] = i, estimate
                 found.fits.append(estimate)

@@ -149,9 +149,9 @@ class Priced:
             return Evaluated(size, memory)
         return Evaluated(size, memory, prices.bounds.of(layout) if at_least is None else at_least)
 
-    def recorded(self, prices: Estimator, layout: Layout, known: Evaluated) -> LayoutEstimate | None:
+    def recorded(self, prices: Estimator, layout: Layout, outcome: Evaluated) -> LayoutEstimate | None:
         """The estimate of a layout that fits. If it does not fit, record it; None then."""
-        size, memory, at_least = known
+        size, memory, at_least = outcome
         if memory is None:
             self.miss(size, layout, prices.policy)
             return None

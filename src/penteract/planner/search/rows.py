@@ -22,7 +22,7 @@ from penteract.planner.search.priced import (
     Slower,
     unfit,
 )
-from penteract.planner.search.values import ComputedHere, Key, T, Values, value
+from penteract.planner.search.shared_values import ComputedHere, Key, T, Values, value
 from penteract.planner.space.layouts import LayoutFamily, MemoryOptions
 from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.readings.memory.memory_bound import Growths
@@ -213,8 +213,8 @@ class Row:
         """
         fits, higher, spares = self.fits, self.higher, self.branch.spares
         prices, too_large, floor = self.branch.prices, self.branch.too_large, self._floor()
-        known = self.branch.values.known(self._key("price"), self.branch.share)
-        outcomes: dict[MemoryOptions, Evaluated] = {} if known is None else known
+        sent = self.branch.values.computed(self._key("price"), self.branch.share)
+        outcomes: dict[MemoryOptions, Evaluated] = {} if sent is None else sent
         for memory in self.memories:
             lower = [fits[m] for m in _lower(memory, spares=spares) if m in fits]
             if lower:
@@ -232,7 +232,7 @@ class Row:
             else:
                 found.refused[TOO_LARGE] += 1
                 too_large[memory] = self.size
-        if known is None:
+        if sent is None:
             self.branch.values.put(self._key("price"), outcomes)
         left: list[MemoryOptions] = []
         for memory in self.more:
@@ -249,12 +249,12 @@ class Row:
     ) -> LayoutEstimate | None:  # fmt: skip
         """Like `Priced.within`, but a miss by the lower bound is recorded only as long as nothing fits."""
         prices = self.branch.prices
-        if (known := outcomes.get(memory)) is None:
+        if (outcome := outcomes.get(memory)) is None:
             least = floor(memory) if found.usable else 0
-            known = outcomes[memory] = found.evaluated(prices, self.layout(memory), least, self.at_least.get(memory))
-        if known.memory is None and found.fits:
+            outcome = outcomes[memory] = found.evaluated(prices, self.layout(memory), least, self.at_least.get(memory))
+        if outcome.memory is None and found.fits:
             return None
-        return found.recorded(prices, self.layout(memory), known)
+        return found.recorded(prices, self.layout(memory), outcome)
 
     def value(self, name: str, compute: Callable[[], T], *more: object) -> T:
         """A value of this row: from whom it is known, or computed."""

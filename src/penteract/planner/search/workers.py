@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from penteract.planner.search.progress import Pulse
-from penteract.planner.search.values import ComputedHere, Key
+from penteract.planner.search.shared_values import ComputedHere, Key
 from penteract.units import Seconds
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _LOOK = 0.05  # seconds between two looks whether it has passed the value
 _EVERY = 64  # bounds between two looks at what came: a worker stops when its pipe is full
 _PIPE = 1 << 20  # bytes
 _LENGTH = Struct("<I")
+_ENDED: list[int] = []  # workers whose end is not collected yet
 
 
 def room() -> int:
@@ -79,6 +80,7 @@ class Workers:
 
     def __init__(self, search: Search, k: int, number: int) -> None:
         """Deal the families out, and start the workers of the shares from 1 on."""
+        _collect()
         self.pids: list[int] = []
         self.used = 0  # values that came from workers
         self._values: dict[Key, Any] = {}
@@ -107,7 +109,7 @@ class Workers:
         self.pids.append(pid)
         self._workers[share] = _Worker(share, pid, pipe)
 
-    def known(self, key: Key, share: int) -> Any:
+    def computed(self, key: Key, share: int) -> Any:
         """The value of a worker. If it has not come to it yet, wait; if it does not need it or is gone, None."""
         if not share:
             return None
@@ -166,7 +168,12 @@ class Workers:
         del self._workers[worker.share]
         os.close(worker.pipe)
         os.kill(worker.pid, signal.SIGKILL)
-        os.waitpid(worker.pid, 0)
+        _ENDED.append(worker.pid)
+
+
+def _collect() -> None:
+    """Forget processes that have ended. That takes some milliseconds, for which a search does not wait."""
+    _ENDED[:] = [pid for pid in _ENDED if os.waitpid(pid, os.WNOHANG) == (0, 0)]
 
 
 class _Sender:
@@ -176,7 +183,7 @@ class _Sender:
         self._pipe, self._seen, self._share = pipe, seen, share
         self._unsent: list[tuple[Key, Any]] = []
 
-    def known(self, key: Key, share: int) -> Any:
+    def computed(self, key: Key, share: int) -> Any:
         """None: it computes."""
         return None
 

@@ -18,7 +18,7 @@ Key = tuple[Any, ...]
 class Values(Protocol):
     """Values by keys that name them. `share`: whose a value is; 0: it is computed by the search that answers."""
 
-    def known(self, key: Key, share: int) -> Any:
+    def computed(self, key: Key, share: int) -> Any:
         """The value, if somebody else has computed it; None if not."""
         ...
 
@@ -34,7 +34,7 @@ class Values(Protocol):
 class ComputedHere:
     """A single process computes all values."""
 
-    def known(self, key: Key, share: int) -> Any:
+    def computed(self, key: Key, share: int) -> Any:
         """None: nobody else computes."""
         return None
 
@@ -48,7 +48,7 @@ class ComputedHere:
 
 def value(values: Values, share: int, key: Key, compute: Callable[[], T]) -> T:
     """The value of a key: computed only if it is not known."""
-    found = values.known(key, share)
+    found = values.computed(key, share)
     if found is None:
         found = compute()
         values.put(key, found)
