@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from sections.page_parts import record, section, table
 
 
@@ -17,6 +19,12 @@ def planner_speed() -> str:
          f"{plans['now']['cpu_seconds']['median'] / one['cpu_seconds']['median']:.2f}")
         for name, plans in found["plans"].items() for one in (plans["alone"],)
     ]  # fmt: skip
+    workers = record("planner_workers")
+    numbers = sorted({n for some in workers["seconds"].values() for n in some}, key=int)
+    by_workers = [
+        (name, *[f"{median(some[n]):.2f}" if n in some else "" for n in numbers])
+        for name, some in workers["seconds"].items()
+    ]
     counts = " and ".join([str(plans["runs"]) for plans in found["plans"].values()])
     tried = " and ".join([f"{plans['base']['counts']['enumerated']:,}" for plans in found["plans"].values()])
     others = sum(bool(row["failure"]) for row in planned["rows"])
@@ -32,7 +40,9 @@ questions, each compared with simulating each of its layouts that fit.
 
 {"Falls short: " if unlike or others else ""}{unlike} of these estimates and {others} of these plans differ.""",
         table("search | layouts | priced | simulated | seconds in one process | ratio | seconds | ratio | CPU", rows),
-        records=["planner_speed.json", "asked_2000.json", "planned_40.json"],
+        f"On {workers['cores']} cores, medians of two or three: seconds with so many workers.",
+        table(f"search | {' | '.join(numbers)}", by_workers),
+        records=["planner_speed.json", "planner_workers.json", "asked_2000.json", "planned_40.json"],
     )
 
 
