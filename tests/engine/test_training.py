@@ -258,6 +258,18 @@ def test_a_resume_in_another_precision_says_so_once(base: dict[str, Any], tmp_pa
     assert done.stderr.count("trained in fp32 so far, goes on in bf16_pure: ") == 1  # of two ranks, one
 
 
+def test_a_resume_at_another_learning_rate_says_so_once(base: dict[str, Any], tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(base["run_dir"], copy, symlinks=True)
+    words, line = (f"--resume={copy}", "--parallel.dp=2"), "where the schedule so far had"
+    done = run(tmp_path, *words, "--steps=7", "--learning_rate.warmup_steps=2")
+    assert (done.returncode, done.stderr.count(line)) == (0, 1), done.stderr  # of two ranks, one
+    done = run(tmp_path, *words, "--steps=9", "--learning_rate.decay_end=7")
+    assert (done.returncode, done.stderr.count(line)) == (0, 0), done.stderr
+    *_, seventh, eighth, ninth = (row["train/lr"] for row in read_metrics(copy / "metrics.jsonl"))
+    assert seventh == eighth == ninth == pytest.approx(1e-4)
+
+
 def test_a_resume_that_fails_leaves_the_status_of_the_run(base: dict[str, Any], tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(base["run_dir"], copy, symlinks=True)

@@ -32,7 +32,7 @@ from penteract.engine.session.grace import Grace
 from penteract.engine.session.outputs.display import LiveTable
 from penteract.engine.session.outputs.metrics import speed
 from penteract.engine.session.outputs.step_outputs import StepOutputs, step_outputs
-from penteract.engine.session.resume import other_precision, resume_settings
+from penteract.engine.session.resume import other_precision, other_rate, resume_settings
 from penteract.engine.session.sample import write
 from penteract.engine.session.saved import RecipeState, after_load, load_state, saved_bytes
 from penteract.engine.session.state_saver import StateSaver
@@ -149,9 +149,10 @@ class Session:
         self.rank.barrier()
         if self.rank.number == 0:
             rundir.mark_resumed(folder, world=self.rank.world)
-        if self.rank.number == 0 and (line := other_precision(extra, self.spec)):
-            log.warning("%s", line)
         log.info("resumed from step %d of %s", step, folder)
+        if self.rank.number == 0:
+            for line in filter(None, (other_precision(extra, self.spec), other_rate(extra, self.spec, self.first))):
+                log.warning("%s", line)
 
     def _expect_data(self, then: dict[str, Any] | None) -> None:
         """Refuse other data than that of the checkpoint, unless the run file allows it."""
