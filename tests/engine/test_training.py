@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import forks
+from penteract.config.files.run_folder import commands
 from penteract.engine.session.outputs.metrics import read_metrics
 
 SMALL = (
@@ -104,6 +105,10 @@ def test_resuming_goes_on_bitwise(base: dict[str, Any], tmp_path: Path) -> None:
     shutil.copytree(base["run_dir"], copy, symlinks=True)
     shutil.rmtree(copy / "checkpoints" / "step-00000006")
     train(tmp_path, f"--resume={copy}")
+    text = (copy / "command.txt").read_text()
+    assert len(commands(text)) == 2 and ", from step 4\n" in text
+    settings = (copy / "run.toml").read_text()
+    assert "# --training.steps\n" in settings and "# preset tiny\n" in settings and "# run.toml" not in settings
     first, again = (read_metrics(Path(f) / "metrics.jsonl") for f in (base["run_dir"], copy))
     for name in ("train/loss", "train/grad_norm", "train/lr", "step"):
         assert [r[name] for r in first] == [r[name] for r in again]

@@ -57,6 +57,7 @@ class SessionOptions:
     predicted: RunPrediction = field(default_factory=RunPrediction)
     epoch: int = 0  # of the run: one more each time that a process group goes on with it
     grace: float = 30.0  # seconds from a request to stop to the kill
+    command: str = ""  # that resumes the run
 
 
 class Begun(NamedTuple):
@@ -148,7 +149,7 @@ class Session:
         self._expect_data(extra.get("data"))
         self.rank.barrier()
         if self.rank.number == 0:
-            rundir.mark_resumed(folder, world=self.rank.world)
+            rundir.mark_resumed(folder, self.rank.world, self.options.command, self.first)
         log.info("resumed from step %d of %s", step, folder)
         if self.rank.number == 0:
             for line in filter(None, (other_precision(extra, self.spec), other_rate(extra, self.spec, self.first))):
