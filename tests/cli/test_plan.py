@@ -367,6 +367,43 @@ def test_refusals_are_a_line_in_no_time(tell: Tell, words: list[str], line: str)
 
 
 @pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--fix tp=2,4", "found tp=2,4 · fix: --fix tp=2/4"),
+        ("--fix zero=1,pp=2/4,8,tp=2", "found pp=2/4,8 · fix: --fix pp=2/4/8"),
+        ("--layout tp=2,4", "found tp=2,4 · fix: --layout tp=2, or --fix tp=2/4"),
+        ("--layout tp=2/4", "found tp=2/4 · fix: --layout tp=2, or --fix tp=2/4 for the best with any of them"),
+        ("--fix recompute=none,full", "found recompute=none,full · fix: --fix recompute=none/full"),
+        (
+            "--fix recompute=swiglu,rope",
+            "fix: --fix recompute=swiglu+rope, or --fix recompute=swiglu/rope for each alone",
+        ),
+        ("--layout recompute=swiglu,rope", "found recompute=swiglu,rope · fix: --layout recompute=swiglu+rope"),
+        ("--layout zero", "a setting takes a value · --layout · found zero · fix: --layout zero=…"),
+        (
+            "--layout pp=4,vpp=2",
+            "found 1f1b / allowed interleaved, gpipe · fix: --layout dp=2,pp=4,schedule=interleaved,vpp=2,mbs=1",
+        ),
+        ("--fix recompute=ful", "--fix recompute · found ful / allowed full · fix: --fix recompute=full"),
+        ("--layout recompute=non", "--layout recompute · found non / allowed none · fix: --layout recompute=none"),
+        ("--fix recompute=swiglu+ful", "found ful / allowed full, none, add, "),
+        ("--layout offload=non", "--layout offload · found non / allowed none · fix: --layout offload=none"),
+        ("--seq 8k", "two lengths go by that · --seq · found 8k / allowed 8Ki (8192 tokens), 8000 · fix: --seq 8Ki"),
+        ("--seq long", "no length of a sequence · --seq · found long / allowed tokens: 8192, or 8Ki · fix: --seq 8192"),
+    ],
+)
+def test_a_refusal_says_how_it_is_written(tell: Tell, words: str, line: str) -> None:
+    told = tell("plan", "llama-3.1-8b", "--gpus", "8xH200", *words.split())
+    assert (told.code, told.out, told.err.count("\n")) == (2, "", 1)
+    assert line in told.err
+
+
+def test_a_length_in_binary_thousands(tell: Tell) -> None:
+    told = tell("plan", "tiny", "--gpus", "8xH200", "--layout", "mbs=1", "--batch", "8seqs", "--seq", "4Ki")
+    assert "sequence length 4096 · 32 768 tokens a step (8 sequences)" in told.out
+
+
+@pytest.mark.parametrize(
     ("words", "fix"),
     [
         (["8xH200", "--fix", "tp=3"], "--fix tp=2/4"),

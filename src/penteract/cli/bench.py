@@ -23,6 +23,7 @@ from penteract.measure.bench.cases.sweep_file import FILE
 from penteract.measure.bench.sweep_run import again, cases_of, held, make, other_sweep, settings_of
 from penteract.measure.schemas.sweep import Sweep
 from penteract.measure.schemas.sweep_folder import SweepFolder
+from penteract.planner.token_counts import parse_length
 
 EXAMPLES = (
     "penteract bench sweep.toml --dry-run",
@@ -63,7 +64,7 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
     ranks: Annotated[
         int | None, Parameter(help="Ranks of each case; dp follows. By default the number of --gpus.")
     ] = None,
-    seq: Annotated[int | None, Parameter(help="With --top: tokens a sequence.")] = None,
+    seq: Annotated[str | None, Parameter(help="With --top: tokens a sequence, as 8192 or 8Ki.")] = None,
     batch: Annotated[
         str | None, Parameter(help="With --top: global batch size in tokens (1Mi) or sequences (128seqs).")
     ] = None,
@@ -104,8 +105,8 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
     """
     settings = {"gpus": gpus, "ranks": ranks, "steps": steps, "warmup": warmup, "limit": limit, "budget": budget,
                 "headroom": headroom, "data": data}  # fmt: skip
-    plan = {"seq": seq, "batch": batch, "fix": fix, "precision": precision, "optimizer": optimizer,
-            "packages": packages}  # fmt: skip
+    plan = {"seq": seq and parse_length(seq), "batch": batch, "fix": fix, "precision": precision,
+            "optimizer": optimizer, "packages": packages}  # fmt: skip
     of_jobs, words = slurm_words(overrides, usd_per_gpu_hour, slurm=slurm)
     options = SweepOptions(grid=grid, top=top, plan=plan, settings=settings, words=words)
     folder = SweepFolder(Path(target))
