@@ -23,6 +23,7 @@ from penteract.config.resolve.resolved_run import resolve
 from penteract.planner.ask import LAYOUT_SETTINGS, as_text, as_word, parse_settings
 from penteract.planner.plan import exact
 from penteract.planner.report.as_text import as_text_whole
+from penteract.planner.report.explain import how_much_slower
 from penteract.planner.report.what_if import Change, sentence
 
 Tell = Callable[..., Any]
@@ -70,6 +71,27 @@ def test_text_tells_the_answer(tell: Tell) -> None:
     ):
         assert word in told.out, word
     assert len([line for line in lines if line.lstrip().startswith(("1  dp=", "2  dp=", "3  dp="))]) == 3
+
+
+def test_the_answer_comes_before_what_the_search_did(tell: Tell) -> None:
+    told = tell("plan", "llama-3.1-8b", "--gpus", "8xH200", "--fix", "tp=2").out
+    order = ["llama-3.1-8b · ", "A GPU offers ", "#  layout", "Not tried", "Memory of ", "Fit: ", "layouts in ",
+             "Left out:", "Rates measured", "Next: "]  # fmt: skip
+    assert [told.index(word) for word in order] == sorted(told.index(word) for word in order)
+    nothing = tell("plan", "llama-3.1-405b", "--gpus", "1xH200").out  # its reasons are the answer
+    assert 0 < nothing.index("layouts in ") < nothing.index("Nothing fits")
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [(1.0004, "as fast to 0.1%"), (0.9996, "as fast to 0.1%"), (1.0006, "0.1% slower"), (1.2, "20.0% slower"),
+     (0.97, "3.0% faster")],
+)  # fmt: skip
+def test_two_that_are_as_fast_as_is_shown_are_not_told_apart(second: float, words: str) -> None:
+    assert how_much_slower(1.0, second) == words
+    assert how_much_slower(1.0, second, "#1") == (
+        "as fast as #1 to 0.1%" if words.startswith("as") else f"{words} than #1"
+    )
 
 
 def test_a_terminal_is_as_wide_as_it_is() -> None:
