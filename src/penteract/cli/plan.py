@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from penteract.api import plan as ask_plan
 from penteract.cli.resolve.overrides import parts_of_precision
 from penteract.cli.resolve.planning.files import check_files, not_written, report_if_stopped, write_all
-from penteract.cli.resolve.planning.progress_line import ProgressLine, on_a_terminal
+from penteract.cli.resolve.planning.progress_line import ProgressLine, on_a_terminal, terminal_width
 from penteract.config.hardware import HEADROOM
 from penteract.errors import BadInput
 from penteract.planner.options import check_option, check_options
@@ -124,7 +124,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         )  # fmt: skip
     searched = perf_counter() - started
     if not found.complete:
-        print(to_json.dumps(as_dict(found)) if json else stopped(found, searched, _width()))
+        print(to_json.dumps(as_dict(found)) if json else stopped(found, searched, terminal_width()))
         not_written(out, trace)
         return 130
     chosen = found.number(why or 1) if found.layouts or why or out or trace else None
@@ -135,7 +135,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         terms = memory_by_line(found, chosen).as_dict() if chosen and why else None
         _print_json(found, {"budget": cost and asdict(cost), "explanation": reasons, "terms": terms}, written)
         return _exit_code(found)
-    print(as_text_whole(found, chosen, searched, reasons, _width()))
+    print(as_text_whole(found, chosen, searched, reasons, terminal_width()))
     if chosen:
         last = [*written, _next(why, out, fits=bool(found.counts.fit), every=all)]
         _show(found, chosen, cost, last, why=why, every=all, draw=draw)
@@ -152,10 +152,10 @@ def _exit_code(found: Plan) -> int:
 
 def _where(found: Plan, chosen: Timed, *, every: bool) -> str:
     """Where the memory, work and messages of a layout come from: the largest parts, or `every` row and the rates."""
-    width = min(100, _width() or 100)
+    width = min(100, terminal_width() or 100)
     if not every:
         return largest_parts(found, chosen, width)
-    return f"{wrapped(basis(found), _width())}\n\n{memory_by_line(found, chosen).text(width=width)}"
+    return f"{wrapped(basis(found), terminal_width())}\n\n{memory_by_line(found, chosen).text(width=width)}"
 
 
 def _show(
@@ -169,7 +169,7 @@ def _show(
     draw: bool,
 ) -> None:
     if cost:
-        print("\n" + wrapped(spent(cost, found.ask.cluster.gpus), _width()))
+        print("\n" + wrapped(spent(cost, found.ask.cluster.gpus), terminal_width()))
     if why:
         print("\n" + _where(found, chosen, every=every))
     if draw:
@@ -177,12 +177,7 @@ def _show(
 
         lay, width = chosen.layout, shutil.get_terminal_size().columns
         print("\n" + draw_generated(lay.schedule, lay.vpp, lay.placement, lay.gradient_accumulation_steps, width=width))
-    print("\n" + wrapped("\n".join(last), _width()))
-
-
-def _width() -> int | None:
-    """The columns of the terminal; None if the output goes elsewhere, where a line stays a line."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print("\n" + wrapped("\n".join(last), terminal_width()))
 
 
 def _print_json(found: Plan, more: Mapping[str, Any], written: Sequence[str]) -> None:

@@ -7,10 +7,12 @@ from dataclasses import replace
 from penteract.cli.resolve.card_cluster import Card
 from penteract.cli.resolve.gpu_defaults import Again, card_here, settle_defaults
 from penteract.cli.resolve.init_defaults import init_defaults
+from penteract.cli.resolve.planning.progress_line import terminal_width
 from penteract.cli.resolve.predicted_run import predict_run
 from penteract.cli.resolve.weights import Source
 from penteract.config.resolve.resolved_run import Resolved
 from penteract.measure.profile.out_of_memory import out_of_memory_line
+from penteract.planner.report.as_text import wrapped
 from penteract.planner.settle_budget import settle_budget
 
 __all__ = ["out_of_memory_line", "predict_run", "settled"]
@@ -31,4 +33,5 @@ def settled(
     if weights:
         why = f"chosen to go on from {weights.path}"
         resolved = replace(resolved, origins={**resolved.origins, **dict.fromkeys(suited, why)})
-    return resolved, card, lines + [line] * bool(line) + ([f"Recomputation {chosen.text()}"] if chosen else [])
+    lines += [line] * bool(line) + ([f"Recomputation {chosen.text()}"] if chosen else [])
+    return resolved, card, [wrapped(line, terminal_width()) for line in lines]
