@@ -410,6 +410,11 @@ def test_refusals_are_a_line_in_no_time(tell: Tell, words: list[str], line: str)
         ("--layout recompute=non", "--layout recompute · found non / allowed none · fix: --layout recompute=none"),
         ("--fix recompute=swiglu+ful", "found ful / allowed full, none, add, "),
         ("--layout offload=non", "--layout offload · found non / allowed none · fix: --layout offload=none"),
+        (
+            "--batch 8k",
+            "--batch · found 8000 / allowed 8192 tokens, or sequences · fix: --batch 8192",
+        ),
+        ("--batch 128", "fix: --batch 128seqs"),
         ("--seq 8k", "two lengths go by that · --seq · found 8k / allowed 8Ki (8192 tokens), 8000 · fix: --seq 8Ki"),
         ("--seq long", "no length of a sequence · --seq · found long / allowed tokens: 8192, or 8Ki · fix: --seq 8192"),
     ],

@@ -43,9 +43,10 @@ def parse_batch(text: str, sequence_length: int) -> int:
         return count
     if count % sequence_length:
         below = count // sequence_length
-        if not below:  # who means tokens says more of them
+        if not below:  # who writes a bare number may mean sequences
+            one = f"{sequence_length}" if number[-1:].isalpha() else f"{count}seqs"
             raise BadInput("BATCH", f"less than a sequence of {sequence_length} tokens", where="--batch", found=count,
-                           allowed=f"{sequence_length} tokens, or sequences", fix=f"--batch {count}seqs")  # fmt: skip
+                           allowed=f"{sequence_length} tokens, or sequences", fix=f"--batch {one}")  # fmt: skip
         near = [n * sequence_length for n in (below, below + 1) if n]
         fix = f"--batch {_binary(number, sequence_length)}{near[0] // sequence_length}seqs"
         raise BadInput(
