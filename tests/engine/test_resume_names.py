@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from penteract.config.layout import Layout
 from penteract.config.resolve.presets import TINY, TINY_MOE
+from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import LearningRateSchedule, Optimizer, Precision, RunSpec, Training
 from penteract.engine import checkpoint
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.session.resume import check_resume, other_precision, other_rate, resume_settings
 from penteract.errors import BadInput
+from penteract.step.learning_rate import rate
 
 SPEC = RunSpec(model=TINY, layout=Layout(), sequence_length=64, train=Training(steps=9))
 
@@ -123,3 +126,16 @@ def test_another_peak_or_curve_is_told_by_its_key():
         '--optimizer.learning_rate 0.001 --learning_rate.kind "cosine" --learning_rate.decay_end 9 keeps the schedule '
         "so far",
     ]
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
+@pytest.mark.parametrize("warmup", [0, 3, 9, 12])
+def test_what_the_line_says_to_do_keeps_every_rate(kind: Any, warmup: int):
+    """Also of a run that ended in its warmup."""
+    first = replace(SPEC, lr_schedule=LearningRateSchedule(kind=kind, warmup_steps=warmup))
+    now = replace(LONGER, lr_schedule=LearningRateSchedule(kind="linear", warmup_steps=2))
+    line = other_rate(resume_settings(first), now, 10)
+    words = line.splitlines()[-1].removesuffix(" keeps the schedule so far").split()
+    kept = resolve(None, "tiny", [*words, "optimizer.learning_rate=1e-3"]).run
+    for step in range(10, 20):
+        assert rate(kept.lr_schedule, 1e-3, step, 19) == rate(first.lr_schedule, 1e-3, step, 9)

@@ -337,13 +337,6 @@ def _check_sections(run: RunSpec, settings: Settings) -> None:
             where=f"model.vocab_size ({settings['model.vocab_size'].origin})", found=run.model.vocab_size,
             allowed=f"{_BYTES} or more", fix="--model.vocab_size 264",
         )  # fmt: skip
-    end, warmup = run.lr_schedule.decay_end, run.lr_schedule.warmup_steps
-    if 0 < end <= warmup:
-        raise BadInput(
-            "VALUE", "the decay ends before it begins, after the warmup",
-            where=f"learning_rate.decay_end ({settings['learning_rate.decay_end'].origin})", found=end,
-            allowed=f"> {warmup}, or 0: training.steps", fix="--learning_rate.decay_end 0",
-        )  # fmt: skip
     if moe and any(layer >= run.model.layers for layer in moe.dense_layers):
         raise BadInput(
             "VALUE", "names layers that the model does not have",
