@@ -23,6 +23,7 @@ from penteract.config.resolve.resolved_run import resolve
 from penteract.planner.ask import LAYOUT_SETTINGS, as_text, as_word, parse_settings
 from penteract.planner.plan import exact
 from penteract.planner.report.as_text import as_text_whole
+from penteract.planner.report.explain import how_much_slower
 from penteract.planner.report.what_if import Change, sentence
 
 Tell = Callable[..., Any]
@@ -70,6 +71,27 @@ def test_text_tells_the_answer(tell: Tell) -> None:
     ):
         assert word in told.out, word
     assert len([line for line in lines if line.lstrip().startswith(("1  dp=", "2  dp=", "3  dp="))]) == 3
+
+
+def test_the_answer_comes_before_what_the_search_did(tell: Tell) -> None:
+    told = tell("plan", "llama-3.1-8b", "--gpus", "8xH200", "--fix", "tp=2").out
+    order = ["llama-3.1-8b · ", "A GPU offers ", "#  layout", "Not tried", "Memory of ", "Fit: ", "layouts in ",
+             "Left out:", "Rates measured", "Next: "]  # fmt: skip
+    assert [told.index(word) for word in order] == sorted(told.index(word) for word in order)
+    nothing = tell("plan", "llama-3.1-405b", "--gpus", "1xH200").out  # its reasons are the answer
+    assert 0 < nothing.index("layouts in ") < nothing.index("Nothing fits")
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [(1.0004, "as fast to 0.1%"), (0.9996, "as fast to 0.1%"), (1.0006, "0.1% slower"), (1.2, "20.0% slower"),
+     (0.97, "3.0% faster")],
+)  # fmt: skip
+def test_two_that_are_as_fast_as_is_shown_are_not_told_apart(second: float, words: str) -> None:
+    assert how_much_slower(1.0, second) == words
+    assert how_much_slower(1.0, second, "#1") == (
+        "as fast as #1 to 0.1%" if words.startswith("as") else f"{words} than #1"
+    )
 
 
 def test_a_terminal_is_as_wide_as_it_is() -> None:
@@ -364,6 +386,48 @@ def test_refusals_are_a_line_in_no_time(tell: Tell, words: list[str], line: str)
     assert told.err.startswith(line)
     assert told.err.count("\n") == 1
     assert told.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--fix tp=2,4", "found tp=2,4 · fix: --fix tp=2/4"),
+        ("--fix zero=1,pp=2/4,8,tp=2", "found pp=2/4,8 · fix: --fix pp=2/4/8"),
+        ("--layout tp=2,4", "found tp=2,4 · fix: --layout tp=2, or --fix tp=2/4"),
+        ("--layout tp=2/4", "found tp=2/4 · fix: --layout tp=2, or --fix tp=2/4 for the best with any of them"),
+        ("--fix recompute=none,full", "found recompute=none,full · fix: --fix recompute=none/full"),
+        (
+            "--fix recompute=swiglu,rope",
+            "fix: --fix recompute=swiglu+rope, or --fix recompute=swiglu/rope for each alone",
+        ),
+        ("--layout recompute=swiglu,rope", "found recompute=swiglu,rope · fix: --layout recompute=swiglu+rope"),
+        ("--layout zero", "a setting takes a value · --layout · found zero · fix: --layout zero=…"),
+        (
+            "--layout pp=4,vpp=2",
+            "found 1f1b / allowed interleaved, gpipe · fix: --layout dp=2,pp=4,schedule=interleaved,vpp=2,mbs=1",
+        ),
+        ("--fix recompute=ful", "--fix recompute · found ful / allowed full · fix: --fix recompute=full"),
+        ("--layout recompute=non", "--layout recompute · found non / allowed none · fix: --layout recompute=none"),
+        ("--fix recompute=swiglu+ful", "found ful / allowed full, none, add, "),
+        ("--layout offload=non", "--layout offload · found non / allowed none · fix: --layout offload=none"),
+        (
+            "--batch 8k",
+            "--batch · found 8000 / allowed 8192 tokens, or sequences · fix: --batch 8192",
+        ),
+        ("--batch 128", "fix: --batch 128seqs"),
+        ("--seq 8k", "two lengths go by that · --seq · found 8k / allowed 8Ki (8192 tokens), 8000 · fix: --seq 8Ki"),
+        ("--seq long", "no length of a sequence · --seq · found long / allowed tokens: 8192, or 8Ki · fix: --seq 8192"),
+    ],
+)
+def test_a_refusal_says_how_it_is_written(tell: Tell, words: str, line: str) -> None:
+    told = tell("plan", "llama-3.1-8b", "--gpus", "8xH200", *words.split())
+    assert (told.code, told.out, told.err.count("\n")) == (2, "", 1)
+    assert line in told.err
+
+
+def test_a_length_in_binary_thousands(tell: Tell) -> None:
+    told = tell("plan", "tiny", "--gpus", "8xH200", "--layout", "mbs=1", "--batch", "8seqs", "--seq", "4Ki")
+    assert "sequence length 4096 · 32 768 tokens a step (8 sequences)" in told.out
 
 
 @pytest.mark.parametrize(

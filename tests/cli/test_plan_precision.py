@@ -17,6 +17,7 @@ from penteract.config.precision.policy import RECIPES
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import PARTS
 from penteract.errors import BadInput
+from penteract.planner.report.explain import how_much_slower
 
 Tell = Callable[..., Any]
 TINY_STEP = ["tiny", "--gpus", "4xH200", "--seq", "256", "--batch", "16seqs"]
@@ -51,6 +52,20 @@ def test_every_part_is_told_and_written_and_is_that_of_train(part: str, tell: Te
     assert policy.name != recipe
     assert found["step"]["precision"] == found["layouts"][0]["precision"] == policy.name
     assert policy.name in tell(*asked).out.splitlines()[0]
+
+
+def test_a_precision_without_a_row_is_named_below_the_table_with_its_best(tell: Tell) -> None:
+    asked = ("plan", *TINY_STEP, *FEW, "--precision", "bf16,fp32", "--top")
+    lines = tell(*asked, "1").out.splitlines()
+    fast, slow = sorted(
+        (plan("tiny", "4xH200", sequence_length=256, batch="16seqs", fix=FEW[1], precision=name).best
+         for name in ("bf16", "fp32")), key=lambda one: one.time.seconds)  # fmt: skip
+    (told,) = (line for line in lines if line.startswith(("In bf16: ", "In fp32: ")))
+    at = lines.index(told)
+    assert lines[at - 1].lstrip().startswith("1  dp=") and lines[at + 1].startswith("Not tried")
+    assert told.startswith(f"In {slow.estimate.precision.name}: dp=")
+    assert told.endswith(f" a step, {how_much_slower(fast.time.seconds, slow.time.seconds, '#1')}")
+    assert "\nIn bf16: " not in (all_of_them := tell(*asked, "100").out) and "\nIn fp32: " not in all_of_them
 
 
 def test_parts_apply_to_each_recipe(tell: Tell) -> None:

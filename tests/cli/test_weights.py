@@ -55,6 +55,60 @@ def test_a_table_may_be_padded_and_the_tokenizer_comes_along(tell: Tell, started
     assert started[1]["resolved"].run.tokenizer == "bytes"
 
 
+def rates(call: dict[str, Any]) -> tuple[float, int, str, str]:
+    resolved = call["resolved"]
+    run, of = resolved.run, resolved.origins
+    return (
+        run.optimizer.learning_rate, run.lr_schedule.warmup_steps,
+        of["optimizer.learning_rate"], of["learning_rate.warmup_steps"],
+    )  # fmt: skip
+
+
+def test_weights_go_on_at_a_tenth_of_a_first_trainings_rate(tell: Tell, started: Calls, llama: Path) -> None:
+    told = tell("train", "--init", "llama")
+    assert told.out == (
+        "Chosen to go on from llama: learning rate 4e-05, a tenth of a first training's usual peak, after 100 steps of "
+        "warmup\n"
+    )
+    why = "chosen to go on from llama"
+    assert rates(started[-1]) == (4e-5, 100, why, why)
+    assert "after 2 steps of warmup" in tell("train", "--init", "llama", "--steps", "20").out
+    assert "after 1 step of warmup" in tell("train", "--init", "llama", "--learning_rate.decay_end", "3").out
+    assert not tell("train", "--init", "llama", "--json").out
+
+
+def test_what_is_given_stays_as_it_is_where_weights_go_on(
+    tell: Tell, started: Calls, llama: Path, tmp_path: Path
+) -> None:
+    told = tell("train", "--init", "llama", "--optimizer.learning_rate", "1e-3")
+    assert told.out == "Chosen to go on from llama: 100 steps of warmup\n"
+    assert rates(started[-1]) == (1e-3, 100, "--optimizer.learning_rate", "chosen to go on from llama")
+    (tmp_path / "mine.toml").write_text("[optimizer]\nlearning_rate = 1e-4\n[learning_rate]\nwarmup_steps = 0\n")
+    assert tell("train", "mine.toml", "--init", "llama").out == ""
+    assert rates(started[-1]) == (1e-4, 0, "mine.toml:2", "mine.toml:4")
+    (tmp_path / "mine.toml").write_text("[optimizer]\nlearning_rate = 4e-4\n[learning_rate]\nwarmup_steps = 0\n")
+    assert tell("train", "mine.toml", "--init", "llama").out == (  # as `plan` writes it
+        "note: learning rate 0.0004 (mine.toml:2) is high for weights that are trained already; "
+        "--optimizer.learning_rate 4e-05 is a tenth of a first training's usual peak\n"
+    )
+    assert rates(started[-1])[0] == 4e-4
+
+
+def test_a_runs_weights_go_on_at_a_tenth_of_its_own_rate(tell: Tell, started: Calls, tmp_path: Path) -> None:
+    a_run(tmp_path / "runs" / "a", "optimizer.learning_rate=0.004")
+    assert "learning rate 0.0004, a tenth of its run's peak, after" in tell("train", "--init", "latest").out
+    # A preset decides for a first training, and a file that names one has not decided either.
+    (tmp_path / "mine.toml").write_text('preset = "tiny"\n')
+    for words in (("--preset", "tiny"), ("mine.toml",)):
+        assert "learning rate 0.0004" in tell("train", *words, "--init", "latest").out
+        assert started[-1]["resolved"].run.lr_schedule.warmup_steps == 4  # a tenth of tiny's steps
+
+
+def test_converted_weights_have_no_rate_of_their_own(tell: Tell, started: Calls, llama: Path) -> None:
+    assert tell("convert", llama, "ours").code == 0
+    assert "4e-05, a tenth of a first training's" in tell("train", "--init", "ours").out
+
+
 def test_a_run_and_one_of_its_steps(tell: Tell, started: Calls, tmp_path: Path) -> None:
     run = a_run(tmp_path / "runs" / "a", "model.layers=3", "training.steps=7")
     assert tell("train", "--init", "latest", "--steps", "2").code == 0

@@ -1,10 +1,12 @@
 """Presets are what was published, and the small ones split every way."""
 
+from dataclasses import replace
+
 import pytest
 
 from penteract.config.layout import CP_METHODS
 from penteract.config.model import ModelSpec
-from penteract.config.resolve.presets import PRESETS, preset
+from penteract.config.resolve.presets import PRESETS, preset, usual_learning_rate
 from penteract.config.resolve.resolved_run import resolve
 from penteract.errors import BadInput
 
@@ -44,6 +46,15 @@ def parameters(model: ModelSpec) -> int:
 )
 def test_parameters_of_published_models(name: str, published: int) -> None:
     assert parameters(preset(name).model) == published
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "rate"),
+    [("tiny", 0, 1e-3), ("llama-3.1-405b", 0, 8e-5), ("other", int(1e9), 4e-4), ("other", int(7e9), 3e-4)],
+)
+def test_a_models_usual_rate_is_that_of_its_shape_whatever_its_name(name: str, parameters: int, rate: float) -> None:
+    model = replace(PRESETS["tiny"].model, layers=5) if name == "other" else preset(name).model
+    assert usual_learning_rate(replace(model, name="mine"), parameters) == rate
 
 
 @pytest.mark.parametrize("name", PRESETS)

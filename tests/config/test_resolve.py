@@ -151,6 +151,7 @@ def test_recompute(written: str, recompute: tuple[str, ...]) -> None:
         ("[parallel]\nschedule = '1f1bb'", r"allowed gpipe or 1f1b or interleaved or zb_h1"),
         ("[parallel.tp]\nx = 1", "VALUE.*parallel.tp"),
         ("[optimizer]\nlearning_rate = nan", "VALUE.*found nan"),
+        ("[learning_rate]\nlr_decay_iters = 100", r"did you mean learning_rate.decay_end\?"),
         ("[optimizer]\nbetas = [0.9]", "allowed a list of 2"),
         ("[optimizer]\nbetas = [0.9, 2]", "allowed a number, 0 to 0.999999"),
         ("[data]\nsource = []\nsource = []", "TOML.*run.toml"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penteract.config.files.keys import keys
 from penteract.config.resolve.presets import PRESETS
 from penteract.config.resolve.resolved_run import resolve
-from penteract.config.resolve.write_run_file import template, to_toml
+from penteract.config.resolve.write_run_file import template, to_toml, with_first_origins
 
 CHANGES = st.fixed_dictionaries(
     {},
@@ -66,6 +66,29 @@ def test_a_second_reading_names_the_lines(tmp_path: Path) -> None:
     for key in ("model.layers", "parallel.tp", "output.folder"):
         number = int(origins[key].removeprefix("run.toml:"))
         assert lines[number - 1].startswith(key.rsplit(".", 1)[1] + " = ")
+
+
+def test_a_file_that_is_written_anew_keeps_where_values_came_from_first(tmp_path: Path) -> None:
+    """However often, and not what the command line has set since."""
+    path = tmp_path / "run.toml"
+    first = resolve(preset="tiny", overrides=["--optimizer.weight_decay", "0.3", 'data.source="a # b"'])
+    path.write_text(to_toml(first))
+    for _ in range(2):
+        again = with_first_origins(resolve(path, "", ["training.steps=7"]), path)
+        assert {**first.origins, "training.steps": "--training.steps"}.items() - again.origins.items() == set()
+        path.write_text(to_toml(again))
+    text = path.read_text()
+    assert 'source = "a # b"' in text and "run.toml:" not in text
+
+
+def test_a_line_without_a_comment_and_another_file(tmp_path: Path) -> None:
+    path, other = tmp_path / "run.toml", tmp_path / "other" / "run.toml"
+    other.parent.mkdir()
+    path.write_text("[training]\nsteps = 7\nseed = 3 # mine, # and 3\n")
+    other.write_text("[training]\nseed = 4  # theirs\n")
+    origins = with_first_origins(resolve(path), path).origins
+    assert (origins["training.steps"], origins["training.seed"]) == ("the run file, without a word", "mine, # and 3")
+    assert with_first_origins(resolve(other), path).origins["training.seed"] == "run.toml:2"
 
 
 def test_the_template_is_the_preset_tiny(tmp_path: Path) -> None:

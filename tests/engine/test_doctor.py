@@ -288,6 +288,21 @@ def test_packages_of_kernels_are_looked_for_where_gpus_have_such() -> None:
     assert not any("kernels" in f.what for f in told(replace(LAPTOP, packages=(*LAPTOP.packages, *few))))
 
 
+def test_what_a_run_would_use_is_told_where_one_can_start() -> None:
+    """Nothing is well where no run starts: not without torch, on a full disk, nor with more ranks than GPUs."""
+    full, many = replace(NODE.disk, free=MIB, error="No space left on device"), Use(ranks=9, threads=1)
+    for it in (replace(LAPTOP, torch=None), replace(NODE, disk=full), replace(NODE, use=many)):
+        assert not can_train(examine(it))
+        assert not [f for f in examine(it) if f.area == "a run" and f.state != "bad"]
+    assert (
+        only([f for f in examine(replace(NODE, disk=full, use=many)) if f.area == "a run"]).what == "9 ranks for 8 GPUs"
+    )
+    blind = replace(LAPTOP, torch=replace(LAPTOP.torch or Torch(), device=""))
+    assert only(told(blind)).what == "torch names no device"
+    found = examine(LAPTOP, [Finding("disk", "the checkpoints are gone", "bad", "put them back")])
+    assert found[-1].what == "the checkpoints are gone"
+
+
 def test_every_problem_has_a_fix() -> None:
     broken = with_gpu(
         replace(NODE, torch=None, packages=(), host=replace(NODE.host, loopback="no lo")), 0, uncorrected=1

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from penteract.config.layout import Layout
 from penteract.config.resolve.presets import TINY, TINY_MOE
-from penteract.config.run import Precision, RunSpec, Training
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.run import LearningRateSchedule, Optimizer, Precision, RunSpec, Training
 from penteract.engine import checkpoint
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.session.resume import check_resume, other_precision, resume_settings
+from penteract.engine.session.resume import check_resume, other_precision, other_rate, resume_settings
 from penteract.errors import BadInput
+from penteract.step.learning_rate import rate
 
 SPEC = RunSpec(model=TINY, layout=Layout(), sequence_length=64, train=Training(steps=9))
 
@@ -82,3 +85,57 @@ def test_fp64_and_the_others_do_not_read_each_others_state(kept: RunSpec, now: R
             check(kept, now, tmp_path / unsaid, unsaid=unsaid)
         assert words in str(told.value) and "\n" not in str(told.value)
     check(FP64, FP64, tmp_path / "same")
+
+
+WARM = replace(SPEC, lr_schedule=LearningRateSchedule(warmup_steps=3))
+LONGER = replace(WARM, train=replace(SPEC.train, steps=19))
+
+
+def test_a_schedule_over_more_steps_is_told_with_what_keeps_the_old_one():
+    assert other_rate(resume_settings(WARM), LONGER, 10).splitlines() == [
+        "learning rate 6.38e-04 at step 10, where the schedule so far had 1.00e-04: its decay ends at step 19, not 9",
+        "--learning_rate.decay_end 9 keeps the schedule so far",
+    ]
+    kept = replace(LONGER, lr_schedule=replace(WARM.lr_schedule, decay_end=9))
+    assert other_rate(resume_settings(WARM), kept, 10) == ""  # as the line says
+    longer_still = replace(kept, train=replace(SPEC.train, steps=40))
+    assert other_rate(resume_settings(kept), longer_still, 20) == ""
+    freed = replace(longer_still, lr_schedule=WARM.lr_schedule)
+    assert "its decay ends at step 40, not 9\n--learning_rate.decay_end 9 keeps" in other_rate(
+        resume_settings(kept), freed, 20
+    )
+
+
+def test_a_rate_that_stays_is_not_told():
+    assert other_rate(resume_settings(WARM), WARM, 4) == ""
+    assert other_rate(resume_settings(WARM), LONGER, 2) == ""  # warming up
+    early = replace(WARM, lr_schedule=LearningRateSchedule(kind="wsd"))
+    assert other_rate(resume_settings(early), replace(early, train=LONGER.train), 4) == ""  # before its decay
+    assert "had 1.00e-04" in other_rate(resume_settings(early), replace(early, train=LONGER.train), 10)
+    old = {key: value for key, value in resume_settings(WARM).items() if key != "rate"}
+    assert other_rate(old, LONGER, 10) == ""  # it is not known
+
+
+def test_another_peak_or_curve_is_told_by_its_key():
+    other = replace(
+        LONGER, optimizer=Optimizer(learning_rate=1e-4), lr_schedule=LearningRateSchedule(kind="linear", warmup_steps=3)
+    )
+    assert other_rate(resume_settings(WARM), other, 10).splitlines() == [
+        "learning rate 6.06e-05 at step 10, where the schedule so far had 1.00e-04: optimizer.learning_rate is 0.0001, "
+        'not 0.001, learning_rate.kind is "linear", not "cosine", its decay ends at step 19, not 9',
+        '--optimizer.learning_rate 0.001 --learning_rate.kind "cosine" --learning_rate.decay_end 9 keeps the schedule '
+        "so far",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
+@pytest.mark.parametrize("warmup", [0, 3, 9, 12])
+def test_what_the_line_says_to_do_keeps_every_rate(kind: Any, warmup: int):
+    """Also of a run that ended in its warmup."""
+    first = replace(SPEC, lr_schedule=LearningRateSchedule(kind=kind, warmup_steps=warmup))
+    now = replace(LONGER, lr_schedule=LearningRateSchedule(kind="linear", warmup_steps=2))
+    line = other_rate(resume_settings(first), now, 10)
+    words = line.splitlines()[-1].removesuffix(" keeps the schedule so far").split()
+    kept = resolve(None, "tiny", [*words, "optimizer.learning_rate=1e-3"]).run
+    for step in range(10, 20):
+        assert rate(kept.lr_schedule, 1e-3, step, 19) == rate(first.lr_schedule, 1e-3, step, 9)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penteract.config.files.run_folder import commands
 from penteract.engine.run_folder import checkpoint_folder, rundir
 from penteract.errors import BadInput, BadNumerics, DiskFailure
 
@@ -28,10 +29,23 @@ def test_a_new_run_is_the_latest_once_it_trains(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_tiny_[0-9a-f]{6}", first.name)
     assert first != second
     assert (out / "latest").resolve() == second.resolve()
-    assert (second / "command.txt").read_text() == "penteract train --note 'two words'\n"
+    assert commands((second / "command.txt").read_text()) == ["penteract train --note 'two words'"]
     assert (second / "checkpoints").is_dir()
     assert json.loads((second / "status.json").read_text())["state"] == "created"
     assert sorted(p.name for p in out.iterdir()) == sorted([first.name, second.name, "latest"])
+
+
+def test_commands_are_kept_with_when_and_from_which_step(tmp_path: Path) -> None:
+    folder, odd = made(tmp_path), "penteract train --note 'a\n# b' --resume latest"
+    for command, step in ((odd, 21), ("penteract train --into x", 41), ("", 61)):  # not known: not noted
+        (folder / rundir.NEXT).write_text("")
+        rundir.mark_resumed(folder, 2, command, step)
+    text = (folder / "command.txt").read_text()
+    assert commands(text) == ["penteract train --note 'two words'", odd, "penteract train --into x"]
+    began = re.findall(r"^# (\S+), from step (\d+)$", text, re.MULTILINE)
+    assert [int(step) for _, step in began] == [1, 21, 41]
+    assert sorted(when for when, _ in began) == [when for when, _ in began]
+    assert commands("penteract train\n") == ["penteract train"]  # as it was written before
 
 
 @pytest.mark.parametrize("name", ["../../etc", "/abs", "a/b", "", "..", "é x", "x" * 300, "-rf"])

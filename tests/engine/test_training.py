@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import forks
+from penteract.config.files.run_folder import commands
 from penteract.engine.session.outputs.metrics import read_metrics
 
 SMALL = (
@@ -104,6 +105,10 @@ def test_resuming_goes_on_bitwise(base: dict[str, Any], tmp_path: Path) -> None:
     shutil.copytree(base["run_dir"], copy, symlinks=True)
     shutil.rmtree(copy / "checkpoints" / "step-00000006")
     train(tmp_path, f"--resume={copy}")
+    text = (copy / "command.txt").read_text()
+    assert len(commands(text)) == 2 and ", from step 4\n" in text
+    settings = (copy / "run.toml").read_text()
+    assert "# --training.steps\n" in settings and "# preset tiny\n" in settings and "# run.toml" not in settings
     first, again = (read_metrics(Path(f) / "metrics.jsonl") for f in (base["run_dir"], copy))
     for name in ("train/loss", "train/grad_norm", "train/lr", "step"):
         assert [r[name] for r in first] == [r[name] for r in again]
@@ -256,6 +261,18 @@ def test_a_resume_in_another_precision_says_so_once(base: dict[str, Any], tmp_pa
     done = run(tmp_path, *words, "--steps=7", "--precision.dtype=bf16_pure")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("trained in fp32 so far, goes on in bf16_pure: ") == 1  # of two ranks, one
+
+
+def test_a_resume_at_another_learning_rate_says_so_once(base: dict[str, Any], tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(base["run_dir"], copy, symlinks=True)
+    words, line = (f"--resume={copy}", "--parallel.dp=2"), "where the schedule so far had"
+    done = run(tmp_path, *words, "--steps=7", "--learning_rate.warmup_steps=2")
+    assert (done.returncode, done.stderr.count(line)) == (0, 1), done.stderr  # of two ranks, one
+    done = run(tmp_path, *words, "--steps=9", "--learning_rate.decay_end=7")
+    assert (done.returncode, done.stderr.count(line)) == (0, 0), done.stderr
+    *_, seventh, eighth, ninth = (row["train/lr"] for row in read_metrics(copy / "metrics.jsonl"))
+    assert seventh == eighth == ninth == pytest.approx(1e-4)
 
 
 def test_a_resume_that_fails_leaves_the_status_of_the_run(base: dict[str, Any], tmp_path: Path) -> None:

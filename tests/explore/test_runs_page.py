@@ -47,6 +47,7 @@ def test_the_command_is_that_of_the_run(tmp_path: Path) -> None:
     for written, shown in (
         ("/opt/bin/penteract train --init 'my model' --steps 3\n", "penteract train --init 'my model' --steps 3"),
         ("/opt/src/penteract/__main__.py train\n", "penteract train"), ("mine.py --fast\n", "mine.py --fast"),
+        ("# …, from step 1\npenteract train\n# …, from step 3\npenteract train --resume latest\n", "penteract train"),
         ("an open 'quote", "penteract train --preset tiny"), ("", "penteract train --preset tiny"),
     ):  # fmt: skip
         (run / rundir.COMMAND).write_text(written)

@@ -162,5 +162,14 @@ def test_it_is_over_and_cannot_become_another(
     assert main(["bench", "sweeps/all", "--budget", "nan"]) == 2
     assert "--budget" in capsys.readouterr().err
     before = (swept / "sweep.json").read_bytes()
-    assert main(["bench", "all.toml", "--budget", "1", "--dry-run"]) == 0
-    assert (swept / "sweep.json").read_bytes() == before  # nothing but printing
+    capsys.readouterr()
+    for words, out, err in (
+        (["all.toml"], "5 cases to run, 2 + 10 steps each", ""),
+        (["sweeps/all"], "0 cases to run, 2 + 10 steps each: 0.0 GPU-minutes of a budget of 1", ""),
+        (["all.toml", "--steps", "11"], "5 cases to run, 2 + 11 steps each", "note: sweeps/all holds another sweep"),
+        (["all.toml", "--slurm"], "#SBATCH", "note: no GPU is asked from here"),
+    ):
+        assert main(["bench", *words, "--budget", "1", "--dry-run"]) == 0
+        said = capsys.readouterr()
+        assert out in said.out and said.err.startswith(err) and bool(said.err) == bool(err)
+        assert (swept / "sweep.json").read_bytes() == before  # nothing but printing

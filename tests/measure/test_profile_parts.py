@@ -169,7 +169,7 @@ def test_advice_names_where_time_is_and_nothing_of_the_measuring_itself():
     plain: Any = {"label": "Host gaps", "about": "Nothing ran.", "level": False, "picoseconds": 10**12, "share": 0.5}
     rows: Any = [*profile["waterfall"][: at + 1], *({**plain, "name": name} for name in ("launch", "profiler"))]
     (one,) = slower_parts(rows, [], 0.01)
-    assert (one["what"], price_of(one)) == ("host gaps as predicted", "Nothing ran")
+    assert (one["what"], price_of(one)) == ("host gaps in the predicted time", "nothing ran")
     op: Any = {"part": "launch", "name": "update", "measured": 2 * 10**12, "predicted": 10**12}
     (one,) = slower_parts(rows, [op], 0.01)
     assert price_of(one) == "most in: update +1.00 s"

@@ -41,6 +41,27 @@ def test_a_grid_is_each_combination_that_breaks_no_rule() -> None:
         expand(replace(TINY, grid={"training.seed": tuple(range(10_001))}), Predictor())
 
 
+def test_a_combination_that_is_the_program_of_an_earlier_one_is_no_case() -> None:
+    """ZeRO 1 where no two ranks hold the same parameters; under tensor parallelism norms are on all, and sharded."""
+    asked = replace(TINY, ranks=2, grid={"parallel.pp": (1, 2), "parallel.tp": (1, 2), "parallel.zero": (0, 1)})
+    made = expand(asked, Predictor())
+    assert [one.case.name for one in made.cases] == [
+        "001_pp1_tp1_zero0", "002_pp1_tp1_zero1", "003_pp1_tp2_zero0", "004_pp1_tp2_zero1", "005_pp2_tp1_zero0",
+    ]  # fmt: skip
+    same = "the same program as 005_pp2_tp1_zero0"
+    assert [one for one in made.refused if "same" in one[1]] == [("pp2_tp1_zero1", same)]
+    tied = replace(asked, words=(*SMALL, "model.tied=true"), grid={"parallel.pp": (2,), "parallel.zero": (0, 1)})
+    assert len(expand(tied, Predictor()).cases) == 2  # both stages hold the table
+
+
+def test_what_is_said_twice_or_chooses_another_kernel_is_a_case() -> None:
+    twice = replace(TINY, grid={"parallel.tp": (2, 2)})
+    kernels = replace(TINY, grid={"kernels.attention": ("reference", "flash")}, words=(*SMALL, "precision.dtype=bf16"))
+    written = tuple(ExplicitCase(values={"parallel.zero": zero}, limit=None) for zero in (0, 1))
+    for asked in (twice, kernels, replace(TINY, ranks=1, grid={}, cases=written)):
+        assert len(expand(asked, Predictor()).cases) == 2
+
+
 def test_a_written_case_that_breaks_a_rule_is_refused_by_number() -> None:
     cases = (ExplicitCase(values={"parallel.pp": 2}, limit=5.0), ExplicitCase(values={"parallel.tp": 3}))
     with pytest.raises(BadInput, match="case 2:"):

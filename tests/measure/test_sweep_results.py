@@ -17,6 +17,7 @@ import pytest
 
 from measured_sweeps import GIB, case, result, row, sweep
 from penteract.cli.app import main
+from penteract.cli.benching.sweep_tables import ranked, show
 from penteract.errors import BadInput
 from penteract.measure.bench.alternated import make_pairs, pairs_of
 from penteract.measure.results.colour_scale import colour, luminance
@@ -50,6 +51,29 @@ def test_cases_are_ranked_by_what_was_measured() -> None:
     assert found.regret == pytest.approx(1 - 1 / 1.3) and found.best_in_first
     assert found.time is not None and found.time[1] == pytest.approx(0.3 / 1.3)
     assert verdict([]) is None
+
+
+def test_a_case_within_the_spread_of_a_faster_one_is_tied_with_it() -> None:
+    noisy = [0.95, *[1.0] * 7, 1.05, 1.05]
+    rows = rank(numbers_of(sweep(
+        row(case(1), [s * 1.04 for s in noisy]), row(case(2), noisy), row(case(3), [s * 1.12 for s in noisy]),
+        row(case(4), [s * 1.16 for s in noisy]), row(case(5), [2.0] * 10), row(case(6), [2.001] * 10),
+    )))  # fmt: skip
+    assert [(int(r.case.name), r.place, r.tied) for r in rows] == [
+        (2, 1, 1), (1, 2, 1), (3, 3, 3), (4, 4, 3), (5, 5, 5), (6, 6, 6)
+    ]  # fmt: skip
+
+
+def test_a_table_says_what_is_noise_and_has_no_empty_column(capsys: pytest.CaptureFixture[str]) -> None:
+    cpu = sweep(row(case(1, step_s=None), [1.0, 0.9, 1.1] * 4), row(case(2, step_s=None), [1.01, 0.9, 1.1] * 4))
+    show(*ranked(cpu, rank(numbers_of(cpu))))
+    head, first, second, legend = capsys.readouterr().out.splitlines()
+    assert head.split() == ["#", "case", "layout", "tok/s/GPU", "step", "spread", "memory", "planned", "error"]
+    assert (first.split()[0], second.split()[0]) == ("1", "1=")
+    assert legend == "A number with = is slower than the case of that number by less than their spread: that is noise"
+    show(*ranked(GOOD, rank(numbers_of(GOOD))))
+    out = capsys.readouterr().out
+    assert "MFU" in out and "plan's #" in out and legend not in out
 
 
 def test_what_was_not_predicted_is_not_judged() -> None:

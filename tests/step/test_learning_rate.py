@@ -30,6 +30,15 @@ def test_wsd_stays_and_then_falls() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
+def test_a_decay_that_ends_where_it_is_told_to_is_that_of_a_run_of_so_many_steps(kind: str) -> None:
+    plain = LearningRateSchedule(kind=kind, warmup_steps=2)  # type: ignore[arg-type]
+    ends = LearningRateSchedule(kind=kind, warmup_steps=2, decay_end=10)  # type: ignore[arg-type]
+    for steps in (5, 40):  # a run that ends in it, and one that goes on after it
+        assert [rate(ends, 1.0, s, steps) for s in range(1, 11)] == [rate(plain, 1.0, s, 10) for s in range(1, 11)]
+    assert {rate(ends, 1.0, s, 40) for s in range(10, 41)} == {rate(plain, 1.0, 10, 10)}
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
 def test_edges(kind: str) -> None:
     assert 0 <= rate(LearningRateSchedule(kind=kind, warmup_steps=0), 1.0, 1, 1) <= 1  # type: ignore[arg-type]
     assert rate(LearningRateSchedule(kind=kind, warmup_steps=5), 1.0, 3, 3) == pytest.approx(0.6)  # type: ignore[arg-type]

@@ -14,18 +14,20 @@ from cyclopts import App, Parameter
 from penteract.cli.benching.running import run_folder
 from penteract.cli.benching.slurm_jobs import batches, cases_of_jobs, left_open, slurm_words
 from penteract.cli.benching.sweep_options import OUT, SweepOptions, question_of
-from penteract.cli.benching.sweep_tables import packages_line, planned, show
+from penteract.cli.benching.sweep_tables import packages_line, planned, show, unfinished
 from penteract.cli.benching.sweep_verbs import compare_sweeps, show_results, status
 from penteract.cli.resolve.gpu_defaults import Again, card_here, settle_defaults
 from penteract.config.resolve.resolved_run import Resolved
 from penteract.errors import BadInput
 from penteract.measure.bench.cases.sweep_file import FILE
-from penteract.measure.bench.sweep_run import again, cases_of, held, make, refuse_other, settings_of
+from penteract.measure.bench.sweep_run import again, cases_of, held, make, other_sweep, settings_of
+from penteract.measure.schemas.sweep import Sweep
 from penteract.measure.schemas.sweep_folder import SweepFolder
+from penteract.planner.token_counts import parse_length
 
 EXAMPLES = (
     "penteract bench sweep.toml --dry-run",
-    "penteract bench tiny --grid parallel.tp=1/2 --grid parallel.zero=0/1 --ranks 2 batch.global_batch_size=8",
+    "penteract bench tiny --grid parallel.tp=1/2 --grid memory.recompute=none/full --ranks 2 batch.global_batch_size=8",
     "penteract bench llama-3.2-1b --gpus 4xH200 --batch 16seqs --top 20 --budget 60",
     "penteract bench sweep.toml --slurm --dry-run slurm.partition=gpu slurm.ranks_per_node=8",
     "penteract bench sweeps/sweep",
@@ -62,7 +64,7 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
     ranks: Annotated[
         int | None, Parameter(help="Ranks of each case; dp follows. By default the number of --gpus.")
     ] = None,
-    seq: Annotated[int | None, Parameter(help="With --top: tokens a sequence.")] = None,
+    seq: Annotated[str | None, Parameter(help="With --top: tokens a sequence, as 8192 or 8Ki.")] = None,
     batch: Annotated[
         str | None, Parameter(help="With --top: global batch size in tokens (1Mi) or sequences (128seqs).")
     ] = None,
@@ -103,36 +105,39 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
     """
     settings = {"gpus": gpus, "ranks": ranks, "steps": steps, "warmup": warmup, "limit": limit, "budget": budget,
                 "headroom": headroom, "data": data}  # fmt: skip
-    plan = {"seq": seq, "batch": batch, "fix": fix, "precision": precision, "optimizer": optimizer,
-            "packages": packages}  # fmt: skip
+    plan = {"seq": seq and parse_length(seq), "batch": batch, "fix": fix, "precision": precision,
+            "optimizer": optimizer, "packages": packages}  # fmt: skip
     of_jobs, words = slurm_words(overrides, usd_per_gpu_hour, slurm=slurm)
     options = SweepOptions(grid=grid, top=top, plan=plan, settings=settings, words=words)
     folder = SweepFolder(Path(target))
     if folder.exists:
-        _go_on(folder, replace(options, words=[*words, *of_jobs]), dry_run=dry_run, out=out)
-        if slurm:
-            _same_launcher(folder, slurm=slurm)
+        left = _go_on(folder, replace(options, words=[*words, *of_jobs]), dry_run=dry_run, slurm=slurm, out=out)
+        if dry_run:
+            show(*unfinished(left))
+            return 0
     else:
         asked = question_of(target, options)
         folder = SweepFolder(out or Path(OUT) / asked.name)
-        if folder.exists:
+        if folder.exists and not dry_run:
             _same_launcher(folder, slurm=slurm)
-            (refuse_other if dry_run else again)(folder, asked)
+            again(folder, asked)
         if dry_run or not folder.exists:
             cases = cases_of_jobs(asked, of_jobs) if slurm else cases_of(asked, _settle)
-            launcher = "slurm" if slurm else "local"
-            if slurm and (note := left_open(asked, cases)):
-                print(note, file=sys.stderr)
-            made = settings_of(asked, cases, shlex.join(["penteract", *sys.argv[1:]]), launcher)
+            _note(left_open(asked, cases) if slurm else "")
+            command = shlex.join(["penteract", *sys.argv[1:]])
+            made = settings_of(asked, cases, command, "slurm" if slurm else "local")
             if dry_run:
                 show(*planned(cases, made))
                 print(*batches(folder, cases) if slurm else (), sep="\n\n")
+                _note(other_sweep(folder, asked))
                 return 0
             make(folder, made, cases)
-            for name, why in cases.refused:
-                print(f"not a case: {name}: {why}", file=sys.stderr)
-            print("".join(f"{line}\n" for line in packages_line(cases)), end="", file=sys.stderr)
+            _note(*(f"not a case: {name}: {why}" for name, why in cases.refused), *packages_line(cases))
     return run_folder(folder, json=json)
+
+
+def _note(*lines: str) -> None:
+    print("".join(f"{line}\n" for line in lines if line), end="", file=sys.stderr)
 
 
 def _same_launcher(folder: SweepFolder, *, slurm: bool) -> None:
@@ -142,8 +147,8 @@ def _same_launcher(folder: SweepFolder, *, slurm: bool) -> None:
                        found="--slurm" if slurm else "no --slurm", fix="another --out")  # fmt: skip
 
 
-def _go_on(folder: SweepFolder, options: SweepOptions, *, dry_run: bool, out: Path | None) -> None:
-    """Refuse what a sweep that exists has already; take a new limit and budget."""
+def _go_on(folder: SweepFolder, options: SweepOptions, *, dry_run: bool, slurm: bool, out: Path | None) -> Sweep:
+    """A sweep that exists, with a new budget, which is written but for a dry run. Refuses what it has already."""
     given = [
         name for name, value in {**options.plan, **options.settings, "top": options.top}.items() if value is not None
     ]
@@ -153,13 +158,19 @@ def _go_on(folder: SweepFolder, options: SweepOptions, *, dry_run: bool, out: Pa
         *["out"] * (out is not None),
         *options.words,
     ]
-    if other or dry_run:
-        raise BadInput("USAGE", "a sweep that exists goes on as it is", found=(other or ["dry-run"])[0],
+    if other:
+        raise BadInput("USAGE", "a sweep that exists goes on as it is", found=other[0],
                        allowed="--budget", fix=f"penteract bench status {folder.path}")  # fmt: skip
+    settings = folder.settings()
     if "budget" in given:
         budget = FILE.check({"budget": options.settings["budget"]}, "", lambda name: f"--{name}")["budget"]
-        with held(folder):
-            folder.write_settings(replace(folder.settings(), budget_gpu_minutes=budget))
+        settings = replace(settings, budget_gpu_minutes=budget)
+        if not dry_run:
+            with held(folder):
+                folder.write_settings(settings)
+    if slurm:
+        _same_launcher(folder, slurm=slurm)
+    return replace(folder.read(), settings=settings)
 
 
 def _settle(run: Resolved, anew: Again) -> Resolved:

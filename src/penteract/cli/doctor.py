@@ -41,7 +41,7 @@ def doctor(
     ranks, wrong = _ranks()
     disk, more = _disk(folder or Path(keys()["output.folder"].default))
     machine = probe.this_machine(disk, os.environ, ranks)
-    findings = (*report.examine(machine), *more, *wrong)
+    findings = report.examine(machine, (*more, *wrong))
     if json:
         print(dumps(report.as_json(machine, findings)))
     else:

@@ -13,7 +13,8 @@ from penteract.config.files.read import read_text
 from penteract.config.hardware import cluster
 from penteract.errors import BadInput
 from penteract.explore.answers.questions import DEGREES, model_of, opening_question, read_question
-from penteract.planner.ask import parse_batch, parse_settings
+from penteract.planner.ask import parse_settings
+from penteract.planner.token_counts import parse_batch, parse_length
 
 if TYPE_CHECKING:
     from penteract.explore.schemas.page_values import ModelQuestion, Question
@@ -42,7 +43,7 @@ def explore(  # noqa: PLR0913 (the options of a verb are its parameters)
         str, Parameter(help="The layout that the page opens with, as in `penteract plan --layout`; dp follows.")
     ] = "",
     seq: Annotated[
-        int | None, Parameter(help="Tokens a sequence; by default 8192, or the model's limit if that is less.")
+        str | None, Parameter(help="Tokens a sequence, as 8192 or 8Ki; that by default, or the model's limit.")
     ] = None,
     batch: Annotated[
         str, Parameter(help="Global batch size of a step: in tokens (1Mi) or sequences (128seqs).")
@@ -118,7 +119,7 @@ def _export(folder: Path, opening: Question, sweeps: Path | None, profiles: Path
     return 0
 
 
-def _opening(model: str, gpus: str, layout: str, seq: int | None, batch: str, precision: str) -> Question:
+def _opening(model: str, gpus: str, layout: str, seq: str | None, batch: str, precision: str) -> Question:
     """The question that the page opens with. Raises BadInput for what `penteract plan` refuses too."""
     where = cluster(gpus)
     if where.gpu is None or cluster(f"{where.gpus}x{where.gpu.name}").name != where.name:
@@ -133,7 +134,7 @@ def _opening(model: str, gpus: str, layout: str, seq: int | None, batch: str, pr
         for axis in DEGREES:
             used *= int(settings.get(axis, 1))
         text = ",".join(filter(None, (f"dp={max(1, where.gpus // used)}", text)))
-    length = min(8192, m.max_positions) if seq is None else seq
+    length = min(8192, m.max_positions) if seq is None else parse_length(seq)
     opening = opening_question(
         named, where.gpu.name, text, sequence_length=length, global_batch_size=parse_batch(batch, length),
         precision=precision,

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from penteract.api import plan as ask_plan
 from penteract.cli.resolve.overrides import parts_of_precision
 from penteract.cli.resolve.planning.files import check_files, not_written, report_if_stopped, write_all
-from penteract.cli.resolve.planning.progress_line import ProgressLine, on_a_terminal
+from penteract.cli.resolve.planning.progress_line import ProgressLine, on_a_terminal, terminal_width
 from penteract.config.hardware import HEADROOM
 from penteract.errors import BadInput
 from penteract.planner.options import check_option, check_options
@@ -31,6 +31,7 @@ from penteract.planner.report.what_if import sentence, what_if
 from penteract.planner.search.best import Timed
 from penteract.planner.search.collector import uncollected
 from penteract.planner.search.progress import Stopped
+from penteract.planner.token_counts import parse_length
 from penteract.units import parse_count
 
 EXAMPLES = (
@@ -56,7 +57,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     gpus: Annotated[str, Parameter(help="8xH200, 64x8xH100 (nodes x GPUs), here, or a file of `calibrate`.")] = "",
     models: Annotated[bool, Parameter(negative="", help="List the published models and exit.")] = False,
     seq: Annotated[
-        int | None, Parameter(help="Tokens a sequence; by default 8192, or less if the model's limit is.")] = None,
+        str | None, Parameter(help="Tokens a sequence, as 8192 or 8Ki; that by default, or the model's limit.")] = None,
     batch: Annotated[str, Parameter(help="Global batch size in tokens (1Mi) or sequences (128seqs).")] = "1Mi",
     top: Annotated[int, Parameter(help="How many layouts to show, the fastest first.")] = 10,
     why: Annotated[
@@ -109,21 +110,21 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     if models:
         print(to_json.dumps({"models": catalogue_rows()}) if json else catalogue())
         return 0
-    _check_asked(model, gpus)
-    check_options(top=top, why=why, seq=seq, usd_per_gpu_hour=usd_per_gpu_hour)
+    length = _asked_length(model, gpus, seq)
+    check_options(top=top, why=why, seq=length, usd_per_gpu_hour=usd_per_gpu_hour)
     training_tokens = _count(tokens) if tokens is not None else None
     _check_words(layout=layout, fix=fix, tokens=tokens, usd=usd_per_gpu_hour, draw=draw and json)
     _check_why(why, top, searches=layout is None, every=all)
     check_files(out, trace, trace_pp_rank)
     with ProgressLine(shown=on_a_terminal() and not json) as line, report_if_stopped(out, trace):
         found = _unless_stopped(
-            model, gpus, sequence_length=seq, batch=batch, top=top, layout=layout, fix=fix,
+            model, gpus, sequence_length=length, batch=batch, top=top, layout=layout, fix=fix,
             tp_across_nodes=tp_across_nodes, precision=precision, parts=parts_of_precision(overrides), modules=modules,
             optimizer=optimizer, headroom=headroom, imbalance=imbalance, packages=packages, number=why or 1, watch=line,
         )  # fmt: skip
     searched = perf_counter() - started
     if not found.complete:
-        print(to_json.dumps(as_dict(found)) if json else stopped(found, searched, _width()))
+        print(to_json.dumps(as_dict(found)) if json else stopped(found, searched, terminal_width()))
         not_written(out, trace)
         return 130
     chosen = found.number(why or 1) if found.layouts or why or out or trace else None
@@ -134,7 +135,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         terms = memory_by_line(found, chosen).as_dict() if chosen and why else None
         _print_json(found, {"budget": cost and asdict(cost), "explanation": reasons, "terms": terms}, written)
         return _exit_code(found)
-    print(as_text_whole(found, chosen, searched, reasons, _width()))
+    print(as_text_whole(found, chosen, searched, reasons, terminal_width()))
     if chosen:
         last = [*written, _next(why, out, fits=bool(found.counts.fit), every=all)]
         _show(found, chosen, cost, last, why=why, every=all, draw=draw)
@@ -151,10 +152,10 @@ def _exit_code(found: Plan) -> int:
 
 def _where(found: Plan, chosen: Timed, *, every: bool) -> str:
     """Where the memory, work and messages of a layout come from: the largest parts, or `every` row and the rates."""
-    width = min(100, _width() or 100)
+    width = min(100, terminal_width() or 100)
     if not every:
         return largest_parts(found, chosen, width)
-    return f"{wrapped(basis(found), _width())}\n\n{memory_by_line(found, chosen).text(width=width)}"
+    return f"{wrapped(basis(found), terminal_width())}\n\n{memory_by_line(found, chosen).text(width=width)}"
 
 
 def _show(
@@ -168,7 +169,7 @@ def _show(
     draw: bool,
 ) -> None:
     if cost:
-        print("\n" + wrapped(spent(cost, found.ask.cluster.gpus), _width()))
+        print("\n" + wrapped(spent(cost, found.ask.cluster.gpus), terminal_width()))
     if why:
         print("\n" + _where(found, chosen, every=every))
     if draw:
@@ -176,12 +177,7 @@ def _show(
 
         lay, width = chosen.layout, shutil.get_terminal_size().columns
         print("\n" + draw_generated(lay.schedule, lay.vpp, lay.placement, lay.gradient_accumulation_steps, width=width))
-    print("\n" + wrapped("\n".join(last), _width()))
-
-
-def _width() -> int | None:
-    """The columns of the terminal; None if the output goes elsewhere, where a line stays a line."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print("\n" + wrapped("\n".join(last), terminal_width()))
 
 
 def _print_json(found: Plan, more: Mapping[str, Any], written: Sequence[str]) -> None:
@@ -197,13 +193,15 @@ def _unless_stopped(*args: Any, **kwargs: Any) -> Plan:
         return stop.plan
 
 
-def _check_asked(model: str, gpus: str) -> None:
+def _asked_length(model: str, gpus: str, seq: str | None) -> int | None:
+    """The tokens of a sequence that are asked for. Raises BadInput for those, and without a model or GPUs."""
     if not model:
         fix = "penteract plan llama-3.1-8b --gpus 8xH200; --models lists the models"
         raise BadInput("USAGE", "which model?", found="none", allowed="a name, a config.json or its folder", fix=fix)
     if not gpus:
         raise BadInput("USAGE", "on which GPUs?", where="--gpus", found="none", allowed="such as 8xH200, 64x8xH100",
                        fix="--gpus 8xH200")  # fmt: skip
+    return None if seq is None else parse_length(seq)
 
 
 def _check_words(*, layout: str | None, fix: str | None, tokens: str | None, usd: float | None, draw: bool) -> None:

@@ -106,7 +106,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         card = None
         if not slurm:
             resolved, card, chosen = _planner().settled(
-                resolved, again, launched=launch is not None, resumed=resumed is not None
+                resolved, again, launched=launch is not None, resumed=resumed is not None, weights=weights
             )
             if chosen and not json and (launch is None or launch.rank == 0):
                 print(*chosen, sep="\n")

@@ -41,14 +41,19 @@ class Optimizer:
 class LearningRateSchedule:
     """The rate over the steps, as a fraction of the peak: a linear warmup, then `kind`.
 
-    "cosine" and "linear" fall to `final_fraction` at the last step; "wsd" (2404.06395) stays at the
-    peak and falls during the last `decay_fraction` of the steps.
+    "cosine" and "linear" fall to `final_fraction` at the end of the decay; "wsd" (2404.06395) stays at the
+    peak and falls during the last `decay_fraction` of the steps until there. The rate stays there after it.
     """
 
     kind: Literal["cosine", "wsd", "linear"] = "cosine"
     warmup_steps: int = 0
     final_fraction: float = 0.1
     decay_fraction: float = 0.2
+    decay_end: int = 0  # a step; 0: the last of the run
+
+    def end(self, steps: int) -> int:
+        """The step at which the decay of a run of `steps` ends."""
+        return self.decay_end or steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

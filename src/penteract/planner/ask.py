@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
@@ -40,7 +40,6 @@ from penteract.config.rules.kernel_packages import PACKAGES
 from penteract.config.run import Optimizer
 from penteract.errors import BadInput
 from penteract.schedule.registry import SCHEDULES
-from penteract.units import parse_count
 
 RECOMPUTE = WHOLE  # name of a recomputation -> the ops it recomputes
 
@@ -255,53 +254,15 @@ def _kernels(layout: Layout) -> dict[str, str]:
     return {"attention": layout.attention, **named}
 
 
-def parse_batch(text: str, sequence_length: int) -> int:
-    """The sequences of a step, from `1Mi` (tokens) or `128seqs`. Raises BadInput with the nearest batches."""
-    number, sequences = text.strip(), False
-    for unit in ("seqs", "sequences", "seq"):
-        if number.endswith(unit):
-            number, sequences = number.removesuffix(unit), True
-            break
-    try:
-        count = parse_count(number)
-    except ValueError:
-        raise BadInput(
-            "BATCH", "not a batch", where="--batch", found=text, allowed="tokens (1Mi) or sequences (128seqs)",
-            fix="--batch 1Mi",
-        ) from None  # fmt: skip
-    if count < 1:
-        raise BadInput("BATCH", "an empty batch", where="--batch", found=text, fix="--batch 1Mi")
-    if sequences:
-        return count
-    if count % sequence_length:
-        below = count // sequence_length
-        if not below:  # who means tokens says more of them
-            raise BadInput("BATCH", f"less than a sequence of {sequence_length} tokens", where="--batch", found=count,
-                           allowed=f"{sequence_length} tokens, or sequences", fix=f"--batch {count}seqs")  # fmt: skip
-        near = [n * sequence_length for n in (below, below + 1) if n]
-        fix = f"--batch {_binary(number, sequence_length)}{near[0] // sequence_length}seqs"
-        raise BadInput(
-            "BATCH", f"no whole number of sequences of {sequence_length} tokens", where="--batch", found=count,
-            allowed=", ".join(map(str, near)), fix=fix,
-        )  # fmt: skip
-    return count // sequence_length
-
-
-def _binary(number: str, sequence_length: int) -> str:
-    """`1Mi (2^20), or ` for `1M`, where that is a whole number of sequences."""
-    power = {"k": 10, "M": 20, "G": 30}.get(number[-1])
-    if power is None or parse_count(f"{number}i") % sequence_length:
-        return ""
-    count = number[:-1].strip()
-    return f"{number}i ({f'{count}·' * (count != '1')}2^{power}), or "
-
-
 def parse_settings(text: str, *, flag: str, several: bool) -> dict[str, Values]:
     """`tp=2,zero=0/1,recompute=none` as setting -> values; more than one value (`/`) only where `several`."""
     found: dict[str, Values] = {}
-    for part in filter(None, (p.strip() for p in text.split(","))):
+    parts = list(filter(None, (p.strip() for p in text.split(","))))
+    for at, part in enumerate(parts):
         name, equals, written = part.partition("=")
         setting = _SHORT.get(name.strip(), name.strip())
+        if at and not equals and setting not in LAYOUT_SETTINGS:
+            raise _values_apart(parts[:at], part, flag, several=several)
         if setting not in LAYOUT_SETTINGS:
             near = _nearest_setting(setting)
             raise BadInput(
@@ -309,9 +270,12 @@ def parse_settings(text: str, *, flag: str, several: bool) -> dict[str, Values]:
                 fix=f"{flag} {near}=…" if near else "choose one of these",
             )  # fmt: skip
         words = [w.strip() for w in written.split("/")]
-        if not equals or not all(words) or (len(words) > 1 and not several):
-            what = "a setting takes values, as tp=2/4" if several else "a setting takes one value"
-            raise BadInput("SETTING", what, where=flag, found=part, fix=f"{flag} {setting}=1")
+        if not equals or not all(words):
+            what = "a setting takes values, as tp=2/4" if several else "a setting takes a value"
+            raise BadInput("SETTING", what, where=flag, found=part, fix=f"{flag} {setting}=…")
+        if len(words) > 1 and not several:
+            raise BadInput("SETTING", "a setting takes one value", where=flag, found=part,
+                           fix=f"{flag} {name}={words[0]}, or --fix {part} for the best with any of them")  # fmt: skip
         if setting in found:
             raise BadInput(
                 "SETTING", "a setting is given twice", where=flag, found=part, fix=f"keep one {name.strip()}=…"
@@ -324,6 +288,20 @@ def parse_settings(text: str, *, flag: str, several: bool) -> dict[str, Values]:
             sorted({_value(setting, word, flag) for word in words}, key=lambda v: order.index(v) if order else v)
         )
     return found
+
+
+def _values_apart(before: Sequence[str], part: str, flag: str, *, several: bool) -> BadInput:
+    """The refusal of `tp=2,4`, whose comma ends the setting before it."""
+    last = max(at for at, word in enumerate(before) if "=" in word or not at)
+    setting, _, value = before[last].partition("=")
+    values = [value or "…", *before[last + 1 :], part]
+    either = f"--fix {setting}={'/'.join(values)}"
+    fix = either if several else f"{flag} {setting}={values[0]}, or {either}"
+    if setting in (*EDITS, "fuse") and not {*values} & {*RECOMPUTE, "all"}:
+        both = f"{flag} {setting}={'+'.join(values)}"
+        fix = f"{both}, or {either} for each alone" if several else both
+    return BadInput("SETTING", "a comma ends a setting, and / joins its values", where=flag,
+                    found=",".join((*before[last:], part)), fix=fix)  # fmt: skip
 
 
 def _nearest_setting(name: str) -> str:

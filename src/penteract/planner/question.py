@@ -24,8 +24,9 @@ from penteract.config.rules.kernel_packages import PACKAGES, packages_here, read
 from penteract.config.run import PARTS, Precision
 from penteract.errors import BadInput
 from penteract.model.precision_patterns import check_modules
-from penteract.planner.ask import Ask, Values, check_kernels, parse_batch
+from penteract.planner.ask import Ask, Values, check_kernels
 from penteract.planner.options import check_option, errors_for
+from penteract.planner.token_counts import parse_batch
 
 _USUAL_LENGTH = 8192  # tokens of a sequence, if the model has so many positions
 

@@ -25,4 +25,4 @@ def settle_budget(resolved: Resolved) -> tuple[Resolved, Chosen | None]:
     text = f"budget {budget.fraction:g}" if budget.fraction else f"budget {budget.allocated / 2**30:g} GiB"
     names = ("chosen", "recompute_every", "recompute_first", "recompute_else")
     origins = dict(resolved.origins) | {f"memory.{name}": f"derived: {text}" for name in names}
-    return Resolved(run=replace(run, layout=chosen.layout), origins=origins, budget=budget), chosen
+    return replace(resolved, run=replace(run, layout=chosen.layout), origins=origins), chosen

@@ -45,8 +45,8 @@ def breach(name: ScheduleName, pp: int, vpp: int, num_micro_batches: int) -> tup
         return "vpp", "without a pipeline (pp = 1) a rank holds one chunk"
     if vpp > s.max_vpp:
         most = "one chunk" if s.max_vpp == 1 else f"at most {s.max_vpp} chunks"
-        more = " and ".join(other.name for other in SCHEDULES.values() if other.max_vpp >= vpp)
-        return "vpp", f"{name} runs {most} a rank; {more} take more"
+        more = [other.name for other in SCHEDULES.values() if other.max_vpp >= vpp]
+        return "schedule" if more else "vpp", f"{name} runs {most} a rank; {' and '.join(more)} take more"
     if num_micro_batches % s.round(pp):
         multiple = f"{name} needs a multiple of pp = {pp} micro-batches"
         return "gradient_accumulation_steps", f"{multiple}, and gradient_accumulation_steps = {num_micro_batches}"

@@ -14,6 +14,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision.fp8 import check_gather
 from penteract.config.precision.policy import Policy, policy
+from penteract.config.recompute import WHOLE
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
 from penteract.model.decoder import owning_pp_ranks, record, shared
@@ -212,18 +213,19 @@ def layer_edits(layout: Layout, layers: range) -> dict[int, Edit]:
 def check_op_names(layout: Layout) -> None:
     """Refuse names under which no op can be recomputed or offloaded."""
     op_names = ({*OPS, "*"} | {r.name for r in REDISTRIBUTIONS}) - {*STANDS_FOR} - INSIDE - ONCE
-    for key, allowed, named in (
-        ("memory.recompute", op_names, layout.recompute),
-        ("memory.recompute_else", op_names, layout.recompute_else),
-        ("memory.offload", op_names | {LAYER_INPUTS}, layout.offload),
+    for key, allowed, whole, named in (
+        ("memory.recompute", op_names, WHOLE, layout.recompute),
+        ("memory.recompute_else", op_names, WHOLE, layout.recompute_else),
+        ("memory.offload", op_names | {LAYER_INPUTS}, {"none"}, layout.offload),
     ):
         for op_name in named:
             if op_name not in allowed:
                 stands_for = STANDS_FOR.get(op_name)
-                near = [stands_for] if stands_for else get_close_matches(op_name, sorted(allowed), 3)
+                meant = {*allowed, *whole} if len(named) == 1 else allowed  # `full` is all that there is to say
+                near = [stands_for] if stands_for else get_close_matches(op_name, sorted(meant), 3)
                 what = "a fused op goes by the op it stands for" if stands_for else "no op of the program has this name"
                 raise BadInput("OP", what, where=key, found=op_name[:60],
-                               allowed=", ".join(near or sorted(allowed - {"*"})),
+                               allowed=", ".join(near or (*sorted(whole), *sorted(allowed - {"*"}))),
                                fix=f"--{key} {near[0] if near else 'none'}")  # fmt: skip
 
 

@@ -14,9 +14,10 @@ from penteract.measure.bench.cases.case_cost import gpu_seconds
 from penteract.measure.bench.cases.sweep_cases import Expanded
 from penteract.measure.results.ranking import CLOSE, FIRST, PlanVerdict, RankedCase
 from penteract.measure.schemas.sweep import CaseStatus, Sweep, SweepCase, SweepSettings
-from penteract.units import gib, show_bytes, show_seconds, show_step, show_whole
+from penteract.units import show_bytes, show_seconds, show_step, show_whole
 
 _WIDEST = 400  # columns
+_TIED = "="
 _STATES = ("done", "running", "pending", "failed", "out of memory", "timed out", "lost", "skipped")
 
 
@@ -28,11 +29,15 @@ def show(*parts: Table | str) -> None:
         console.print(part)
 
 
-def _table(*columns: tuple[str, str]) -> Table:
-    """A table without lines; each column's name and side."""
+def _table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> Table:
+    """A table without lines, of each column's name and side, and of rows. A column in which nothing stands is left
+    out."""
     table = Table(box=None, pad_edge=False)
-    for name, side in columns:
+    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    for name, side in (columns[i] for i in kept):
         table.add_column(name, justify="right" if side == "right" else "left", no_wrap=name not in ("why", ""))
+    for row in rows:
+        table.add_row(*(row[i] for i in kept))
     return table
 
 
@@ -41,8 +46,9 @@ def _table(*columns: tuple[str, str]) -> Table:
 
 def planned(cases: Expanded, settings: SweepSettings) -> Iterator[Table | str]:
     """The cases of a sweep that has not begun, and what they are predicted to cost."""
-    table = _table(("#", "right"), ("case", ""), ("layout", ""), ("GPUs", "right"), ("memory", "right"),
-                   ("step", "right"), ("GPU-min", "right"), ("", ""))  # fmt: skip
+    columns = (("#", "right"), ("case", ""), ("layout", ""), ("GPUs", "right"), ("memory", "right"),
+               ("step", "right"), ("GPU-min", "right"), ("", ""))  # fmt: skip
+    rows = list[tuple[str, ...]]()
     runs = [one.case for one in cases.cases if one.case.predicted.fits is not False]
     for one in cases.cases:
         case = one.case
@@ -51,8 +57,8 @@ def planned(cases: Expanded, settings: SweepSettings) -> Iterator[Table | str]:
         cost = "" if skipped else f"{gpu_seconds(case, settings) / 60:.1f}"
         step = "" if case.predicted.step_s is None else show_step(case.predicted.step_s)
         memory = show_bytes(case.predicted.allocated_bytes)
-        table.add_row(str(case.number), case.name, case.layout_text, str(case.ranks), memory, step, cost, why)
-    yield table
+        rows.append((str(case.number), case.name, case.layout_text, str(case.ranks), memory, step, cost, why))
+    yield _table(columns, rows)
     yield from (f"not a case: {name}: {why}" for name, why in cases.refused)
     yield from packages_line(cases)
     yield _cost(runs, settings)
@@ -107,14 +113,22 @@ def progress(sweep: Sweep, most: int | None = None) -> Table:
         rows = sorted(rows, key=lambda row: row.status.since, reverse=True)  # the last that changed first
         rows = sorted(rows, key=lambda row: order.get(row.status.state, 1))[: max(1, most)]
         rows = sorted(rows, key=lambda row: row.case.number)
-    table = _table(("case", ""), ("state", ""), ("tok/s/GPU", "right"), ("step", "right"), ("why", ""))
+    columns = (("case", ""), ("state", ""), ("tok/s/GPU", "right"), ("step", "right"), ("why", ""))
+    shown = list[tuple[str, ...]]()
     for row in rows:
         measured = row.result.measured if row.result else None
         speed = show_whole(measured.tokens_per_s_per_gpu) if measured else ""
         step = show_step(measured.step_s) if measured else ""
         note = why(row.status) or (f"void: {measured.void}" if measured and measured.void else "")
-        table.add_row(row.case.name, state(row.status), speed, step, note)
-    return table
+        shown.append((row.case.name, state(row.status), speed, step, note))
+    return _table(columns, shown)
+
+
+def unfinished(sweep: Sweep) -> Iterator[Table | str]:
+    """How far a sweep is, and what the rest is predicted to cost."""
+    yield progress(sweep)
+    yield counts(sweep)
+    yield _cost([row.case for row in sweep.rows if not row.status.over], sweep.settings)
 
 
 # ---- after -----------------------------------------------------------------------------------------------------------
@@ -122,27 +136,29 @@ def progress(sweep: Sweep, most: int | None = None) -> Table:
 
 def ranked(sweep: Sweep, rows: Sequence[RankedCase]) -> Iterator[Table | str]:
     """The measured cases, the fastest first, beside what was predicted; then those without a speed."""
-    timed = any(r.time_error is not None for r in rows)
-    table = _table(
+    columns = (
         ("#", "right"), ("case", ""), ("layout", ""), ("tok/s/GPU", "right"), ("MFU", "right"), ("step", "right"),
-        ("spread", "right"), *((("plan's #", "right"), ("planned", "right"), ("error", "right")) if timed else ()),
+        ("spread", "right"), ("plan's #", "right"), ("planned", "right"), ("error", "right"),
         ("memory", "right"), ("planned", "right"), ("error", "right"), ("", ""),
     )  # fmt: skip
-    of_name = {row.case.name: row for row in sweep.rows}
+    of_name, shown = {row.case.name: row for row in sweep.rows}, list[tuple[str, ...]]()
     for r in rows:
         row = of_name[r.case.name]
         assert row.result is not None
         measured, predicted = row.result.measured, row.case.predicted
-        plan = (str(r.planned or ""), show_step(predicted.step_s or 0), _percent(r.time_error)) if timed else ()
-        table.add_row(
-            str(r.place), row.case.name, row.case.layout_text, show_whole(measured.tokens_per_s_per_gpu),
-            "" if measured.mfu is None else f"{measured.mfu:.1%}", show_step(measured.step_s), f"{measured.spread:.1%}",
-            *plan, f"{gib(max(measured.allocated_bytes, default=0)):.3f} GiB",
-            f"{gib(predicted.allocated_bytes):.3f} GiB", _percent(r.memory_error, 2),
+        shown.append((
+            str(r.place) if r.tied == r.place else f"{r.tied}{_TIED}", row.case.name, row.case.layout_text,
+            show_whole(measured.tokens_per_s_per_gpu), "" if measured.mfu is None else f"{measured.mfu:.1%}",
+            show_step(measured.step_s), f"{measured.spread:.1%}",
+            str(r.planned or ""), "" if predicted.step_s is None else show_step(predicted.step_s),
+            _percent(r.time_error), show_bytes(max(measured.allocated_bytes, default=0)),
+            show_bytes(predicted.allocated_bytes), _percent(r.memory_error, 2),
             _note(r, loss_falls=measured.loss_falls),
-        )  # fmt: skip
+        ))  # fmt: skip
     if rows:
-        yield table
+        yield _table(columns, shown)
+    if any(r.tied != r.place for r in rows):
+        yield f"A number with {_TIED} is slower than the case of that number by less than their spread: that is noise"
     for row in sweep.rows:
         if not row.counts:
             void = row.result.measured.void if row.result else ""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -107,7 +108,7 @@ def settle_defaults(
     origins = dict(made.origins) | dict.fromkeys((w.partition("=")[0] for w in words), f"chosen for {card.name}")
     chosen = ", ".join(word.partition(".")[2].replace("=", " ") for word in words)
     line = f"Chosen for {card.name} with {show_bytes(card.free)} free: {chosen}"
-    return Resolved(run=made.run, origins=origins, budget=made.budget), line
+    return replace(made, origins=origins), line
 
 
 def _kernels(resolved: Resolved, card: Card) -> Iterator[tuple[str, str]]:

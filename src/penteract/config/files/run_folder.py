@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from typing import cast
 
@@ -15,6 +16,28 @@ ERROR_FIELDS = frozenset({"code", "what", "rank", "exit_code"})  # of a row of E
 
 Number = int | float | str | bool | None
 Row = dict[str, Number]
+
+
+def command_entry(command: str, step: int, at: str) -> str:
+    """What COMMAND has of each command: the time and the step at which it began, and itself, as a shell takes it."""
+    return f"# {at}, from step {step}\n{command}\n"
+
+
+def commands(text: str) -> list[str]:
+    """The commands of COMMAND, the first first; a quoted argument may have several lines."""
+    found, begun = list[str](), ""
+    for line in text.splitlines():
+        if not begun and (line.startswith("#") or not line.strip()):
+            continue
+        begun += line
+        try:
+            shlex.split(begun)
+        except ValueError:
+            begun += "\n"
+        else:
+            found.append(begun)
+            begun = ""
+    return found + [begun] * bool(begun)
 
 
 def metrics_row(line: bytes) -> tuple[int, Row | None]:

@@ -44,16 +44,24 @@ _LEARNER: Mapping[str, object] = {
 
 
 def _published(entry: catalog.CatalogEntry) -> Mapping[str, object]:
-    """Settings for a model of the catalogue. If its peak rate was not published, small models get a higher one."""
-    learning_rate = entry.learning_rate or (4e-4 if entry.parameters < 2e9 else 3e-4)
+    """Settings for a model of the catalogue."""
     return {
         "batch.sequence_length": min(entry.model.max_positions, 8192),
         "batch.global_batch_size": 64,
         "batch.micro_batch_size": 1,
-        "optimizer.learning_rate": learning_rate,
+        "optimizer.learning_rate": _learning_rate(entry),
         "learning_rate.warmup_steps": 100,
         "precision.dtype": "bf16",
     }
+
+
+def _learning_rate(entry: catalog.CatalogEntry) -> float:
+    return entry.learning_rate or _learning_rate_of_size(entry.parameters)
+
+
+def _learning_rate_of_size(parameters: int) -> float:
+    """A peak, where none was published: small models get a higher one."""
+    return 4e-4 if parameters < 2e9 else 3e-4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,3 +97,19 @@ def preset(name: str, *, where: str = "--preset") -> Preset:
             allowed=f"{', '.join(PRESETS)}, or a published model such as llama-3.1-8b",
         ) from None  # fmt: skip
     return Preset(model=entry.model, settings=_published(entry))
+
+
+def usual_learning_rate(model: ModelSpec, parameters: int) -> float:
+    """The peak of a model that is trained from its initial weights: that of the preset of its shape, whatever its name;
+    of others, as of their size."""
+    for chosen in PRESETS.values():
+        if _has_shape(chosen.model, model):
+            return float(str(chosen.settings["optimizer.learning_rate"]))
+    published = (catalog.entry(name) for name in catalog.names())
+    return next(
+        (_learning_rate(e) for e in published if _has_shape(e.model, model)), _learning_rate_of_size(parameters)
+    )
+
+
+def _has_shape(preset_model: ModelSpec, model: ModelSpec) -> bool:
+    return replace(preset_model, name=model.name) == model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Resolved:
     budget: MemoryBudget | None = (
         None  # solved later, with prices; until then the layout recomputes the ops of `memory.chosen`, or none
     )
+    file: Path | None = None  # the run file whose lines `origins` names
 
     def is_open(self, key: str) -> bool:
         """Whether nobody decided a key."""
@@ -86,7 +87,8 @@ def resolve(
     if config:
         settings = {k: s for k, s in settings.items() if not k.startswith("model.")}
         settings |= _model_settings(model_at(Path(config.value)), f"{config.value}")
-    return _build(settings | given | flags, [given, flags], largest, world)
+    made = _build(settings | given | flags, [given, flags], largest, world)
+    return made if toml_path is None else replace(made, file=Path(toml_path))
 
 
 def model_at(path: Path) -> ModelSpec:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from penteract.config.files.keys import SECTIONS, Key, keys
+from penteract.config.files.parse_toml import parse_toml
 from penteract.config.files.sections import Kernels
 from penteract.config.recompute import MemoryBudget, name_of
 from penteract.config.resolve.presets import PRESETS, Preset
@@ -48,6 +52,28 @@ def to_toml(resolved: Resolved, name: str = "run.toml", *, planned: bool = False
             lines.append(f"# gradient_accumulation_steps = {steps}  ({_comment(resolved.origins.get(why, ''))})")
         lines.append("")
     return "\n".join(lines)
+
+
+def with_first_origins(resolved: Resolved, file: Path) -> Resolved:
+    """The run with what `file` says of each value that was read from it: it is about to be written anew, and would name
+    itself. Unchanged if another file was read."""
+    if resolved.file is None or resolved.file.resolve() != file.resolve():
+        return resolved
+    lines, line_of = file.read_text(encoding="utf-8").splitlines(), re.compile(rf"{re.escape(file.name)}:(\d+)")
+    origins = {
+        key: _comment_of(lines[int(found[1]) - 1]) if (found := line_of.fullmatch(origin)) else origin
+        for key, origin in resolved.origins.items()
+    }
+    return replace(resolved, origins=origins)
+
+
+def _comment_of(line: str) -> str:
+    """The comment of a line of a run file: what stands behind the first # that ends a value."""
+    for at in (i for i, letter in enumerate(line) if letter == "#"):
+        with suppress(ValueError):
+            parse_toml(line[:at])
+            return line[at + 1 :].strip()
+    return "the run file, without a word"
 
 
 def _row(key: str, text: str, origins: Mapping[str, str]) -> tuple[str, str]:

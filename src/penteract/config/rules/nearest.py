@@ -96,7 +96,8 @@ def _candidates(case: Case, setting: str, settle: Settle) -> Iterator[Any]:
     """Other values of `setting`, nearest first: by ratio for degrees, by difference for sizes."""
     found, lay = case.get(setting), case.layout
     if setting == "schedule":
-        return _others(SCHEDULES, found)
+        made_for_chunks = [s.name for s in SCHEDULES.values() if s.min_vpp > 1] if lay.vpp > 1 else []
+        return _others(SCHEDULES, found, *made_for_chunks)
     if setting == "cp_method":
         return _others(CP_METHODS, found)
     if setting in ("qk_norm", "reduce_scatter_once", "reshard_after_step"):
@@ -147,9 +148,9 @@ def _divisors(n: int, near: int) -> list[int]:
     return sorted((d for d in _DEGREES if d < n and n % d == 0), key=lambda d: abs(math.log(d / max(1, near))))
 
 
-def _others(values: Iterable[str], found: str) -> Iterator[str]:
-    """The common ones first."""
-    common = (Layout().schedule, Layout().cp_method)
+def _others(values: Iterable[str], found: str, *fitting: str) -> Iterator[str]:
+    """The common ones and those that fit first."""
+    common = (Layout().schedule, Layout().cp_method, *fitting)
     return iter(sorted((v for v in values if v != found), key=lambda v: v not in common))
 
 

@@ -26,13 +26,15 @@ SCHEMA = "penteract.doctor/1"
 
 _AREAS: tuple[Callable[[HostReport], Iterator[Finding]], ...] = (
     host.findings, devices.findings, links.findings, software.findings, disk.findings, limits.findings,
-    surroundings.findings, use.findings,
+    surroundings.findings,
 )  # fmt: skip
 
 
-def examine(machine: HostReport) -> tuple[Finding, ...]:
-    """The findings of all areas."""
-    return tuple(finding for area in _AREAS for finding in area(machine))
+def examine(machine: HostReport, more: Sequence[Finding] = ()) -> tuple[Finding, ...]:
+    """The findings of all areas, with `more`; last, what a run would use, where one can start."""
+    found = [finding for area in _AREAS for finding in area(machine)] + list(more)
+    starts = can_train(found)
+    return (*found, *(finding for finding in use.findings(machine) if starts or finding.state == "bad"))
 
 
 def can_train(findings: Sequence[Finding]) -> bool:

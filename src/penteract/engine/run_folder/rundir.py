@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penteract.config.files.run_folder import COMMAND, ERROR_FIELDS, ERRORS, LATEST, RUN, STATUS
+from penteract.config.files.run_folder import COMMAND, ERROR_FIELDS, ERRORS, LATEST, RUN, STATUS, command_entry
 from penteract.config.files.run_folder import LOGS as LOGS
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.engine.run_folder.checkpoint_folder import INSIDE
@@ -69,7 +69,8 @@ def create(
                 folder.mkdir(parents=into is not None, exist_ok=into is not None)
                 break
         checkpoint_folder.make_again(folder, checkpoints) if into else checkpoint_folder.make(folder, checkpoints)
-        (folder / COMMAND).write_text(shlex.join(sys.argv if command is None else command) + "\n")
+        words = shlex.join(sys.argv if command is None else command)
+        (folder / COMMAND).write_text(command_entry(words, 1, now()))
         write_status(folder, "created")
     except OSError as e:
         raise _not_made("a run's directory", e, out) from e
@@ -106,9 +107,13 @@ def write_status(folder: Path, state: str, **more: Any) -> None:
     fresh.replace(folder / STATUS)
 
 
-def mark_resumed(folder: Path, world: int) -> None:
-    """A resumed run has read its checkpoint: make its new run file the current one."""
+def mark_resumed(folder: Path, world: int, command: str = "", step: int = 1) -> None:
+    """A resumed run has read its checkpoint: make its new run file the current one, and note the `command` that goes
+    on from `step`, where it is known."""
     (folder / NEXT).replace(folder / RUN)
+    if command:
+        with (folder / COMMAND).open("a") as file:
+            file.write(command_entry(command, step, now()))
     write_status(folder, "running", world=world)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penteract.config.resolve.resolved_run import Resolved
-from penteract.config.resolve.write_run_file import to_toml
+from penteract.config.resolve.write_run_file import to_toml, with_first_origins
 from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.device import host_memory
 from penteract.engine.device.cpu_affinity import usable_here
@@ -62,6 +63,8 @@ def train(  # noqa: PLR0913 (options of the command line)
     words = [f"--predicted={dumps(asdict(prediction))}", f"--grace={grace}", *["--json"] * json, *["--debug"] * debug]
     paths = (("compare", compare), ("resume", resume), ("init", init))
     words += [f"--{name}={path}" for name, path in paths if path is not None]
+    if resume is not None:
+        words.append(f"--command={shlex.join(sys.argv)}")
     if launched:
         worker = import_module("penteract.engine.runtime.worker")
         return worker.joined(lambda: _lease_run(resolved, resume, init, into), resolved.run, words, generation)
@@ -107,7 +110,7 @@ def _with_room(resolved: Resolved, predicted: RunPrediction, *, quiet: bool) -> 
             print(f"Each save is waited for: {why}", flush=True)
         waits = replace(resolved.run, checkpoint=replace(resolved.run.checkpoint, asynchronous=False))
         origins = dict(resolved.origins) | {"checkpoint.asynchronous": f"derived: {why}"}
-        return Resolved(run=waits, origins=origins, budget=resolved.budget)
+        return replace(resolved, run=waits, origins=origins)
     raise BadInput("MEMORY", f"{world} ranks and copies of what they save do not fit this host's free memory",
                    found=f"{show_bytes(allocated * world)} and {show_bytes(copied * world)}",
                    allowed=show_bytes(free), fix="--checkpoint.asynchronous false")  # fmt: skip
@@ -153,7 +156,11 @@ def _lease_run(resolved: Resolved, resume: Path | None, init: Path | None, into:
     if at is not None:
         checkpoint_folder.settle(folder, at)
     run_lease.ousted = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    (folder / (rundir.NEXT if resume else rundir.RUN)).write_text(to_toml(replace(resolved, run=run)))
+    settled = replace(resolved, run=run)
+    if resume is not None:
+        (folder / rundir.NEXT).write_text(to_toml(with_first_origins(settled, folder / rundir.RUN)))
+    else:
+        (folder / rundir.RUN).write_text(to_toml(settled))
     if init is not None:
         remember(folder, init)
     return LeasedRun(folder, run_lease.begin(), run)

@@ -149,6 +149,7 @@ def _options(argv: list[str]) -> tuple[SessionOptions, int | None, bool]:
     parser.add_argument("--compare", type=Path)
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--init", type=Path)
+    parser.add_argument("--command", default="")
     parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--predicted", type=lambda text: RunPrediction(**json.loads(text)), default=RunPrediction())
     parser.add_argument("--grace", type=float, default=30.0)
@@ -158,7 +159,7 @@ def _options(argv: list[str]) -> tuple[SessionOptions, int | None, bool]:
     args = parser.parse_args(argv)
     options = SessionOptions(
         args.folder, args.compare, args.resume, args.init, args.json, args.predicted, args.epoch,
-        args.grace,
+        args.grace, args.command,
     )  # fmt: skip
     return options, args.store_fd, args.debug
 

@@ -1,14 +1,15 @@
 """Settings that must not change when a run resumes. Checkpoints store them, and they are compared before ranks start.
 
 The precision may change, because master weights and moments are saved in fp32 whatever the recipe (`saved.py`). Only
-fp64 runs save fp64, so a run can't change from or to it. Another precision is logged.
+fp64 runs save fp64, so a run can't change from or to it. Another precision is logged, and so is a learning rate other
+than the one that the next step would have had.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,23 @@ from penteract.engine.dtypes import dtype_of
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.engine.session.saved import RECIPE_STATE
 from penteract.errors import BadInput
+from penteract.step.learning_rate import rate
 
 # Names in a checkpoint's `extra` -> keys of a run file.
 _KEYS = {"seed": "training.seed", "sequence_length": "batch.sequence_length", "model": "model",
          "optimizer": "optimizer.kind"}  # fmt: skip
+_DECAY_END = ("learning_rate.decay_end", "training.steps")  # together they decide where the decay ends
 _LAST = "model.name"  # a name is reported only if nothing else differs
 
 
 def resume_settings(spec: RunSpec) -> dict[str, Any]:
-    """The settings that a checkpoint stores in its `extra`, as JSON values. The precision is among them, to log a
-    change."""
+    """The settings that a checkpoint stores in its `extra`, as JSON values. The precision is among them, and what
+    decides the learning rate, to log a change."""
     policy = spec.precision.policy
     kept = {
         "seed": spec.train.seed, "sequence_length": spec.sequence_length, "model": asdict(spec.model),
         "optimizer": spec.optimizer.kind, "precision": {"name": policy.name, "policy": asdict(policy)},
+        "rate": _rate_settings(spec),
     }  # fmt: skip
     return json.loads(json.dumps(kept))
 
@@ -72,6 +76,37 @@ def other_precision(extra: Mapping[str, Any], spec: RunSpec) -> str:
         f"trained in {then['name']} so far, goes on in {now['name']}: master weights and moments are converted to the "
         "new dtypes; state that only one of the recipes keeps starts afresh"
     )
+
+
+def other_rate(extra: Mapping[str, Any], spec: RunSpec, step: int) -> str:
+    """A warning if `step`, the first of a resumed run, has another learning rate than by the schedule of the
+    checkpoint: a decay over more steps makes the rate rise again. "" if it has the same, or if the checkpoint does not
+    record its schedule."""
+    now = _rate_settings(spec)
+    then = {**now, **extra.get("rate", now)}  # a key that came later changes nothing
+    fresh, peak, steps = spec.lr_schedule, then["optimizer.learning_rate"], then["training.steps"]
+    old = replace(fresh, **{f.name: then[f"learning_rate.{f.name}"] for f in fields(fresh)})
+    had = rate(old, peak, step, steps)
+    has = rate(fresh, spec.optimizer.learning_rate, step, spec.train.steps)
+    if had == has:
+        return ""
+    changed = [key for key in now if key not in _DECAY_END and now[key] != then[key]]
+    why = [f"{key} is {toml_value(now[key])}, not {toml_value(then[key])}" for key in changed]
+    back = [f"--{key} {toml_value(then[key])}" for key in changed]
+    before, after = old.end(steps), fresh.end(spec.train.steps)
+    if before != after:
+        why.append(f"its decay ends at step {after}, not {before}")
+        back.append(f"--{_DECAY_END[0]} {before}")
+    return (
+        f"learning rate {has:.2e} at step {step}, where the schedule so far had {had:.2e}: {', '.join(why)}\n"
+        f"{' '.join(back)} keeps the schedule so far"
+    )
+
+
+def _rate_settings(spec: RunSpec) -> dict[str, Any]:
+    """What decides the learning rate of a step, by keys of a run file."""
+    schedule = {f"learning_rate.{name}": value for name, value in asdict(spec.lr_schedule).items()}
+    return {"optimizer.learning_rate": spec.optimizer.learning_rate, "training.steps": spec.train.steps, **schedule}
 
 
 def _check_numbers(stored: Manifest, policy: Policy) -> None:

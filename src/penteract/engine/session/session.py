@@ -32,7 +32,7 @@ from penteract.engine.session.grace import Grace
 from penteract.engine.session.outputs.display import LiveTable
 from penteract.engine.session.outputs.metrics import speed
 from penteract.engine.session.outputs.step_outputs import StepOutputs, step_outputs
-from penteract.engine.session.resume import other_precision, resume_settings
+from penteract.engine.session.resume import other_precision, other_rate, resume_settings
 from penteract.engine.session.sample import write
 from penteract.engine.session.saved import RecipeState, after_load, load_state, saved_bytes
 from penteract.engine.session.state_saver import StateSaver
@@ -57,6 +57,7 @@ class SessionOptions:
     predicted: RunPrediction = field(default_factory=RunPrediction)
     epoch: int = 0  # of the run: one more each time that a process group goes on with it
     grace: float = 30.0  # seconds from a request to stop to the kill
+    command: str = ""  # that resumes the run
 
 
 class Begun(NamedTuple):
@@ -148,10 +149,11 @@ class Session:
         self._expect_data(extra.get("data"))
         self.rank.barrier()
         if self.rank.number == 0:
-            rundir.mark_resumed(folder, world=self.rank.world)
-        if self.rank.number == 0 and (line := other_precision(extra, self.spec)):
-            log.warning("%s", line)
+            rundir.mark_resumed(folder, self.rank.world, self.options.command, self.first)
         log.info("resumed from step %d of %s", step, folder)
+        if self.rank.number == 0:
+            for line in filter(None, (other_precision(extra, self.spec), other_rate(extra, self.spec, self.first))):
+                log.warning("%s", line)
 
     def _expect_data(self, then: dict[str, Any] | None) -> None:
         """Refuse other data than that of the checkpoint, unless the run file allows it."""

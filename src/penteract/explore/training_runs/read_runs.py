@@ -23,6 +23,7 @@ from penteract.config.files.run_folder import (
     STATUS,
     STEP,
     Row,
+    commands,
     metrics_row,
     without_repeated,
 )
@@ -51,12 +52,12 @@ class RunFolder:
             return {}
         return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
-    def command(self) -> str:
-        """The command that started it; empty if it is not known."""
+    def commands(self) -> list[str]:
+        """The command that started it, and those that resumed it; none if they are not known."""
         try:
-            return self.read(COMMAND).decode("utf-8", "replace").strip()
+            return commands(self.read(COMMAND).decode("utf-8", "replace").strip())
         except OSError:
-            return ""
+            return []
 
     def errors(self) -> list[dict[str, Any]]:
         """The rows of its errors, the first first."""

@@ -81,7 +81,7 @@ def runs_answer(runs: RunFolders, wanted: object) -> RunsAnswer:
 def _command(run: RunFolder) -> str:
     """The command that started a run, as people write it; where it is not known, one that starts any."""
     try:
-        program, *words = shlex.split(run.command())
+        program, *words = shlex.split((run.commands() or [""])[0])
     except ValueError:
         return _ANY
     name = "penteract" if Path(program).name in ("penteract", "__main__.py") else program
@@ -123,7 +123,8 @@ def _summary(run: RunFolder, chosen: Sequence[str], rows: Sequence[Row] | None) 
     linked = (run.at / "checkpoints").is_symlink()
     return {
         "name": _safe(run.name), "state": state, "good": state in _GOOD, "since": _since(status.get("since")),
-        "step": show_whole(int(last["step"] or 0)) if last else "", "command": _safe(run.command()) if drawn else "",
+        "step": show_whole(int(last["step"] or 0)) if last else "",
+        "command": _safe("; ".join(run.commands())) if drawn else "",
         "chosen": drawn, "colour": chosen.index(run.name) if drawn else -1,
         "predicted": show_bytes(predicted) if predicted else "", "measured": show_bytes(measured) if measured else "",
         "difference": _difference(measured - predicted, predicted) if predicted and measured else "",

@@ -67,10 +67,22 @@ def skipped(one: ReadyCase) -> CaseStatus:
     return CaseStatus(state="skipped", since=now(), error=error)
 
 
-def refuse_other(folder: SweepFolder, asked: SweepQuestion) -> None:
+def other_sweep(folder: SweepFolder, asked: SweepQuestion) -> str:
+    """A line, if the folder holds the sweep of another question."""
+    if not _is_other(folder, asked):
+        return ""
+    there = folder.settings().command
+    return f"note: {folder.path} holds another sweep, {there}: this one needs another --out"
+
+
+def _is_other(folder: SweepFolder, asked: SweepQuestion) -> bool:
+    return folder.exists and folder.settings().asked != asked.digest
+
+
+def _refuse_other(folder: SweepFolder, asked: SweepQuestion) -> None:
     """Raise BadInput if the folder holds the sweep of another question."""
-    there = folder.settings()
-    if there.asked != asked.digest:
+    if _is_other(folder, asked):
+        there = folder.settings()
         raise BadInput("SWEEP", "the folder holds another sweep", where=str(folder.path), found=there.command,
                        fix=f"--out another folder, or `penteract bench {folder.path}` to go on with it")  # fmt: skip
 
@@ -79,7 +91,7 @@ def again(folder: SweepFolder, asked: SweepQuestion) -> None:
     """Take the limit and the budget of this question for the sweep that the folder holds. Cases with a limit of their
     own keep it; those that a longer limit gives more time are pending again. Raises BadInput if another process runs
     the sweep, or if it is of another question."""
-    refuse_other(folder, asked)
+    _refuse_other(folder, asked)
     there = folder.settings()
     settings = replace(there, limit_s=asked.limit, budget_gpu_minutes=asked.budget)
     if settings == there:

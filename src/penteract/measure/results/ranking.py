@@ -50,12 +50,14 @@ class RankedCase:
     """A case that was measured. Errors are residuals, as shares of the measurement; None: not predicted.
 
     place       by measured tokens a second and GPU, from 1; `planned` by predicted ones; None: not predicted
+    tied        the place of the first case that it is not slower than by more than noise: its own, if there is none
     time_error  of the step; `memory_error` of the bytes that the fullest rank allocates
     right       whether the step was predicted within `CLOSE`, or within the row's spread; None: not predicted
     """
 
     case: CaseNumbers
     place: int
+    tied: int
     planned: int | None
     time_error: float | None
     memory_error: float | None
@@ -85,16 +87,22 @@ class PlanVerdict:
 def rank(cases: Iterable[CaseNumbers]) -> list[RankedCase]:
     """The cases, the fastest first."""
     order = sorted(cases, key=lambda case: -case.rate)
+    ties, first = list[int](), 0
+    for i, case in enumerate(order):
+        first = first if _as_good(case, order[first]) else i
+        ties.append(first + 1)
     planned = sorted(range(len(order)), key=lambda i: -(order[i].predicted_rate or 0.0))
     places = {i: place for place, i in enumerate((i for i in planned if order[i].predicted_rate), 1)}
-    return [_ranked(case, i + 1, places.get(i)) for i, case in enumerate(order)]
+    return [_ranked(case, i + 1, ties[i], places.get(i)) for i, case in enumerate(order)]
 
 
-def _ranked(case: CaseNumbers, place: int, planned: int | None) -> RankedCase:
+def _ranked(case: CaseNumbers, place: int, tied: int, planned: int | None) -> RankedCase:
     time = residual(case.step_s, case.predicted_step_s)
     memory = residual(case.allocated_bytes, case.predicted_allocated_bytes)
     right = None if time is None else abs(time) <= max(CLOSE, case.spread)
-    return RankedCase(case=case, place=place, planned=planned, time_error=time, memory_error=memory, right=right)
+    return RankedCase(
+        case=case, place=place, tied=tied, planned=planned, time_error=time, memory_error=memory, right=right
+    )
 
 
 def verdict(rows: Sequence[RankedCase]) -> PlanVerdict | None:
@@ -106,14 +114,15 @@ def verdict(rows: Sequence[RankedCase]) -> PlanVerdict | None:
     return PlanVerdict(
         predicted=len(planned), right=sum(r.right or False for r in planned),
         regret=None if first is None else 1 - first.case.rate / best.case.rate, first=first.case.name if first else "",
-        best=best.case.name, best_in_first=any(as_good(r, best) for r in planned[:FIRST]) if planned else None,
+        best=best.case.name,
+        best_in_first=any(_as_good(r.case, best.case) for r in planned[:FIRST]) if planned else None,
         time=_mean_worst(r.time_error for r in rows), memory=_mean_worst(r.memory_error for r in rows),
     )  # fmt: skip
 
 
-def as_good(one: RankedCase, best: RankedCase) -> bool:
+def _as_good(one: CaseNumbers, best: CaseNumbers) -> bool:
     """Whether a case is the best, or slower by less than the wider spread of the two."""
-    return one.case.rate >= best.case.rate * (1 - max(one.case.spread, best.case.spread))
+    return one.rate >= best.rate * (1 - max(one.spread, best.spread))
 
 
 def _mean_worst(errors: Iterable[float | None]) -> tuple[float, float] | None:

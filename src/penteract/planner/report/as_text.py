@@ -1,4 +1,4 @@
-"""A plan as text: the question, the counts of the search, the best layouts, and one of them in detail."""
+"""A plan as text: the question, the best layouts, one of them in detail, and the counts of the search."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from penteract.model.count import parameters
 from penteract.planner.ask import EDITS, as_settings
 from penteract.planner.plan import NOT_REACHED, Plan
 from penteract.planner.report.as_json import MEMORY, TrainingCost, utilisation
+from penteract.planner.report.explain import best_in_others
 from penteract.planner.report.host_room import HostRoom, crowded
 from penteract.planner.search.best import Timed
 from penteract.planner.search.priced import NEEDLESS, TOO_LARGE
@@ -43,12 +44,23 @@ def headline(plan: Plan) -> str:
     return " · ".join([ask.model.name, size, ask.cluster.name, f"sequence length {ask.sequence_length}", step, *how])
 
 
+def _terms(plan: Plan) -> str:
+    """What holds for all layouts: the question, the notes of the plan, and the memory that there is."""
+    ask = plan.ask
+    lines = [headline(plan), *(f"Note: {note}" for note in (*plan.notes, crowded(plan)) if note)]
+    if ask.usable:
+        lines.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
+                    f"({ask.headroom:.0%} is left to CUDA, communicators and libraries)")  # fmt: skip
+    if ask.imbalance != 1:
+        lines.append(f"Where ep > 1, the experts of the fullest GPU get {ask.imbalance:g} times the mean of tokens")
+    return "\n".join(lines)
+
+
 def counted(plan: Plan, seconds: float) -> str:
-    """How many layouts were searched, and with which result; and the notes of the plan."""
-    counts, ask = plan.counts, plan.ask
+    """How many layouts were searched, and with which result."""
+    counts = plan.counts
     what = "layout" if counts.enumerated == 1 else "layouts"
-    lines = [f"Note: {note}" for note in (*plan.notes, crowded(plan)) if note]
-    lines += [f"{show_whole(counts.enumerated)} {what} in {_searched(seconds)}: {show_whole(counts.priced)} priced, "
+    lines = [f"{show_whole(counts.enumerated)} {what} in {_searched(seconds)}: {show_whole(counts.priced)} priced, "
             f"{show_whole(counts.fit)} fit, {show_whole(counts.simulated)} simulated"]  # fmt: skip
     refused = [f"  {show_whole(n):>9}  {why}" for why, n in list(counts.refused.items())[:_REASONS]]
     if rest := list(counts.refused.values())[_REASONS:]:
@@ -65,11 +77,6 @@ def counted(plan: Plan, seconds: float) -> str:
         looked, tried, fit = map(show_whole, (b.looked_at, b.tried, b.fit))
         lines.append(f"Selective recomputation: for {looked} layouts that fit with full recomputation, "
                     f"{tried} selective variants were tried; {fit} fit.")  # fmt: skip
-    if ask.usable:
-        lines.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
-                    f"({ask.headroom:.0%} is left to CUDA, communicators and libraries)")  # fmt: skip
-    if ask.imbalance != 1:
-        lines.append(f"Where ep > 1, the experts of the fullest GPU get {ask.imbalance:g} times the mean of tokens")
     return "\n".join(lines)
 
 
@@ -218,16 +225,19 @@ def wrapped(text: str, width: int | None) -> str:
 def as_text_whole(
     plan: Plan, chosen: Timed | None, seconds: float, explanation: Sequence[str], width: int | None = None
 ) -> str:
-    """The whole answer: the question, the counts, the best, `chosen` in detail, and the `explanation` of it."""
-    parts = [headline(plan) + "\n" + counted(plan, seconds)]
+    """The whole answer: the question, the best, `chosen` in detail, the `explanation` of it, and what the search did.
+    That comes first if nothing fits, as it says why."""
+    parts, search = [_terms(plan)], counted(plan, seconds)
     if not plan.counts.fit:
-        parts.append(nothing_fits(plan))
+        parts += [search, nothing_fits(plan)]
     elif plan.counts.enumerated > 1:
-        parts.append(table(plan, width) + "\n" + not_tried(plan))
+        parts.append("\n".join([table(plan, width), *best_in_others(plan), not_tried(plan)]))
     if chosen:
         parts.append(details(plan, chosen))
     if explanation and plan.counts.enumerated > 1:
         parts.append("\n".join(explanation))
+    if plan.counts.fit:
+        parts.append(search)
     rates = f"Rates {plan.estimator.basis.get('collective', 'unknown')}"
     modelled = "Times are modelled, to rank layouts; how far recorded steps are: docs/benchmarks.md"
     parts.append("\n".join([*(line + _instead(plan) for line in packages_needed_by(plan)), rates, modelled]))
@@ -249,11 +259,8 @@ def stopped(plan: Plan, seconds: float, width: int | None = None) -> str:
     """The result of a search that was stopped, marked as incomplete."""
     left = show_whole(plan.counts.refused.get(NOT_REACHED, 0))
     mark = f"INCOMPLETE: the search was stopped. {left} layouts were not looked at; better ones may be among them."
-    parts = [headline(plan) + "\n" + counted(plan, seconds)]
-    parts.append(
-        f"The best so far:\n{table(plan, width)}\n{not_tried(plan)}" if plan.layouts else "No layout was timed yet."
-    )
-    return wrapped("\n\n".join([mark, *parts, mark]), width)
+    best = f"The best so far:\n{table(plan, width)}\n{not_tried(plan)}" if plan.layouts else "No layout was timed yet."
+    return wrapped("\n\n".join([mark, _terms(plan), best, counted(plan, seconds), mark]), width)
 
 
 def _bars(values: Mapping[str, float], show: Callable[[Any], str]) -> str:

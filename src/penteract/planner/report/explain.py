@@ -14,12 +14,13 @@ from penteract.planner.space.effort import effort
 from penteract.planner.space.legality import Legality
 from penteract.readings.estimator import LayoutEstimate
 from penteract.readings.ideal import PART_NAMES
-from penteract.units import Seconds, show_bytes, show_step
+from penteract.units import Seconds, show_bytes, show_step, show_whole
 
 _SIMPLER = 3  # simpler layouts that do not fit: how many are shown
 _LESS = 0.8  # a leaner layout needs at most this fraction of the chosen one's memory
 _DEGREES = ("dp", "tp", "pp", "cp", "ep", "expert_tp")
 _SHARDING = ("zero", "shard_group", "reduce_scatter_once", "reshard_after_step")
+_SHOWN = 0.0005  # of a step: what 0.1 % is rounded from
 _NEGLIGIBLE = 0.005  # of a step: smaller differences are not shown
 
 
@@ -78,6 +79,23 @@ def contest(plan: Plan, chosen: Timed) -> tuple[Timed, Timed] | None:
         return plan.best, chosen
     found = plan.search.best(1, among=lambda q: mesh(q.layout) != mesh(chosen.layout))
     return (chosen, found[0]) if found else None
+
+
+def best_in_others(plan: Plan) -> list[str]:
+    """Of each precision that is asked for and has no row in the table: its fastest layout, and how far behind it is."""
+    listed = {one.estimate.precision for one in plan.layouts}
+    lines = list[str]()
+    for ask in plan.ask.each:
+        if (own := ask.precision) not in listed:
+            found = plan.search.best(1, among=lambda q, own=own: q.precision == own)
+            lines.append(f"In {own.name}: {_behind(plan, found[0]) if found else 'no layout fits'}")
+    return lines
+
+
+def _behind(plan: Plan, one: Timed) -> str:
+    text, step = plan.ask.text(one.layout, one.estimate.precision), one.time.seconds
+    speed = f"{show_bytes(one.estimate.allocated)}, {show_whole(plan.rate(one))} tok/s/GPU, {show_step(step)} a step"
+    return f"{text} is the fastest, with {speed}, {how_much_slower(plan.best.time.seconds, step, '#1')}"
 
 
 def mesh(layout: Layout) -> tuple[int, ...]:
@@ -172,11 +190,10 @@ def _rival(plan: Plan, chosen: Timed) -> str:
     if two is None:
         return ""
     first, second = two
-    slower = second.time.seconds / first.time.seconds - 1
     parts = ", ".join(f"{PART_NAMES[part]} {show_step(s, '+')}" for part, s in difference(first, second)[:4])
     other = "The fastest with other degrees (dp, tp, pp, cp, ep)"
     who = f"{other}: {named(plan, second)} is" if first is chosen else f"The best is {named(plan, first)}; this is"
-    sentence = f"{who} {slower:.1%} slower" + (f": {parts}" if parts else "")
+    sentence = f"{who} {how_much_slower(first.time.seconds, second.time.seconds)}" + (f": {parts}" if parts else "")
     return sentence + (f"; {needs}." if (needs := _needs(second.layout)) and first is chosen else ".")
 
 
@@ -191,7 +208,7 @@ def _needs(layout: Layout) -> str:
     recomputation, only if they are needed."""
     needs = [f"ZeRO {layout.zero}"] if layout.zero > 1 else []
     if (name := recompute_of(layout)) != "none":
-        every = f" of every {layout.recompute_every}. layer" if layout.recompute_every > 1 else ""
+        every = f" in every {_ordinal(layout.recompute_every)} layer" if layout.recompute_every > 1 else ""
         needs.append(f"recompute {name}{every}")
     return f"it fits only with {' and '.join(needs)}" if needs else ""
 
@@ -202,10 +219,23 @@ def _leaner(plan: Plan, chosen: Timed) -> str:
     if not found:
         return "With less memory: no layout needs a fifth less."
     there = found[0]
-    slower = there.time.seconds / chosen.time.seconds - 1
+    slower = how_much_slower(chosen.time.seconds, there.time.seconds)
     allocated, spared = there.estimate.allocated, chosen.estimate.allocated - there.estimate.allocated
     need = f"{show_bytes(allocated)}, {show_bytes(spared)} less"
-    return f"With less memory: {named(plan, there)} needs {need}, and is {slower:.1%} slower."
+    return f"With less memory: {named(plan, there)} needs {need}, and is {slower}."
+
+
+def how_much_slower(first: Seconds, second: Seconds, whom: str = "") -> str:
+    """How much slower the second is than the first, `whom`: to what a sentence shows."""
+    share = second / first - 1
+    if abs(share) < _SHOWN:
+        return f"as fast{f' as {whom}' * bool(whom)} to 0.1%"
+    return f"{abs(share):.1%} {'slower' if share > 0 else 'faster'}{f' than {whom}' * bool(whom)}"
+
+
+def _ordinal(n: int) -> str:
+    words = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth"}
+    return words.get(n, f"{n}th")
 
 
 def _faster(was: Seconds, now: Seconds) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -68,3 +69,8 @@ def sentence(progress: Progress) -> str:
 def on_a_terminal() -> bool:
     """Whether both standard output and standard error are terminals."""
     return sys.stdout.isatty() and sys.stderr.isatty()
+
+
+def terminal_width() -> int | None:
+    """The columns of the terminal; None if the output goes elsewhere, where a line stays a line."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -19,6 +19,7 @@ from penteract.config.rules.kernel_packages import packages_here
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
 from penteract.measure.bench.cases.case_prediction import Predictor
+from penteract.measure.bench.cases.same_program import SamePrograms
 from penteract.measure.bench.cases.sweep_question import PlanQuestion, SweepQuestion
 from penteract.measure.schemas.sweep import SweepCase, Value
 from penteract.model.count import parameters
@@ -62,11 +63,29 @@ def expand(asked: SweepQuestion, predictor: Predictor, settle: Settle = lambda r
     """All cases of a question. Raises BadInput, also where a single case of [[case]] breaks a rule."""
     refused = list[tuple[str, str]]()
     points = list(_planned(asked, asked.plan) if asked.plan else _own(asked, settle, refused))
+    made = list(_without_repeated(points, predictor, refused))
     if not points:
         what = "each combination of the grid breaks a rule" if refused else "no cases"
         raise BadInput("SWEEP", what, where=asked.name, found=refused[0][1] if refused else "nothing",
                        fix="other values, or another number of ranks")  # fmt: skip
-    return Expanded(tuple([_ready(n, point, predictor) for n, point in enumerate(points, 1)]), tuple(refused))
+    return Expanded(tuple(made), tuple(refused))
+
+
+def _without_repeated(
+    points: Sequence[_Point], predictor: Predictor, refused: list[tuple[str, str]]
+) -> Iterator[ReadyCase]:
+    """The cases, without combinations of a grid that are the program of an earlier one, which go to `refused`: their
+    difference would be noise."""
+    number, earlier = 1, SamePrograms()
+    for point in points:
+        made = _ready(number, point, predictor)
+        run, allocated = made.run.run, made.case.predicted.allocated_bytes
+        same = earlier.of(made.case.name, run, allocated) if point.origin == "grid" else ""
+        if same:
+            refused.append((_slug(point.varied), f"the same program as {same}"))
+            continue
+        number += 1
+        yield made
 
 
 # ---- runs of a base ------------------------------------------------------------------------------------------------

@@ -76,5 +76,6 @@ def slower_parts(waterfall: Sequence[WaterfallRow], rows: Sequence[OpRow], least
         own = [r for r in rows if r["part"] == row["name"] and r["measured"] > r["predicted"]]
         most = sorted(own, key=lambda r: r["predicted"] - r["measured"])[:2]
         ops = ", ".join(f"{r['name']} {show_step((r['measured'] - r['predicted']) / _PS, '+')}" for r in most)
-        yield {"kind": "part", "what": f"{row['label'].lower()} as predicted", "gain": row["picoseconds"],
-               "price": f"most in: {ops}" if ops else row["about"].rstrip(".")}  # fmt: skip
+        about = row["about"].partition(". ")[0].rstrip(".")
+        yield {"kind": "part", "what": f"{row['label'].lower()} in the predicted time", "gain": row["picoseconds"],
+               "price": f"most in: {ops}" if ops else about[:1].lower() + about[1:]}  # fmt: skip

@@ -27,6 +27,7 @@ def _lines(profile: ProfileFile, *, every: bool) -> Iterator[str]:
     yield f"Predicted: {show(step['predicted'])}, from {basis['about']}."
     yield ""
     yield from waterfall_lines(profile["waterfall"])
+    yield "Below Predicted: what each part took beyond its prediction."
     yield ""
     yield from advice_lines(profile)
     yield ""
