@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from math import inf
@@ -27,6 +28,7 @@ from penteract.planner.search import workers as module
 from penteract.planner.search.best import Search
 from penteract.planner.search.progress import Progress, Stopped
 from penteract.planner.search.workers import Workers, _Sender, room
+from penteract.units import GIB
 from planner.every_layout import ASKS, drawn_question
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -161,7 +163,13 @@ def test_a_signal_between_start_and_record_of_a_worker_waits(
     assert len(started[0].pids) == 1 and gone(started[0])
 
 
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: os.waitpid(-1, os.WNOHANG)])
+def collect_all(*_: object) -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, collect_all])
 def test_a_program_may_collect_all_its_processes(handler: Any, started: list[Workers]) -> None:
     before = signal.signal(signal.SIGCHLD, handler)
     try:
@@ -220,6 +228,22 @@ def test_systems_that_cannot_fork_have_none(
     monkeypatch.delattr(os, "fork")
     assert found(planned(ASK, number)) == alone()
     assert not started
+
+
+@pytest.mark.parametrize(
+    ("quota", "memory", "most"),
+    [(None, None, 7), (4.0, None, 3), (4.9, 2 * GIB, 2), (0.5, None, 0), (None, GIB - 1, 0)],
+)
+def test_control_groups_limit_the_room(
+    quota: float | None, memory: int | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty-four cores, of which most are idle."""
+    monkeypatch.setattr(os, "listdir", lambda _: ["1"])
+    monkeypatch.setattr(os, "cpu_count", lambda: 1000)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    monkeypatch.setattr(module.cgroup, "cores", lambda: quota)
+    monkeypatch.setattr(module.cgroup, "memory_left", lambda: memory)
+    assert room() == most
 
 
 def test_where_proc_is_hidden_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,14 @@ from struct import Struct
 from time import perf_counter
 from typing import Any
 
+from penteract.config import cgroup
 from penteract.planner.search.best import Search, four_digits
 from penteract.planner.search.progress import Pulse
 from penteract.planner.search.shared_values import ComputedHere, Key
-from penteract.units import Seconds
+from penteract.units import GIB, Seconds
 
 MOST = 7  # more would wait for the process that answers: of each value, it has something to do
+EACH = GIB  # of memory: a worker takes about as much as the process that answers, for 512 GPUs half a GiB
 FAMILIES = 64  # with fewer, a search ends before a worker has begun
 PATIENCE = 2.0  # seconds that a worker may be silent while one of its values is waited for
 _LOOK = 0.05  # seconds between two looks whether it has passed the value
@@ -39,14 +41,19 @@ _ENDED: list[int] = []  # workers whose end is not collected yet
 
 
 def room() -> int:
-    """How many workers this process may have: one for each core on which nothing runs. Where there is none, a worker
-    would only be waited for. Forking is safe with one thread only. None where /proc does not say."""
+    """How many workers this process may have: one for each core on which nothing runs, within the cores and the memory
+    that its control groups leave it. Where no core is free, a worker would only be waited for. Forking is safe with one
+    thread only. None where /proc does not say."""
     if sys.platform != "linux":
         return 0
     with suppress(OSError):
         if len(os.listdir("/proc/self/task")) == 1:
             running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])  # on all cores; this one, too
-            return max(0, min(len(os.sched_getaffinity(0)) - 1, (os.cpu_count() or 1) - running, MOST))
+            idle, own = (os.cpu_count() or 1) - running, len(os.sched_getaffinity(0)) - 1
+            quota, memory = cgroup.cores(), cgroup.memory_left()
+            granted = MOST if quota is None else int(quota) - 1
+            held = MOST if memory is None else memory // EACH
+            return max(0, min(idle, own, granted, held, MOST))
     return 0
 
 
