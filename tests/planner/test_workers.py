@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -24,9 +24,11 @@ from draws import seeds
 from penteract.config.precision.policy import RECIPES
 from penteract.planner.ask import Ask
 from penteract.planner.plan import Plan, estimator, plan_layouts
+from penteract.planner.search import best, rows
 from penteract.planner.search import workers as module
 from penteract.planner.search.best import Search
 from penteract.planner.search.progress import Progress, Stopped
+from penteract.planner.search.shared_values import Key, Values
 from penteract.planner.search.workers import Workers, _Sender, room
 from penteract.units import GIB
 from planner.every_layout import ASKS, drawn_question
@@ -94,6 +96,28 @@ def test_drawn_questions_are_answered_the_same(seed: int, started: list[Workers]
     ask = drawn_question(seed)
     assert found(planned(ask, 2, top=6)) == found(planned(ask, 0, top=6))
     assert started
+
+
+@seeds(4, first=200)
+def test_each_value_of_a_worker_is_what_the_search_would_compute_then(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of rows, which depend on what was priced before: an equal answer does not show that."""
+    compared = list[object]()
+
+    def value(values: Values, share: int, key: Key, compute: Callable[[], Any]) -> Any:
+        sent = values.computed(key, share)
+        here = compute()
+        if sent is not None:
+            assert repr(sent) == repr(here), key
+            compared.append(key)
+        values.put(key, here)  # of a worker, which is a copy of this
+        return here
+
+    monkeypatch.setattr(rows, "value", value)
+    monkeypatch.setattr(best, "value", value)
+    planned(drawn_question(seed), 2, top=6)
+    assert compared
 
 
 def test_fp8_and_its_refusals_are_the_same() -> None:
