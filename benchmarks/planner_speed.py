@@ -31,7 +31,7 @@ SEARCHES = {
     "llama-3.1-405b on 64x8xH100": (("llama-3.1-405b", "64x8xH100", "1Mi"), 1),
 }
 _PLAN = """
-import contextlib, importlib, inspect, json, os, resource, sys, time
+import importlib, inspect, json, os, resource, sys, time
 from penteract import plan
 
 for name in ("plan", "question", "search.collector"):  # `plan` imports these when it is called, where the base did before
@@ -65,10 +65,11 @@ alone = {"workers": 0} if how != "workers" and "workers" in inspect.signature(pl
 began, cpu = time.perf_counter(), time.process_time()
 found = plan(model, gpus, batch=batch, **alone)
 seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-with contextlib.suppress(ChildProcessError):  # workers that have ended
+try:  # usage counts only processes whose end is collected
     while True:
         os.wait()
-others = resource.getrusage(resource.RUSAGE_CHILDREN)
+except ChildProcessError:
+    others = resource.getrusage(resource.RUSAGE_CHILDREN)
 cpu += others.ru_utime + others.ru_stime
 counts = {name: getattr(found.counts, name) for name in ("enumerated", "priced", "fit", "simulated")}
 best = [found.ask.text(one.layout) for one in found.layouts]

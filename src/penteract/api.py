@@ -61,7 +61,7 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
     `modules`: precision of single parameters, by name ("*:moments=int8,embedding*:moments=fp32").
     `number`: raise BadInput as soon as the search knows that fewer than `number` layouts fit.
     `watch` is called every tenth of a second with the progress: seconds, layouts priced and left, the best so far.
-    `workers`: processes that search ahead of this one, on Linux; by default one for each further core, and none in a
+    `workers`: processes that search ahead of this one, on Linux; by default one for each idle core, and none in a
     process that has threads. The answer is the same.
     Raises BadInput, naming what is allowed and the fix. Ctrl-C raises Stopped, a subclass of KeyboardInterrupt: its
     `plan` has what was found so far, with `complete` False.

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from penteract.engine.device import cgroup
+from penteract.config import cgroup
 from penteract.engine.device.device import Cuda
 from penteract.engine.doctor.machine import GpuState, Port, Torch, TorchDevice, Use
 from penteract.engine.doctor.probe import child, gpus, network, smi

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import forks
-from penteract.engine.device import cgroup
+from penteract.config import cgroup
 from penteract.engine.device.cpu_affinity import usable_here
 from penteract.engine.run_folder import rundir
 from penteract.engine.runtime import launch as launcher

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +24,13 @@ from draws import seeds
 from penteract.config.precision.policy import RECIPES
 from penteract.planner.ask import Ask
 from penteract.planner.plan import Plan, estimator, plan_layouts
+from penteract.planner.search import best, rows
 from penteract.planner.search import workers as module
 from penteract.planner.search.best import Search
 from penteract.planner.search.progress import Progress, Stopped
-from penteract.planner.search.workers import Workers
+from penteract.planner.search.shared_values import Key, Values
+from penteract.planner.search.workers import Workers, _Sender, room
+from penteract.units import GIB
 from planner.every_layout import ASKS, drawn_question
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -52,14 +61,15 @@ def alone() -> dict[str, Any]:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Workers]:
-    """The workers of searches from here on."""
-    every, original = list[Workers](), Workers.__init__
+    """The workers of searches from here on. A slow machine is no fault of theirs."""
+    every, original = list[Workers](), Workers.start
 
-    def init(self: Workers, search: Search, k: int, number: int) -> None:
+    def start(self: Workers, search: Search, k: int) -> None:
         every.append(self)
-        original(self, search, k, number)
+        original(self, search, k)
 
-    monkeypatch.setattr(Workers, "__init__", init)
+    monkeypatch.setattr(Workers, "start", start)
+    monkeypatch.setattr(module, "PATIENCE", 60)
     return every
 
 
@@ -88,6 +98,28 @@ def test_drawn_questions_are_answered_the_same(seed: int, started: list[Workers]
     assert started
 
 
+@seeds(4, first=200)
+def test_each_value_of_a_worker_is_what_the_search_would_compute_then(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of rows, which depend on what was priced before: an equal answer does not show that."""
+    compared = list[object]()
+
+    def value(values: Values, share: int, key: Key, compute: Callable[[], Any]) -> Any:
+        sent = values.computed(key, share)
+        here = compute()
+        if sent is not None:
+            assert repr(sent) == repr(here), key
+            compared.append(key)
+        values.put(key, here)  # of a worker, which is a copy of this
+        return here
+
+    monkeypatch.setattr(rows, "value", value)
+    monkeypatch.setattr(best, "value", value)
+    planned(drawn_question(seed), 2, top=6)
+    assert compared
+
+
 def test_fp8_and_its_refusals_are_the_same() -> None:
     ask = replace(ASK, precision=RECIPES["fp8_tensorwise"], also=(RECIPES["bf16"],))
     assert found(planned(ask, 2)) == found(planned(ask, 0))
@@ -112,6 +144,138 @@ def test_what_is_asked_of_a_search_later_needs_no_worker() -> None:
     plans = [planned(ASK, workers, top=2) for workers in (0, 2)]
     more = [[t.layout for t in p.search.best(20)] for p in plans]
     assert more[0] == more[1] and len(more[0]) == 20
+
+
+@pytest.fixture
+def files() -> Iterator[None]:
+    """No file stays open."""
+    before = os.listdir("/proc/self/fd")
+    yield
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.usefixtures("files")
+def test_where_no_more_processes_may_start_there_are_fewer(
+    monkeypatch: pytest.MonkeyPatch, started: list[Workers]
+) -> None:
+    original = os.fork
+
+    def fork() -> int:
+        if started[0].pids:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return original()
+
+    monkeypatch.setattr(os, "fork", fork)
+    assert found(planned(ASK, 3)) == alone()
+    assert len(started[0].pids) == 1 and started[0].used and gone(started[0])
+
+
+@pytest.mark.usefixtures("files")
+def test_a_signal_between_start_and_record_of_a_worker_waits(
+    monkeypatch: pytest.MonkeyPatch, started: list[Workers]
+) -> None:
+    original = os.fork
+
+    def fork() -> int:
+        pid = original()
+        signal.raise_signal(signal.SIGINT)  # in the worker, too: it ignores it
+        return pid
+
+    monkeypatch.setattr(os, "fork", fork)
+    with pytest.raises(Stopped):
+        planned(ASK, 2)
+    assert len(started[0].pids) == 1 and gone(started[0])
+
+
+def collect_all(*_: object) -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, collect_all])
+def test_a_program_may_collect_all_its_processes(handler: Any, started: list[Workers]) -> None:
+    before = signal.signal(signal.SIGCHLD, handler)
+    try:
+        for _ in range(2):
+            assert found(planned(ASK, 1)) == alone()
+        assert all(map(gone, started))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_program_may_have_a_thousand_files(monkeypatch: pytest.MonkeyPatch, started: list[Workers]) -> None:
+    def pipe() -> tuple[int, int]:
+        few = original()
+        many = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 1024) for end in few]
+        for end in few:
+            os.close(end)
+        return many[0], many[1]
+
+    original, (soft, hard) = os.pipe, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("no process here may have so many")
+    monkeypatch.setattr(os, "pipe", pipe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    try:
+        assert found(planned(ASK, 1)) == alone()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert started[0].used > 20
+
+
+def test_a_worker_keeps_its_pipe_alone(monkeypatch: pytest.MonkeyPatch, started: list[Workers]) -> None:
+    def look(search: Search, k: int, share: int, sender: _Sender) -> None:
+        score = int(Path("/proc/self/oom_score_adj").read_text())
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        sender.put((share,), (len(os.listdir("/proc/self/fd")), score, {signal.SIGINT, signal.SIGTERM} <= blocked))
+        sender.reached(inf, inf)
+
+    monkeypatch.setattr(module, "_look_ahead", look)
+    planned(ASK, 2)
+    for share in (1, 2):  # with the folder of files, which is read
+        assert started[0]._values[share,] == (2, 1000, True)
+
+
+def test_a_worker_looks_as_far_as_the_search() -> None:
+    """Times that are equal to four digits are equal."""
+    seen = memoryview(bytearray(16)).cast("d")
+    seen[0] = 1.234
+    sender = _Sender(-1, seen, 1)
+    assert sender.reached(1.2349, inf) and not sender.reached(1.2351, inf)
+
+
+@pytest.mark.parametrize("number", [-1, 0, 2])
+def test_systems_that_cannot_fork_have_none(
+    number: int, monkeypatch: pytest.MonkeyPatch, started: list[Workers]
+) -> None:
+    monkeypatch.delattr(os, "fork")
+    assert found(planned(ASK, number)) == alone()
+    assert not started
+
+
+@pytest.mark.parametrize(
+    ("quota", "memory", "most"),
+    [(None, None, 7), (4.0, None, 3), (4.9, 2 * GIB, 2), (0.5, None, 0), (None, GIB - 1, 0)],
+)
+def test_control_groups_limit_the_room(
+    quota: float | None, memory: int | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty-four cores, of which most are idle."""
+    monkeypatch.setattr(os, "listdir", lambda _: ["1"])
+    monkeypatch.setattr(os, "cpu_count", lambda: 1000)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    monkeypatch.setattr(module.cgroup, "cores", lambda: quota)
+    monkeypatch.setattr(module.cgroup, "memory_left", lambda: memory)
+    assert room() == most
+
+
+def test_where_proc_is_hidden_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden(path: str) -> list[str]:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "listdir", hidden)
+    assert room() == 0
 
 
 @pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])

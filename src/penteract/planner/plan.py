@@ -209,7 +209,7 @@ def plan_layouts(
     workers: int | None = None,
 ) -> Plan:  # fmt: skip
     """The `top` best layouts of a question (or `number`, if that is more), exactly. `watch` receives the progress.
-    `workers`: processes that search ahead of this one; by default one for each further core. The answer is the same.
+    `workers`: processes that search ahead of this one; by default one for each idle core. The answer is the same.
 
     Raises BadInput if no layout of the model can have such a step, if pins leave nothing to try, or if some layouts fit
     but fewer than `number`. Raises Stopped, with what was found so far, in place of KeyboardInterrupt.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from penteract.engine.device import cgroup
+from penteract.config import cgroup
 
 
 def here() -> int:

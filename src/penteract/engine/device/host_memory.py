@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penteract.engine.device import cgroup
+from penteract.config import cgroup
 from penteract.units import KIB, Bytes
 
 MEMINFO = Path("/proc/meminfo")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from penteract.engine.device import cgroup
+from penteract.config import cgroup
 from penteract.engine.rank.stopping import Phase, Stopping
 from penteract.engine.run_folder import rundir
 from penteract.engine.runtime.deaths import death

@@ -1,7 +1,8 @@
 """Where a search has its values from that cost time: bounds, memory, simulated steps.
 
-Each depends on the question alone. So it does not matter who computes it: an answer is the same to the last bit with
-any number of processes (`workers.py`), and one that dies is only missed.
+Each depends on the question, and on which rows of its own family were priced before: what did not fit, larger ones do
+not either. Bounds of other families do not change the order in one. So it does not matter who computes a value: an
+answer is the same to the last bit with any number of processes (`workers.py`), and one that dies is only missed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
-from penteract.engine.device import cgroup
+from penteract.config import cgroup
 from penteract.engine.device import cpu_affinity as cores
 from penteract.engine.doctor.machine import Host, ProcessLimits
 from penteract.units import KIB, Bytes
