@@ -236,7 +236,7 @@ def _all_of(run: Path) -> dict[str, bytes]:
     [
         (
             ("--steps=6",),
-            "error[STEPS]: the run is already that far · --resume · found 6 / allowed > 6 · fix: --steps 12",
+            "error[STEPS]: the run is already that far · --steps · found 6 / allowed > 6 · fix: --steps 12",
         ),
         (
             ("--steps=9", "--training.seed=7", "--parallel.dp=2"),

@@ -243,6 +243,12 @@ def test_a_grid_of_words() -> None:
     assert read_grid(["reshard_after_step=true/false"]) == {"parallel.reshard_after_step": (True, False)}
 
 
+def test_values_of_a_grid_that_are_joined_by_commas_get_their_fix() -> None:
+    with pytest.raises(BadInput) as bad:
+        read_grid(["tp=1,2"])
+    assert (bad.value.found, bad.value.fix) == ('"1,2"', "--grid parallel.tp=1/2")
+
+
 def test_random_samples_fill_their_sequences() -> None:
     """So a kernel that takes whole sequences alone is no fault of a case."""
     packed = [

@@ -91,7 +91,9 @@ def _rows(folder: Path, *, verify: bool) -> Iterator[CheckpointRow]:
 
 
 def _row(one: Any, at: Path, state: str, problem: str = "") -> CheckpointRow:
-    saved = datetime.fromtimestamp(at.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    manifest = at / "manifest.json"  # written last; the folder changes when the checkpoint is proven, too
+    last = manifest if manifest.exists() else at
+    saved = datetime.fromtimestamp(last.stat().st_mtime, UTC).isoformat(timespec="seconds")
     size = sum(file.lstat().st_size for file in at.iterdir())
     return CheckpointRow(one.step, one.epoch, str(at), saved, size, state, problem)
 

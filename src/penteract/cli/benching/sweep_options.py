@@ -102,5 +102,11 @@ def read_grid(words: Sequence[str]) -> dict[str, Values]:
             raise BadInput("USAGE", "a grid's key takes values", where="--grid", found=word, fix=f"--grid {name}=1/2")
         if name in found:
             raise BadInput("USAGE", "a grid's key is given twice", where="--grid", found=word, fix="keep one")
-        found[name] = tuple(read_overrides([f"{name}={value}"])[name].value for value in values)
+        try:
+            found[name] = tuple(read_overrides([f"{name}={value}"])[name].value for value in values)
+        except BadInput as bad:
+            if bad.fix or "," not in text:
+                raise
+            fix = f"--grid {name}={text.replace(',', '/')}"
+            raise BadInput(bad.code, bad.what, where=bad.where, found=bad.found, allowed=bad.allowed, fix=fix) from bad
     return found

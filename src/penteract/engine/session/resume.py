@@ -62,7 +62,7 @@ def check_resume(folder: Path, spec: RunSpec, at: Path | None = None) -> None:
     _check_numbers(stored, spec.precision.policy)
     step = int(extra["step"])
     if step >= spec.train.steps:
-        raise BadInput("STEPS", "the run is already that far", where="--resume", found=spec.train.steps,
+        raise BadInput("STEPS", "the run is already that far", where="--steps", found=spec.train.steps,
                        allowed=f"> {step}", fix=f"--steps {step + spec.train.steps}")  # fmt: skip
 
 
