@@ -59,7 +59,7 @@ def timed(name, others):
     setattr(estimator, name, method)
 
 model, gpus, batch, how = sys.argv[1:]
-for name in ("estimate", "played", "closer", "first", "time") if how == "apart" else ():
+for name in ("memory_of", "estimate", "played", "closer", "first", "time") if how == "apart" else ():
     timed(name, {"estimate": "quote"})
 alone = {"workers": 0} if how != "workers" and "workers" in inspect.signature(plan).parameters else {}
 began, cpu = time.perf_counter(), time.process_time()
