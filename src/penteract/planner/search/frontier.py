@@ -21,8 +21,9 @@ from penteract.units import Seconds
 
 _STILL = Pulse()
 _ROUGH, _OF_PASSES, _FITTING = range(3)  # bounds of a row
-# Families with these in common have passes that others lack: precision, tp, cp, cp_method, pp.
-_Passes = tuple[Policy, int, int, str, int]
+# Families with the same precision and these in common have passes that others lack.
+_SHARED = ("tp", "cp", "cp_method", "pp")
+_Passes = tuple[object, ...]
 _Serial = tuple[int, int]  # of a family, and of a row in it, from 1; 0 for the whole family
 
 
@@ -76,7 +77,7 @@ class Frontier:
         """The share of a layout's family; 0 if none were dealt."""
         if not self._shares:
             return 0
-        return self._shares.get((precision, layout.tp, layout.cp, layout.cp_method, layout.pp), 0)
+        return self._shares.get((precision, *[getattr(layout, name) for name in _SHARED]), 0)
 
     def keep(self, share: int) -> None:
         """Leave out the families of other shares."""
@@ -183,5 +184,4 @@ def _branch_of(waiting: Row | Branch) -> Branch:
 
 
 def _passes_of(branch: Branch) -> _Passes:
-    rest = branch.family.rest
-    return branch.prices.policy, rest["tp"], rest["cp"], rest["cp_method"], rest["pp"]
+    return branch.prices.policy, *[branch.family.rest[name] for name in _SHARED]
