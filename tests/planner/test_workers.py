@@ -335,3 +335,18 @@ end.set()
 def test_a_search_that_ends_at_once_has_none(started: list[Workers]) -> None:
     planned(replace(ASK, pins={"pp": (1,), "tp": (1,)}), workers=None)
     assert not started
+
+
+def test_a_program_leaves_no_worker_to_others() -> None:
+    """Nor one that has ended: the first process of a container may not collect it."""
+    script = """
+import time
+from penteract import plan
+from penteract.planner.search import workers
+workers.PATIENCE, workers._look_ahead = 0.05, lambda *_: time.sleep(60)
+plan("llama-3.2-1b", "8xH200", batch="1Mi", workers=2)
+print(*workers._ENDED)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert len(done.stdout.split()) == 2
+    assert not [pid for pid in done.stdout.split() if Path(f"/proc/{pid}").exists()]

@@ -7,6 +7,7 @@ behind the k-th best that this has found.
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import select
@@ -208,6 +209,14 @@ def _ended(pid: int) -> bool:
 def _collect() -> None:
     """Forget processes that have ended. That takes some milliseconds, for which a search does not wait."""
     _ENDED[:] = [pid for pid in _ENDED if not _ended(pid)]
+
+
+@atexit.register
+def _collect_all() -> None:
+    """At the end of the program: the first process of a container may never collect what is left to it."""
+    for pid in _ENDED:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)  # it was killed
 
 
 @contextmanager
