@@ -21,6 +21,10 @@ LAYOUTS = [
     Layout(recompute=("*",), fuse=("norm", "mlp", "qkv")),
     Layout(dp=2, zero=3),
     Layout(dp=2, ep=2, gradient_accumulation_steps=2),
+    Layout(dp=2, ep=2, ep_method="all_gather", gradient_accumulation_steps=2),
+    Layout(dp=2, ep=2, ep_method="all_gather", zero=3, recompute=("*",)),
+    Layout(dp=2, tp=2, ep=2, ep_method="all_gather", recompute=("ep_all_gather", "permute", "expert_linear")),
+    Layout(dp=2, tp=2, ep=2, expert_tp=2, ep_method="all_gather"),
     Layout(dp=2, ep=2, zero=2, recompute=("dispatch", "permute", "expert_linear")),
     Layout(dp=2, ep=2, recompute=("tp_all_gather", "expert_offsets", "choices")),
     Layout(tp=2, expert_tp=2),
@@ -60,4 +64,4 @@ def test_gate_and_up_are_a_pair_where_their_kernel_adds() -> None:
             for i in some
             if i.call.site.op_name == "add"
         ]
-        assert len([call for call in sums if call.site.line.startswith("model/moe.py:84")]) == 2 - pairs
+        assert len([call for call in sums if call.site.line.startswith("model/moe.py:93")]) == 2 - pairs

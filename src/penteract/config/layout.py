@@ -11,6 +11,7 @@ from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.schedule.schedule import Placement
 
 CpMethod = Literal["all_gather", "ring", "ulysses"]
+EpMethod = Literal["all_to_all", "all_gather"]
 # Those of a package of its own before those of torch, and in each the fastest last.
 AttentionKernel = Literal["reference", "fa4_documents", "fa4", "flash", "cudnn"]
 LossKernel = Literal["reference", "chunked"]
@@ -33,6 +34,7 @@ COLLECTIVES: tuple[Collectives, ...] = get_args(Collectives)
 EVERY_FUSION: tuple[Fusion, ...] = get_args(Fusion)
 FUSIONS: tuple[Fusion, ...] = ("norm", "add", "mlp", "qkv", "loss", "fp8")  # "all": those that need no package
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
+EP_METHODS: tuple[EpMethod, ...] = get_args(EpMethod)
 
 
 class Edit(NamedTuple):
@@ -76,6 +78,7 @@ class Layout:
     vpp: int = 1
     last_stage_less_layers: int = 0
     cp_method: CpMethod = "all_gather"
+    ep_method: EpMethod = "all_to_all"  # each copy of a token to its expert, or each token to all ranks
     micro_batch_size: int = 1
     gradient_accumulation_steps: int = 1
     zero: int = 0
@@ -136,6 +139,11 @@ class Layout:
     def stages(self) -> int:
         """Pipeline stages of the model: pp·vpp."""
         return self.pp * self.vpp
+
+    @property
+    def gathers_tokens(self) -> bool:
+        """Whether ranks that share experts gather each other's tokens, and add up what their experts make of them."""
+        return self.ep > 1 and self.ep_method == "all_gather"
 
     @property
     def cuts_units(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.model.mlp import mlp
 from penteract.ops.do import Do, Value, single_collective
 from penteract.ops.params import Param, Shard
+from penteract.ops.spec import Received
 from penteract.parallel import expert, tensor
 
 # Choices summed over all ranks that share a sequence; no gradient flows through a count.
@@ -51,19 +53,26 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
             do.redistribute(tensor.tp_all_gather, weights),
             do.redistribute(_indices, experts),
         )
-    order, copies = do.op("expert_permutation", experts, experts=spec.experts)
-    coming = do.redistribute(expert.counts, copies)
+    gathers, rows_of = do.layout.gathers_tokens, dict[str, Any]()
+    if gathers:
+        tokens, weights, experts = expert.gather_tokens(do, tokens, weights, experts)
+        rows_of = {"rows": Received(do.layer), "ranks": do.mesh.size("ep")}
+    order, copies = do.op("expert_permutation", experts, experts=spec.experts, ranks=rows_of.get("ranks", 1))
+    coming = copies if gathers else do.redistribute(expert.counts, copies)
     matrices = _matrices(do, m, spec, name)
     grouped = [do.layout.experts != "reference" and do.linear_layers.of_experts(w.name) is None for w in matrices]
     offsets = expert.offsets(do, coming) if any(grouped) else coming
     # Host sizes are needed for an all-to-all, and for one product per expert.
     by_host = do.mesh.size("ep") > 1 or not all(grouped)
     sizes = expert.split_sizes(do, copies, coming) if by_host else offsets
-    sent = do.op("permute", tokens, order, top_k=spec.top_k)[0]
-    h = do.redistribute(expert.dispatch, sent, sizes, coming, order)  # [R, D]
-    rows = [offsets if one else sizes for one in grouped]
-    y = do.redistribute(expert.combine, _experts(do, h, matrices, rows), sizes, coming, order)  # [s·B·k, D]
+    h = do.op("permute", tokens, order, top_k=spec.top_k, **rows_of)[0]
+    if not gathers:
+        h = do.redistribute(expert.dispatch, h, sizes, coming, order)  # [s·B·k, D] -> [R, D]
+    y = _experts(do, h, matrices, [offsets if one else sizes for one in grouped])
+    if not gathers:
+        y = do.redistribute(expert.combine, y, sizes, coming, order)
     out = do.op("unpermute", y, weights, order, top_k=spec.top_k)[0]
+    out = do.redistribute(expert.ep_reduce_scatter, out) if gathers else out
     return do.redistribute(tensor.tp_reduce_scatter, out) if split else out
 
 

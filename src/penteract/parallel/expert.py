@@ -1,11 +1,18 @@
 """Expert parallelism.
 
 Split      experts, over ranks of dp·cp, which hold different tokens.
-Traffic    counts   forward all-to-all of the number of copies for each expert (no gradient)
+Traffic    by `ep_method`. "all_to_all":
+           counts   forward all-to-all of the number of copies for each expert (no gradient)
            dispatch forward all-to-all of token copies to their experts   backward all-to-all of their gradients back
            combine  forward all-to-all of results back to their tokens    backward all-to-all of their gradients again
-Costs      the residual stream top_k times, both ways; sizes are data-dependent, no token is dropped.
+           "all_gather":
+           ep_all_gather       forward all-gather tokens        backward reduce-scatter their gradients
+           ep_reduce_scatter   forward reduce-scatter what each rank's experts add to them
+                               backward all-gather the gradients of the sums
+Costs      the residual stream both ways: top_k·(ep - 1)/ep times by all-to-all, as a token has that many copies on other
+           ranks; ep - 1 times by all-gather, as each token goes to each rank once. No token is dropped.
 Helps      when experts are many and large; hurts when routing is uneven: all wait for the rank with the most tokens.
+           All-gather suits few ranks and many choices. It has equal shares, and copies are made where they are used.
 Papers     Lepikhin 2020 (2006.16668); DeepSeek-V3 2024 (2412.19437) §2.1.2
 """
 
@@ -13,6 +20,12 @@ from __future__ import annotations
 
 from penteract.ops.do import Do, Redistribution, Steps, Value, Values, single_collective
 from penteract.ops.spec import Dim, Received
+
+# [s, ..] -> [ep·s, ..], and partial sums [ep·s, ..] -> their sum [s, ..]
+ep_all_gather = single_collective("ep_all_gather", "ep", "all_gather", "reduce_scatter")
+ep_reduce_scatter = single_collective("ep_reduce_scatter", "ep", "reduce_scatter", "all_gather")
+# Indices of experts have no gradient. The name is the same, so that a layout recomputes both or none.
+_indices = single_collective("ep_all_gather", "ep", "all_gather")
 
 counts = single_collective("counts", "ep", "all_to_all")  # [X] -> [X]: this rank's experts, by sender
 
@@ -50,12 +63,26 @@ dispatch = _redistribution("dispatch", "dispatch", "combine")
 combine = _redistribution("combine", "combine", "dispatch")
 
 
+def senders(do: Do) -> int:
+    """Ranks from which rows come to this rank's experts, each in a part of its own."""
+    return 1 if do.layout.gathers_tokens else do.mesh.size("ep")
+
+
+def gather_tokens(do: Do, tokens: Value, weights: Value, experts: Value) -> Values:
+    """What each rank routes, [s, B, ..], for all that share experts, [ep·s, B, ..]."""
+    return (
+        do.redistribute(ep_all_gather, tokens),
+        do.redistribute(ep_all_gather, weights),
+        do.redistribute(_indices, experts),
+    )
+
+
 def split_sizes(do: Do, copies: Value, coming: Value) -> Value:
     """copies [X] of this rank for each expert, and those `coming` to its own by sender -> the host's sizes: what goes
     to and comes from every rank."""
-    return do.op("split_sizes", copies, coming, ranks=do.mesh.size("ep"))[0]
+    return do.op("split_sizes", copies, coming, ranks=senders(do))[0]
 
 
 def offsets(do: Do, coming: Value) -> Value:
     """Copies `coming` to this rank's experts by sender -> where the rows of each begin, on the device."""
-    return do.op("expert_offsets", coming, ranks=do.mesh.size("ep"))[0]
+    return do.op("expert_offsets", coming, ranks=senders(do))[0]

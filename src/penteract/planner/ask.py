@@ -15,6 +15,7 @@ from penteract.config.layout import (
     COLLECTIVES,
     CP_METHODS,
     ELEMENTWISE,
+    EP_METHODS,
     EVERY_FUSION,
     EXPERT_KERNELS,
     FUSIONS,
@@ -24,6 +25,7 @@ from penteract.config.layout import (
     Collectives,
     CpMethod,
     Elementwise,
+    EpMethod,
     ExpertKernel,
     Fusion,
     Layout,
@@ -33,6 +35,7 @@ from penteract.config.optimizers import OptimizerKinds, OptimizerName
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.recompute import WHOLE, MemoryBudget, name_of, ops_of
 from penteract.config.rules.case import KEYS
+from penteract.config.rules.ep_methods import fastest_ep_method
 from penteract.config.rules.expert_kernels import fastest_experts
 from penteract.config.rules.kernel_gpus import check_kernels_for
 from penteract.config.rules.kernel_limits import fastest_attention, fastest_elementwise, fastest_fusions
@@ -48,6 +51,7 @@ _LONG = {"micro_batch_size": "mbs"}
 _WORDS: Mapping[str, Collection[str]] = {
     "schedule": SCHEDULES,
     "cp_method": CP_METHODS,
+    "ep_method": EP_METHODS,
     "attention": ATTENTION_KERNELS,
     "loss": LOSS_KERNELS,
     "elementwise": ELEMENTWISE,
@@ -136,6 +140,10 @@ class Ask:
             return "reference"
         return fastest_experts(self.model, part, self.precision, self.packages, capability=gpu.capability)
 
+    def ep_method(self, ep: int) -> EpMethod:
+        """How tokens get to experts that `ep` ranks share."""
+        return fastest_ep_method(self.model, ep)
+
     @property
     def collectives(self) -> Collectives:
         """Overlapped where links like those inside its nodes were measured directly."""
@@ -147,6 +155,7 @@ class Ask:
         usual = Layout(
             elementwise=ask.elementwise, fuse=ask.fuse(layout.tp, layout.elementwise), collectives=ask.collectives,
             experts=ask.experts(layout.expert_tp), attention=ask.attention(layout.cp, layout.cp_method),
+            ep_method=ask.ep_method(layout.ep),
         )  # fmt: skip
         return as_text(layout, usual)
 

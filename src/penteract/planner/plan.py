@@ -298,6 +298,7 @@ def case_of(ask: Ask, settings: Mapping[str, Values]) -> tuple[Case, Settle]:
         given["fuse"] = read_fusions(given["fuse"], "--layout")
     given.setdefault("experts", ask.experts(given.get("expert_tp", 1)))
     given.setdefault("collectives", ask.collectives)
+    given.setdefault("ep_method", ask.ep_method(given.get("ep", 1)))
     given.setdefault("attention", ask.attention(given.get("cp", 1), given.get("cp_method", "all_gather")))
     if budget_of(str(given.get("recompute", ""))):
         del given["recompute"]

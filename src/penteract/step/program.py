@@ -49,7 +49,7 @@ from penteract.step.events import At, Events, events
 REDISTRIBUTIONS: tuple[Redistribution, ...] = (
     tensor.tp_all_gather, tensor.tp_reduce_scatter, tensor.cross_entropy(0.0),
     context.cp_all_gather, context.ring(), context.to_heads, context.to_tokens,
-    expert.counts, expert.dispatch, expert.combine, over_sequence,
+    expert.counts, expert.dispatch, expert.combine, expert.ep_all_gather, expert.ep_reduce_scatter, over_sequence,
 )  # fmt: skip
 # Ops that only redistributions call: these are recomputed as a whole.
 INSIDE = frozenset({

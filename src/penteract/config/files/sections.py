@@ -10,6 +10,7 @@ from penteract.config.layout import (
     AttentionKernel,
     Collectives,
     CpMethod,
+    EpMethod,
     Elementwise,
     ExpertKernel,
     Fusion,
@@ -35,6 +36,7 @@ class Parallel:
     expert_tp: int = 1
     schedule: ScheduleName = "1f1b"
     cp_method: CpMethod = "all_gather"
+    ep_method: EpMethod | Literal["auto"] = "auto"
     zero: int = 0
     shard_group: int = 0
     reduce_scatter_once: bool = False

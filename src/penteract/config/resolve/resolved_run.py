@@ -15,6 +15,7 @@ from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.recompute import MemoryBudget, ops_of
 from penteract.config.resolve.presets import preset as find_preset
 from penteract.config.rules.case import Case
+from penteract.config.rules.ep_methods import fastest_ep_method
 from penteract.config.rules.legal import check_legal
 from penteract.config.rules.settle import Settle
 from penteract.config.run import (
@@ -267,6 +268,10 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
     for name in settle.open:
         left[name][name] = 1
     total, length = batch["global_batch_size"], batch["sequence_length"]
+    if parallel["ep_method"] == "auto":
+        parallel["ep_method"] = fastest_ep_method(model, parallel["ep"])
+        why = f"derived: ep = {parallel['ep']}" if parallel["ep"] > 1 else "default"
+        settings["parallel.ep_method"] = Setting(parallel["ep_method"], why)
     layout = Layout(
         **parallel, micro_batch_size=batch["micro_batch_size"], bucket_bytes=memory["bucket_bytes"],
         recompute=ops_of(memory["chosen" if memory["recompute"] == "budget" else "recompute"]),

@@ -178,6 +178,8 @@ class Executor:
         else:
             run = call_of_rows(kernel, self.env, call, ins, weights, outs)
         run()
+        if site.op_name == "split_sizes" and self.p.layout.ep > 1:
+            self.received[site.layer, buffer[1]] = sum(outs[0].received)
         for r, y in zip(call.outs, outs, strict=True):
             self.registers[buffer, r] = y
         self.registers.bind(buffer, call, outs, run)
@@ -362,7 +364,6 @@ class Executor:
             send, receive = splits.sent, splits.received
             if site.attrs["direction"] == "combine":
                 send, receive = receive, send
-            self.received[site.layer, buffer[1]] = sum(splits.received)
             (y,) = self.registers.make(buffer, call.outs)
             work = self.comm.start_uneven(ranks, x, y, send, receive)
         else:

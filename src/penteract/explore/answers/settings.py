@@ -147,6 +147,8 @@ class Settings:
                 return f"{lay.schedule} runs one chunk a rank"
             case "cp_method" if lay.cp == 1:
                 return "the sequence is not split"
+            case "ep_method" if lay.ep == 1:
+                return "no ranks share experts"
             case "shard_group" if lay.zero == 0:
                 return "ZeRO 0 shards nothing"
             case "reshard_after_step" | "reduce_scatter_once" if lay.zero < 3:
@@ -164,7 +166,7 @@ class Settings:
 
 
 _KERNELS = ("attention", "experts", "fuse")  # of which some are for some GPUs
-_RULED = ("schedule", "cp_method", "attention", "loss", "elementwise", "experts", "collectives", "zero", "fuse")
+_RULED = ("schedule", "cp_method", "ep_method", "attention", "loss", "elementwise", "experts", "collectives", "zero", "fuse")
 
 
 def _own(page: Question, name: str) -> Value:

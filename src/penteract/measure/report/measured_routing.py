@@ -36,4 +36,4 @@ def as_routed(estimator: Estimator | None, run: RunSpec, rank: int, rows: Sequen
 def _exchanges(p: Program) -> list[int]:
     """The layers of a rank whose rows are sent to experts of other ranks."""
     ops = (op.site for chunk in p.chunks for op in chunk.tape.ops)
-    return sorted({site.layer for site in ops if site.op_name == "split_sizes" and int(site.attrs["ranks"]) > 1})
+    return sorted({site.layer for site in ops if site.op_name == "split_sizes"}) if p.layout.ep > 1 else []

@@ -15,6 +15,7 @@ from penteract.config.layout import (
     AttentionKernel,
     Collectives,
     CpMethod,
+    EpMethod,
     Elementwise,
     ExpertKernel,
     Fusion,
@@ -112,6 +113,7 @@ class Space:
     last_stage_less_layers 0, and what leaves the slowest pipeline rank the least work (`balanced`)
     ep, expert_tp          for a model with experts: divisors of dp·cp; whole experts, or split over tp
     cp_method              all, if cp > 1
+    ep_method              what sends less
     zero                   0 to 3; only 0 if no two ranks share parameters (dp·cp = 1)
     shard_group            all ranks that share parameters; on several nodes also those of one node, if that divides
     reduce_scatter_once,   with ZeRO 3 and several micro-batches: neither, or one of both (both together equal ZeRO 1)
@@ -189,6 +191,10 @@ class Space:
         some = self.ask.model.moe is not None
         degrees = self._values("ep", divisors(rows) if some else (1,))
         return list(product(degrees, self._values("expert_tp", (1, tp) if some and tp > 1 else (1,))))
+
+    def ep_methods(self, ep: int) -> tuple[EpMethod, ...]:
+        """How tokens get to experts that `ep` ranks share."""
+        return self._values("ep_method", (self.ask.ep_method(ep),))
 
     def methods(self, cp: int) -> tuple[CpMethod, ...]:
         """The ways of context parallelism to try over `cp` ranks; over one rank, the default alone."""
@@ -273,11 +279,12 @@ class Space:
                     (ep, cut): self._checked(legality, (dp, cp, method, ep, cut), memories[cut]) for ep, cut in experts
                 }
                 for pipeline, (ep, expert_tp) in product(pipelines, experts):
-                    fixed = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "cp_method": method, **pipeline._asdict(),
-                             "ep": ep, "expert_tp": expert_tp, **self._edits}  # fmt: skip
-                    members = tuple(self._members(legality, fixed, options[ep, expert_tp], refused, sizes))
-                    if members:
-                        yield LayoutFamily(fixed, members)
+                    for sent in self.ep_methods(ep):
+                        fixed = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "cp_method": method, **pipeline._asdict(),
+                                 "ep": ep, "expert_tp": expert_tp, "ep_method": sent, **self._edits}  # fmt: skip
+                        members = tuple(self._members(legality, fixed, options[ep, expert_tp], refused, sizes))
+                        if members:
+                            yield LayoutFamily(fixed, members)
 
     def _checked(
         self, legality: Legality, about: tuple[int, int, CpMethod, int, int], memories: list[MemoryOptions]

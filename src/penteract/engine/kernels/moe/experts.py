@@ -142,37 +142,51 @@ def router_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) 
 
 
 def expert_permutation(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """The order that sorts token copies by expert, [s·B·k], and how many each expert has, [X]."""
-    flat = ins[0].reshape(-1)
-    torch.sort(flat, stable=True, out=(torch.empty_like(flat), outs[0]))
-    outs[1].zero_().scatter_(0, flat, 1, reduce="add")
+    """The order that sorts token copies by expert, [s·B·k], and how many each expert has, [X]. Of several ranks, this
+    one's experts come first, and only these are counted."""
+    flat, (order, copies), experts = ins[0].reshape(-1), outs, int(site.attrs["experts"])
+    if site.attrs["ranks"] == 1:
+        torch.sort(flat, stable=True, out=(torch.empty_like(flat), order))
+        copies.zero_().scatter_(0, flat, 1, reduce="add")
+        return
+    flat = torch.sub(flat, env.index("ep") * len(copies)).remainder_(experts)
+    torch.sort(flat, stable=True, out=(torch.empty_like(flat), order))
+    every = torch.zeros(experts, dtype=copies.dtype, device=copies.device)
+    copies.copy_(every.scatter_(0, flat, 1, reduce="add")[: len(copies)])
 
 
 def permute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """Token copies in the order of their experts: [s, B, D] -> [s·B·k, D]."""
+    """Token copies in the order of their experts: [s, B, D] -> [s·B·k, D], or the first of them."""
     x, order = ins
-    torch.index_select(_rows(x), 0, order // site.attrs["top_k"], out=outs[0])
+    torch.index_select(_rows(x), 0, (order // site.attrs["top_k"])[: len(outs[0])], out=outs[0])
 
 
 def permute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """The sum of the gradients of a token's copies."""
     order, g = ins
-    _rows(outs[0].zero_()).index_add_(0, order // site.attrs["top_k"], g)
+    _rows(outs[0].zero_()).index_add_(0, (order // site.attrs["top_k"])[: len(g)], g)
 
 
 def unpermute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """Each token's sum of its copies, weighted: [s·B·k, D] -> [s, B, D]."""
+    """Each token's sum of its copies, weighted: [s·B·k, D] -> [s, B, D]. Copies that other ranks have add nothing."""
     y, w, order = ins
-    copies = torch.empty_like(y)
-    copies[order] = y
+    if len(y) < len(order):
+        copies = torch.zeros(len(order), y.shape[1], dtype=y.dtype, device=y.device)
+        copies[order[: len(y)]] = y
+    else:
+        copies = torch.empty_like(y)
+        copies[order] = y
     copies = copies.view(*w.shape, -1).mul_(w[..., None])
     torch.sum(copies, -2, out=outs[0])
 
 
 def unpermute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """Gradients of the copies and of the weights."""
+    """Gradients of the copies and of the weights; of a weight whose copy another rank has, zero."""
     y, w, order, g = ins
-    torch.index_select(_rows(g), 0, order // site.attrs["top_k"], out=outs[0])
+    torch.index_select(_rows(g), 0, (order // site.attrs["top_k"])[: len(y)], out=outs[0])
+    if len(y) < len(order):
+        outs[1].zero_()
+        order = order[: len(y)]
     outs[1].view(-1)[order] = (outs[0] * y).sum(-1)
     outs[0].mul_(w.reshape(-1)[order][:, None])
 

@@ -36,7 +36,7 @@ class Routing:
         ranks, experts = int(site.attrs["ranks"]), int(site.ins[0].shape[0])  # type: ignore[arg-type]
         share, rest = divmod(self._copies, experts)
         each = [share + (e < rest) for e in range(experts)]
-        own, me = experts // ranks, self._index(site)
+        own, me = experts // ranks, self._index(site) if ranks > 1 else 0
         mine = each[me * own : (me + 1) * own]
         return Splits([sum(each[i * own : (i + 1) * own]) for i in range(ranks)], [sum(mine)] * ranks, [mine] * ranks)
 

@@ -85,24 +85,36 @@ def _grouping(tokens: int, attrs: Attrs, widths: Widths) -> int:
 
 
 class ExpertPermutation(OpDeclaration):
-    """experts [s, B, k] -> order [s·B·k] (a stable sort of the copies by expert), copies of each expert [X]."""
+    """experts [s, B, k] -> order [s·B·k] (a stable sort of the copies by expert), copies of each expert [X].
+
+    `ranks` share the experts, all of which have the same copies: those of this rank's experts come first, and only these
+    are counted, [X/ranks].
+    """
 
     differentiable = ()
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
-        return (Spec((prod(ins[0].shape),), "index"), Spec((attrs["experts"],), "index")), ()  # type: ignore[arg-type]
+        own = attrs["experts"] // attrs["ranks"]
+        return (Spec((prod(ins[0].shape),), "index"), Spec((own,), "index")), ()  # type: ignore[arg-type]
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        return prod(ins[0]) * widths["index"]
+        """The sorted experts; of several ranks, each copy's distance from this rank's first expert too, and then the
+        copies of all experts."""
+        copies = prod(ins[0])
+        return (copies if attrs["ranks"] == 1 else copies + max(copies, attrs["experts"])) * widths["index"]
 
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
         e, copies = Eager(widths), prod(ins[0])
         counted = e.places(copies, "index", "index", "index")
-        return e.sums(("index", 3 * copies)), e.each(attrs["experts"], "index"), counted
+        counts = e.each(attrs["experts"], "index")
+        if attrs["ranks"] == 1:
+            return e.sums(("index", 3 * copies)), counts, counted
+        away, own = e.each(copies, "index", "index"), attrs["experts"] // attrs["ranks"]
+        return away, away, e.sums(("index", 3 * copies)), counts, counted, e.each(own, "index", "index")
 
 
 class SplitSizes(OpDeclaration):
@@ -144,12 +156,13 @@ class ExpertOffsets(OpDeclaration):
 
 
 class Permute(OpDeclaration):
-    """x [s, B, D], order [s·B·k] -> copies in expert order [s·B·k, D]."""
+    """x [s, B, D], order [s·B·k] -> copies in expert order [s·B·k, D]; of several `ranks`, the first `rows` of them, which
+    this rank's experts get."""
 
     input_keeps = ("in1",)
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
-        return (Spec((ins[1].shape[0], ins[0].shape[-1])),), ()
+        return (Spec((attrs.get("rows", ins[1].shape[0]), ins[0].shape[-1])),), ()
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
@@ -160,10 +173,11 @@ class Permute(OpDeclaration):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
         e, copies, width = Eager(widths), prod(ins[1]), ins[0][-1]
-        n, token = copies * width, e.each(copies, "index", "index")
+        own = copies // attrs.get("ranks", 1)
+        n, token = own * width, e.each(copies, "index", "index")
         if phase == "forward":
-            return token, e.sums(("index", copies), ("compute", 2 * n))
-        summed = e.places(n, ("index", copies), "compute", "compute", "compute")
+            return token, e.sums(("index", own), ("compute", 2 * n))
+        summed = e.places(n, ("index", own), "compute", "compute", "compute")
         return e.each(prod(ins[0]), "compute"), token, summed
 
 
@@ -237,7 +251,8 @@ class ExpertPair(ExpertLinear):
 
 
 class Unpermute(OpDeclaration):
-    """copies y [s·B·k, D], weights [s, B, k], order -> [s, B, D], each token the weighted sum of its copies."""
+    """copies y [s·B·k, D], weights [s, B, k], order -> [s, B, D], each token the weighted sum of its copies. Where y has
+    only the first of them, [R, D], the others add nothing."""
 
     differentiable = (0, 1)
     input_keeps = ("in0", "in1", "in2")
@@ -248,24 +263,28 @@ class Unpermute(OpDeclaration):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        rows, copies = prod(ins[0]), prod(ins[2])
+        (rows, width), copies = ins[0], prod(ins[2])
         if phase == "forward":
-            return rows * widths["compute"]
-        return max((rows + copies) * widths["compute"], copies * widths["index"])
+            return copies * width * widths["compute"]
+        return max((rows * width + rows) * widths["compute"], copies * widths["index"])
 
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
-        e, n, copies = Eager(widths), prod(ins[0]), prod(ins[2])
-        of_copies, of_index = ("compute", copies), ("index", copies)
-        weighed = e.each(n, "compute", of_copies, "compute")
+        e, (rows, width), copies = Eager(widths), ins[0], prod(ins[2])
+        n, every, of_rows, of_index = rows * width, copies * width, ("compute", rows), ("index", rows)
+        some = rows < copies
         if phase == "forward":
+            cleared = (e.each(every, "compute"),) if some else ()
             placed = e.places(n, of_index, "compute", "compute")
-            return placed, weighed, e.sums(("compute", n), ("compute", n // attrs["top_k"]))
-        at_order = e.places(copies, "index", "compute", "compute")
+            weighed = e.each(every, "compute", ("compute", copies), "compute")
+            return *cleared, placed, weighed, e.sums(("compute", every), ("compute", every // attrs["top_k"]))
+        cleared = (e.each(copies, "compute"),) if some else ()
+        at_order = e.places(rows, "index", "compute", "compute")
         return (
-            e.each(copies, "index", "index"), e.sums(of_index, ("compute", 2 * n)),
-            e.each(n, "compute", "compute", "compute"), e.sums(("compute", n), of_copies), at_order, at_order, weighed,
+            e.each(copies, "index", "index"), e.sums(of_index, ("compute", 2 * n)), *cleared,
+            e.each(n, "compute", "compute", "compute"), e.sums(("compute", n), of_rows), at_order, at_order,
+            e.each(n, "compute", of_rows, "compute"),
         )  # fmt: skip
 
 

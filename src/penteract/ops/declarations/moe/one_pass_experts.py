@@ -21,23 +21,29 @@ def counted(copies: int, experts: int) -> int:
 
 
 class OnePassPermutation(ExpertPermutation):
-    """Counts of each block, their sums over the blocks before, then each copy's place: three kernels."""
+    """Counts of each block, their sums over the blocks before, then each copy's place: three kernels. Those of other
+    ranks' experts are counted together."""
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        return counted(prod(ins[0]), attrs["experts"]) * PLACE
+        return counted(prod(ins[0]), _bins(attrs)) * PLACE
 
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
         copies, index = prod(ins[0]), widths["index"]
-        table, all_of_them = counted(copies, attrs["experts"]) * PLACE, attrs["experts"] * index
+        table, all_of_them = counted(copies, _bins(attrs)) * PLACE, attrs["experts"] // attrs["ranks"] * index
         return (
             Kernel(copies * index + table),
             Kernel(2 * table + all_of_them),
             Kernel(copies * (2 * index + PLACE) + all_of_them),
         )
+
+
+def _bins(attrs: Attrs) -> int:
+    """What copies are counted by: this rank's experts, and, where there are others, the rest."""
+    return attrs["experts"] // attrs["ranks"] + (attrs["ranks"] > 1)
 
 
 def _places(copies: int, widths: Widths) -> Kernel:
@@ -57,7 +63,7 @@ class OnePassPermute(Permute):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
         copies, compute = prod(ins[1]), widths["compute"]
-        moved = (prod(ins[0]) + copies * ins[0][-1]) * compute
+        moved = (prod(ins[0]) + copies // attrs.get("ranks", 1) * ins[0][-1]) * compute
         return _places(copies, widths), Kernel(moved + copies * PLACE)
 
 
@@ -73,7 +79,7 @@ class OnePassUnpermute(Unpermute):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
         e, n, copies = Eager(widths), prod(ins[0]), prod(ins[2])
-        of_tokens, of_weights = n // attrs["top_k"], copies
+        of_tokens, of_weights = copies // attrs["top_k"] * ins[0][-1], copies
         if phase != "forward":
             n, of_weights = 2 * n, 2 * copies
         moved = e.sums(("compute", n + of_tokens + of_weights))

@@ -1,7 +1,7 @@
 """Routing on GPUs: the order of token copies, copies sent to their experts, and summed again, each in one pass.
 
 Copies are sorted by counting: a block of them counts its experts, sums over the blocks before say where it begins, and
-each copy goes behind those of its expert before it. Rows of width D are moved token by token: `places` [tokens·k], the
+each copy goes behind those of its expert before it. Copies of other ranks' experts go last, and are not moved. Rows of width D are moved token by token: `places` [tokens·k], the
 inverse of the order, says where the copies of a token lie. Sums are in one order, so every run gives the same bits.
 """
 
@@ -24,17 +24,29 @@ _COLUMNS = 2048  # of a row that a program has at a time, at most
 _AT_ONCE = 128  # experts that a block is compared with at a time
 _BLOCKS = 1024  # whose counts are summed at a time
 _INVERSE = 1024  # copies of a program that finds places
+_ROUTED = ("rows",)  # a number that routing decides: no code of its own for each kind
 
 
 # ---- order -----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _count(experts, counts, copies, blocks, X: tl.constexpr, COPIES: tl.constexpr, AT_ONCE: tl.constexpr):
+def _bin(experts, at, there, first, OWN: tl.constexpr):
+    """What a copy is counted by: its expert, from this rank's `first` of `OWN` on, or `OWN`, if another rank has it; -1
+    where there is none."""
+    own = tl.load(experts + at, there, other=0).to(tl.int32) - first
+    return tl.where(there, tl.where((own >= 0) & (own < OWN), own, OWN), -1)
+
+
+@triton.jit
+def _count(
+    experts, counts, copies, blocks, first_own, X: tl.constexpr, OWN: tl.constexpr, COPIES: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):  # fmt: skip
     """counts [X, blocks]: copies of each expert in each block."""
     block = tl.program_id(0)
     at = block * COPIES + tl.arange(0, COPIES)
-    own = tl.load(experts + at, at < copies, other=-1).to(tl.int32)
+    own = _bin(experts, at, at < copies, first_own, OWN)
     for first in tl.static_range(0, X, AT_ONCE):
         x = first + tl.arange(0, AT_ONCE)
         found = tl.sum((own[:, None] == x[None, :]).to(tl.int32), axis=0)
@@ -42,8 +54,8 @@ def _count(experts, counts, copies, blocks, X: tl.constexpr, COPIES: tl.constexp
 
 
 @triton.jit
-def _sum_blocks(counts, totals, blocks, BLOCKS: tl.constexpr):
-    """A program for each expert: counts become those of the blocks before; `totals` [X]."""
+def _sum_blocks(counts, totals, blocks, OWN: tl.constexpr, BLOCKS: tl.constexpr):
+    """A program for each expert: counts become those of the blocks before; `totals` [OWN]."""
     x = tl.program_id(0)
     total = x * 0
     for first in range(0, blocks, BLOCKS):
@@ -51,22 +63,23 @@ def _sum_blocks(counts, totals, blocks, BLOCKS: tl.constexpr):
         some = tl.load(counts + x * blocks + block, block < blocks, other=0)
         tl.store(counts + x * blocks + block, total + tl.cumsum(some, axis=0) - some, block < blocks)
         total += tl.sum(some, axis=0)
-    tl.store(totals + x, total.to(totals.dtype.element_ty))
+    tl.store(totals + x, total.to(totals.dtype.element_ty), x < OWN)
 
 
 @triton.jit
 def _put_in_order(
-    experts, counts, totals, order, copies, blocks, X: tl.constexpr, COPIES: tl.constexpr, AT_ONCE: tl.constexpr
-):
+    experts, counts, totals, order, copies, blocks, first_own, X: tl.constexpr, OWN: tl.constexpr,
+    COPIES: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
     """Behind all of the experts before, those of its own in the blocks before, and those before it in its block."""
     block = tl.program_id(0)
     i = tl.arange(0, COPIES)
     at = block * COPIES + i
-    own = tl.load(experts + at, at < copies, other=-1).to(tl.int32)
+    own = _bin(experts, at, at < copies, first_own, OWN)
     place = tl.load(counts + own * blocks + block, at < copies, other=0)
     for first in tl.static_range(0, X, AT_ONCE):
         x = first + tl.arange(0, AT_ONCE)
-        total = tl.load(totals + x, x < X, other=0).to(tl.int32)
+        total = tl.load(totals + x, x < OWN, other=0).to(tl.int32)
         place += tl.sum(tl.where(x[None, :] < own[:, None], total[None, :], 0), axis=1)
     before = (own[:, None] == own[None, :]) & (i[None, :] < i[:, None])
     place += tl.sum(before.to(tl.int32), axis=1)
@@ -75,15 +88,16 @@ def _put_in_order(
 
 @Bindable
 def expert_permutation(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
-    """The order that sorts token copies by expert, [s·B·k], and how many each expert has, [X]."""
-    experts, (order, totals) = ins[0], outs
-    copies, x = experts.numel(), len(totals)
-    blocks = triton.cdiv(copies, COPIES)
-    tile = {"X": x, "COPIES": COPIES, "AT_ONCE": min(_AT_ONCE, triton.next_power_of_2(x)), "num_warps": 4}
+    """The order that sorts token copies by expert, [s·B·k], and how many each expert has, [X]. Of several ranks, this
+    one's experts come first, and only these are counted."""
+    experts, (order, totals), shared = ins[0], outs, site.attrs["ranks"] > 1
+    copies, own = experts.numel(), len(totals)
+    blocks, first, x = triton.cdiv(copies, COPIES), env.index("ep") * own if shared else 0, own + shared
+    tile = {"X": x, "OWN": own, "COPIES": COPIES, "AT_ONCE": min(_AT_ONCE, triton.next_power_of_2(x)), "num_warps": 4}
     some = min(_BLOCKS, triton.next_power_of_2(blocks))
-    count = bind(_count, (blocks,), experts, None, copies, blocks, **tile)
-    sum_blocks = bind(_sum_blocks, (x,), None, totals, blocks, BLOCKS=some, num_warps=4)
-    put_in_order = bind(_put_in_order, (blocks,), experts, None, totals, order, copies, blocks, **tile)
+    count = bind(_count, (blocks,), experts, None, copies, blocks, first, **tile)
+    sum_blocks = bind(_sum_blocks, (x,), None, totals, blocks, OWN=own, BLOCKS=some, num_warps=4)
+    put_in_order = bind(_put_in_order, (blocks,), experts, None, totals, order, copies, blocks, first, **tile)
 
     def run() -> None:
         counts = torch.empty(x * blocks, dtype=torch.int32, device=experts.device)
@@ -103,40 +117,47 @@ def _invert(order, places, copies, COPIES: tl.constexpr):
     tl.store(places + copy, at, at < copies)
 
 
-@triton.jit
-def _send(x, places, out, x_row, out_row, K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """x [tokens, D] -> out [tokens·K, D]: a token's row to the places of its copies."""
+@triton.jit(do_not_specialize=_ROUTED)
+def _send(
+    x, places, out, rows, x_row, out_row, K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    SOME: tl.constexpr,
+):  # fmt: skip
+    """x [tokens, D] -> out [rows, D]: a token's row to the places of its copies; `SOME`: of those that have one."""
     token = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.load(x + token * x_row + c, c < WIDTH, other=0.0)
     for k in tl.static_range(K):
         place = tl.load(places + token * K + k).to(tl.int64)
-        tl.store(out + place * out_row + c, row, c < WIDTH)
+        tl.store(out + place * out_row + c, row, (c < WIDTH) & (place < rows) if SOME else c < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ROUTED)
 def _sum_copies(
-    y, w, places, out, y_row, out_row, K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    WEIGHED: tl.constexpr,
+    y, w, places, out, rows, y_row, out_row, K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    WEIGHED: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
-    """y [tokens·K, D] -> out [tokens, D]: the sum of a token's copies, `WEIGHED` by w [tokens, K]."""
+    """y [rows, D] -> out [tokens, D]: the sum of a token's copies, `WEIGHED` by w [tokens, K]; `SOME`: of those that y
+    has."""
     token = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), tl.float32)
     for k in tl.static_range(K):
         place = tl.load(places + token * K + k).to(tl.int64)
-        one = tl.load(y + place * y_row + c, c < WIDTH, other=0.0).to(tl.float32)
+        here = (c < WIDTH) & (place < rows) if SOME else c < WIDTH
+        one = tl.load(y + place * y_row + c, here, other=0.0).to(tl.float32)
         if WEIGHED:
             one = one * tl.load(w + token * K + k).to(tl.float32)
         total += one
     tl.store(out + token * out_row + c, total.to(out.dtype.element_ty), c < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ROUTED)
 def _send_weighed(
-    y, w, places, g, of_y, of_w, y_row, g_row, of_y_row, K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """g [tokens, D] -> gradients of the copies y and of their weights: g times the weight, g times the copy summed."""
+    y, w, places, g, of_y, of_w, rows, y_row, g_row, of_y_row, K: tl.constexpr, WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr, SOME: tl.constexpr,
+):  # fmt: skip
+    """g [tokens, D] -> gradients of the copies y and of their weights: g times the weight, g times the copy summed.
+    `SOME`: the weight of a copy that y has not has none, 0."""
     token = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, COLUMNS)
     gradient = tl.load(g + token * g_row + c, c < WIDTH, other=0.0).to(tl.float32)
@@ -148,8 +169,9 @@ def _send_weighed(
             c = first + tl.arange(0, COLUMNS)
             if WIDTH > COLUMNS:  # else all of the row is there
                 gradient = tl.load(g + token * g_row + c, c < WIDTH, other=0.0).to(tl.float32)
-            both += gradient * tl.load(y + place * y_row + c, c < WIDTH, other=0.0).to(tl.float32)
-            tl.store(of_y + place * of_y_row + c, (gradient * weight).to(of_y.dtype.element_ty), c < WIDTH)
+            here = (c < WIDTH) & (place < rows) if SOME else c < WIDTH
+            both += gradient * tl.load(y + place * y_row + c, here, other=0.0).to(tl.float32)
+            tl.store(of_y + place * of_y_row + c, (gradient * weight).to(of_y.dtype.element_ty), here)
         tl.store(of_w + token * K + k, tl.sum(both, axis=0).to(of_w.dtype.element_ty))
 
 
@@ -176,28 +198,36 @@ def permute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors)
     (x, order), out, k = ins, outs[0], int(site.attrs["top_k"])
     tile = _tile(x.shape[-1])
     grid = (len(order) // k, triton.cdiv(x.shape[-1], tile["COLUMNS"]))
-    return _with_places(order, bind(_send, grid, x, None, out, row_stride(x), row_stride(out), K=k, **tile))
+    about = len(out), row_stride(x), row_stride(out)
+    return _with_places(order, bind(_send, grid, x, None, out, *about, K=k, SOME=_some(site), **tile))
 
 
-def _sums(y: torch.Tensor, w: torch.Tensor | None, order: torch.Tensor, out: torch.Tensor, k: int) -> Bound:
-    tile = _tile(y.shape[-1])
+def _some(site: Site) -> bool:
+    """Whether other ranks have some of the copies: it is data, how many rows are here."""
+    rows = site.outs[0] if site.op_name == "permute" else site.ins[0]
+    return not isinstance(rows.shape[0], int)
+
+
+def _sums(site: Site, y: torch.Tensor, w: torch.Tensor | None, order: torch.Tensor, out: torch.Tensor) -> Bound:
+    tile, k = _tile(y.shape[-1]), int(site.attrs["top_k"])
     grid = (len(order) // k, triton.cdiv(y.shape[-1], tile["COLUMNS"]))
-    about = y if w is None else w, None, out, row_stride(y), row_stride(out)
-    return _with_places(order, bind(_sum_copies, grid, y, *about, K=k, WEIGHED=w is not None, **tile))
+    about = y if w is None else w, None, out, len(y), row_stride(y), row_stride(out)
+    summed = bind(_sum_copies, grid, y, *about, K=k, WEIGHED=w is not None, SOME=_some(site), **tile)
+    return _with_places(order, summed)
 
 
 @Bindable
 def permute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """The sum of the gradients of a token's copies, in the order of its experts' ranks."""
     order, g = ins
-    return _sums(g, None, order, outs[0], int(site.attrs["top_k"]))
+    return _sums(site, g, None, order, outs[0])
 
 
 @Bindable
 def unpermute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """Each token's sum of its copies, weighted: [s·B·k, D] -> [s, B, D]."""
     y, w, order = ins
-    return _sums(y, w, order, outs[0], int(site.attrs["top_k"]))
+    return _sums(site, y, w, order, outs[0])
 
 
 @Bindable
@@ -205,9 +235,10 @@ def unpermute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
     """Gradients of the copies and of the weights."""
     y, w, order, g = ins
     of_y, of_w = outs
-    k, rows = int(site.attrs["top_k"]), (row_stride(y), row_stride(g), row_stride(of_y))
+    k, rows = int(site.attrs["top_k"]), (len(y), row_stride(y), row_stride(g), row_stride(of_y))
+    tile = {"SOME": _some(site), **_tile(y.shape[-1])}
     grid = (len(order) // k,)
-    return _with_places(order, bind(_send_weighed, grid, y, w, None, g, of_y, of_w, *rows, K=k, **_tile(y.shape[-1])))
+    return _with_places(order, bind(_send_weighed, grid, y, w, None, g, of_y, of_w, *rows, K=k, **tile))
 
 
 # ---- chunks ----------------------------------------------------------------------------------------------------------
