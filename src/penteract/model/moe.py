@@ -25,6 +25,9 @@ def moe(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_lengt
     if not spec.shared_ffn_size:
         return _routed(do, m, spec, name, x, sequence_length)
     routed, shared = do.fork(x)
+    if do.layout.gathers_tokens:  # tokens are gathered beside the shared experts
+        other = mlp(do, m, f"{name}.shared", shared, spec.shared_ffn_size)
+        return do.add(_routed(do, m, spec, name, routed, sequence_length), other)
     y = _routed(do, m, spec, name, routed, sequence_length)
     return do.add(y, mlp(do, m, f"{name}.shared", shared, spec.shared_ffn_size))
 

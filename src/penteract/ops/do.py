@@ -62,17 +62,17 @@ class Redistribution:
     ends: bool = False
 
 
-def single_collective(name: str, axis: str, there: str, back: str = "") -> Redistribution:
+def single_collective(name: str, axis: str, there: str, back: str = "", **attrs: Any) -> Redistribution:
     """The simplest redistribution: the collective `there` in forward, its conjugate `back` in backward, nothing kept.
 
-    Without `back` no gradient passes.
+    Without `back` no gradient passes. `overlaps`: both run beside what does not need them (`ops/overlap.py`).
     """
 
     def forward(steps: Steps, x: Value) -> tuple[Values, Values]:
-        return (steps.collective(there, axis, x),), ()
+        return (steps.collective(there, axis, x, **attrs),), ()
 
     def backward(steps: Steps, kept: Values, *gradients: Value) -> Values:
-        return tuple(steps.collective(back, axis, g) for g in gradients) if back else ()
+        return tuple(steps.collective(back, axis, g, **attrs) for g in gradients) if back else ()
 
     return Redistribution(name, forward, backward)
 

@@ -15,6 +15,7 @@ from penteract.ops.declarations import OPS
 from penteract.ops.frees import Instruction, place_frees
 from penteract.ops.in_parts import in_parts, parts_of
 from penteract.ops.offload import Offload
+from penteract.ops.overlap import overlap
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, OpCall, Phase, Site, Tape
 
@@ -92,10 +93,11 @@ class _Lowering:
         for c in calls:
             self.emit(c.site, c.phase, [names.get(i, i) for i in c.ins], [names.get(o, o) for o in c.outs])
 
-    def in_parts(self, lists: Mapping[str, list[Call]]) -> dict[str, list[Call]]:
-        """Calls beside collectives in parts, where the tape says so."""
+    def beside_collectives(self, lists: Mapping[str, list[Call]]) -> dict[str, list[Call]]:
+        """Calls beside collectives, in parts where the tape says so."""
         parts = parts_of(self.tape)
-        return {name: in_parts(calls, parts, self.new) if parts else calls for name, calls in lists.items()}
+        made = {name: in_parts(calls, parts, self.new) if parts else calls for name, calls in lists.items()}
+        return {name: overlap(calls) for name, calls in made.items()}
 
     # ---- forward ---------------------------------------------------------------------------------------------
 
@@ -308,7 +310,7 @@ def lower(
     lists = {"Fwd": low.forward()}
     exit_ = None if tape.exit is None else low.root(tape.exit)
     if not training:
-        actions, by_send = place_frees(low.in_parts(lists), tape, exit_, None)
+        actions, by_send = place_frees(low.beside_collectives(lists), tape, exit_, None)
         return Chunk(tape, tuple(low.specs), actions, tape.entry, exit_, None, None, by_send, _inputs(tape), {}, {}, {})
     exit_gradient = None
     if tape.exit is not None:
@@ -324,7 +326,7 @@ def lower(
     away = Offload(tape, lambda layer: leaves.get(layer, others), low.producer, low.layer_inputs, low.specs)
     if others or any(leaves.values()):
         lists = away.apply(lists)
-    lists = low.in_parts(lists)
+    lists = low.beside_collectives(lists)
     entry_gradient = None if tape.entry is None else low.gradient.get(tape.entry)
     actions, by_send = place_frees(lists, tape, exit_, entry_gradient)
     return Chunk(

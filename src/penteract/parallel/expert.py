@@ -22,10 +22,10 @@ from penteract.ops.do import Do, Redistribution, Steps, Value, Values, single_co
 from penteract.ops.spec import Dim, Received
 
 # [s, ..] -> [ep·s, ..], and partial sums [ep·s, ..] -> their sum [s, ..]
-ep_all_gather = single_collective("ep_all_gather", "ep", "all_gather", "reduce_scatter")
-ep_reduce_scatter = single_collective("ep_reduce_scatter", "ep", "reduce_scatter", "all_gather")
+ep_all_gather = single_collective("ep_all_gather", "ep", "all_gather", "reduce_scatter", overlaps=True)
+ep_reduce_scatter = single_collective("ep_reduce_scatter", "ep", "reduce_scatter", "all_gather", overlaps=True)
 # Indices of experts have no gradient. The name is the same, so that a layout recomputes both or none.
-_indices = single_collective("ep_all_gather", "ep", "all_gather")
+_indices = single_collective("ep_all_gather", "ep", "all_gather", overlaps=True)
 
 counts = single_collective("counts", "ep", "all_to_all")  # [X] -> [X]: this rank's experts, by sender
 
