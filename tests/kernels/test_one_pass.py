@@ -53,6 +53,11 @@ def _wide() -> Iterator[Case]:
     yield Case("negative_log_likelihood", "many tokens", tokens, (), {"z": 1e-2})
     some = torch.randint(0, 150, (97, 1, 3), generator=torch.Generator().manual_seed(1))
     yield Case("expert_permutation", "several blocks", (given(some),), (), {"experts": 150})
+    for rank in range(3):
+        about = {"experts": 150, "ranks": 3}
+        yield Case("expert_permutation", f"rank {rank} of three", (given(some),), (), about, rank=rank, ep=3)
+    yield Case("permute", "a third", (x(5, 1, 2100), order(15)), (), {"top_k": 3, "ranks": 3, "rows": 5})
+    yield Case("unpermute", "a third", (x(5, 2100), x(5, 1, 3), order(15)), (), {"top_k": 3, "ranks": 3})
     yield Case("permute", "several blocks", (x(5, 1, 2100), order(15)), (), {"top_k": 3})
     for inverse in (False, True):
         coming = given([0, 3, 1, 0, 0, 2, 0, 4, 0])

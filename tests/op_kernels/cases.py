@@ -28,7 +28,7 @@ class In:
 
 @dataclass(frozen=True)
 class Case:
-    """One op on one set of shapes, said by rank `rank` of a layout with `tp` tensor ranks."""
+    """One op on one set of shapes, said by rank `rank` of a layout with `tp` tensor ranks or `ep` expert ranks."""
 
     op_name: str
     what: str
@@ -38,6 +38,7 @@ class Case:
     tp: int = 1
     rank: int = 0
     beside: tuple[In, ...] = ()  # what the formula knows of other ranks
+    ep: int = 1
 
     def __str__(self) -> str:
         return f"{self.op_name}: {self.what}"
@@ -343,12 +344,20 @@ def _experts() -> list[Case]:
             {"experts": 5},
         ),
         Case("expert_permutation", "all to one", (given([[[2], [2], [2]]]),), (), {"experts": 3}),
+        *(
+            Case("expert_permutation", f"rank {rank} of two", (given([[[3, 0], [0, 3]], [[1, 2], [0, 1]]]),), (),
+                 {"experts": 4, "ranks": 2}, rank=rank, ep=2)
+            for rank in (0, 1)
+        ),
+        Case("expert_permutation", "none on this rank", (given([[[0, 1], [1, 0]]]),), (), {"experts": 6, "ranks": 2},
+             rank=1, ep=2),
         Case("split_sizes", "two ranks", (given([3, 0, 2, 4]), given([1, 0, 5, 2])), (), {"ranks": 2}),
         Case("split_sizes", "one rank", (given([3, 0, 2]), given([3, 0, 2])), (), {"ranks": 1}),
         Case("expert_offsets", "two ranks", (given([3, 0, 2, 4]),), (), {"ranks": 2}),
         Case("expert_offsets", "one rank", (given([3, 0, 2]),), (), {"ranks": 1}),
         Case("permute", "top 2", (x(3, 2, 4), order(12)), (), {"top_k": 2}),
         Case("permute", "top 1", (x(3, 1, 4), order(3)), (), {"top_k": 1}),
+        Case("permute", "half of the copies", (x(3, 2, 4), order(12)), (), {"top_k": 2, "ranks": 2, "rows": 6}),
         Case("sort_chunks", "by expert", (x(7, 3), chunks), (), {"ranks": 2, "inverse": False}),
         Case("sort_chunks", "by sender", (x(7, 3), chunks), (), {"ranks": 2, "inverse": True}),
         Case("sort_chunks", "three ranks", (x(9, 3), given([1, 0, 2, 2, 1, 3])), (), {"ranks": 3, "inverse": False}),
@@ -360,6 +369,8 @@ def _experts() -> list[Case]:
         Case("expert_pair", "no rows at all", (x(0, 3), splits([0, 0])), ((2, 4, 3), (2, 4, 3))),
         Case("unpermute", "top 2", (x(12, 4), x(3, 2, 2), order(12)), (), {"top_k": 2}),
         Case("unpermute", "top 1, narrow", (x(5, 1), x(5, 1, 1), order(5)), (), {"top_k": 1}),
+        Case("unpermute", "half of the copies", (x(6, 4), x(3, 2, 2), order(12)), (), {"top_k": 2, "ranks": 2}),
+        Case("unpermute", "no copies", (x(0, 4), x(3, 2, 2), order(12)), (), {"top_k": 2, "ranks": 2}),
         Case("tokens_per_expert", "two sequences", (draw(9, 2, 5),), (), {"name": "steer"}),
     ]
 

@@ -413,9 +413,11 @@ def router(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 
 
 def expert_permutation(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    own = room.attrs["experts"] // room.attrs.get("ranks", 1)
+    here = range(room.index * own, (room.index + 1) * own)
     flat = ins[0].flatten().tolist()
-    order = sorted(range(len(flat)), key=lambda i: flat[i])
-    return Truth([torch.tensor(order), torch.tensor([flat.count(e) for e in range(room.attrs["experts"])])])
+    order = sorted(range(len(flat)), key=lambda i: here.index(flat[i]) if flat[i] in here else own)
+    return Truth([torch.tensor(order), torch.tensor([flat.count(e) for e in here])])
 
 
 def split_sizes(room: Room, ins: Tensors, weights: Tensors) -> Truth:
@@ -430,7 +432,8 @@ def expert_offsets(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 
 def permute(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     tokens = ins[0].flatten(0, 1)
-    return Truth([torch.stack([tokens[i // room.attrs["top_k"]] for i in ins[1].tolist()])])
+    rows = ins[1].tolist()[: room.attrs.get("rows")]
+    return Truth([torch.stack([tokens[i // room.attrs["top_k"]] for i in rows])])
 
 
 def sort_chunks(room: Room, ins: Tensors, weights: Tensors) -> Truth:
@@ -458,6 +461,7 @@ def expert_pair(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 def unpermute(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     y, w, order = ins
     back = [order.tolist().index(i) for i in range(len(order))]
+    y = torch.cat([y, y.new_zeros(len(order) - len(y), y.shape[1])])
     return Truth([torch.einsum("sbkd,sbk->sbd", y[back].view(*w.shape, -1), w)])
 
 

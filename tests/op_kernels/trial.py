@@ -69,7 +69,7 @@ class Trial:
         self.results = len(outs)
         experts = case.attrs.get("experts", 5)
         self.env = Env(
-            Mesh(Layout(tp=case.tp)), case.rank, stat,
+            Mesh(Layout(tp=case.tp, dp=case.ep, ep=case.ep)), case.rank, stat,
             scale={"term": torch.tensor(0.7, dtype=stat)}, losses={"term": torch.tensor(0.5, dtype=stat)},
             biases={"steer": torch.linspace(-1, 1, experts, dtype=stat)},
             tokens_per_expert={"steer": torch.full((experts,), 7)}, zeros=Zeros(1, torch.device("cpu")),
@@ -118,7 +118,8 @@ class Trial:
         leaves = [ins[i] for i in self.kernel.differentiable] + weights
         for leaf in leaves:
             leaf.requires_grad_()
-        index = self.env.index(case.attrs["axis"]) if case.attrs.get("axis") else 0
+        axis = case.attrs.get("axis") or ("ep" if case.ep > 1 else "")
+        index = self.env.index(axis) if axis else 0
         room = Room(case.attrs, index, beside, self.env.scale["term"].double(), self.env.biases["steer"].double(),
                     gradients, dtype_of("compute", self.precision))  # fmt: skip
         truth = FORMULAS[case.op_name](room, ins, weights)

@@ -56,11 +56,11 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
             do.redistribute(tensor.tp_all_gather, weights),
             do.redistribute(_indices, experts),
         )
-    gathers, rows_of = do.layout.gathers_tokens, dict[str, Any]()
+    gathers, some, rows = do.layout.gathers_tokens, dict[str, Any](), dict[str, Any]()
     if gathers:
         tokens, weights, experts = expert.gather_tokens(do, tokens, weights, experts)
-        rows_of = {"rows": Received(do.layer), "ranks": do.mesh.size("ep")}
-    order, copies = do.op("expert_permutation", experts, experts=spec.experts, ranks=rows_of.get("ranks", 1))
+        some, rows = {"ranks": do.mesh.size("ep")}, {"rows": Received(do.layer)}
+    order, copies = do.op("expert_permutation", experts, experts=spec.experts, **some)
     coming = copies if gathers else do.redistribute(expert.counts, copies)
     matrices = _matrices(do, m, spec, name)
     grouped = [do.layout.experts != "reference" and do.linear_layers.of_experts(w.name) is None for w in matrices]
@@ -68,13 +68,13 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
     # Host sizes are needed for an all-to-all, and for one product per expert.
     by_host = do.mesh.size("ep") > 1 or not all(grouped)
     sizes = expert.split_sizes(do, copies, coming) if by_host else offsets
-    h = do.op("permute", tokens, order, top_k=spec.top_k, **rows_of)[0]
+    h = do.op("permute", tokens, order, top_k=spec.top_k, **some, **rows)[0]
     if not gathers:
         h = do.redistribute(expert.dispatch, h, sizes, coming, order)  # [s·B·k, D] -> [R, D]
-    y = _experts(do, h, matrices, [offsets if one else sizes for one in grouped])
+    y = _experts(do, h, matrices, [offsets if by_offsets else sizes for by_offsets in grouped])
     if not gathers:
         y = do.redistribute(expert.combine, y, sizes, coming, order)
-    out = do.op("unpermute", y, weights, order, top_k=spec.top_k)[0]
+    out = do.op("unpermute", y, weights, order, top_k=spec.top_k, **some)[0]
     out = do.redistribute(expert.ep_reduce_scatter, out) if gathers else out
     return do.redistribute(tensor.tp_reduce_scatter, out) if split else out
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put_product
+from penteract.ops.declarations.moe.experts import sharing
 from penteract.ops.tape import Site
 
 
@@ -145,14 +146,15 @@ def expert_permutation(env: Env, site: Site, ins: Tensors, weights: Tensors, out
     """The order that sorts token copies by expert, [s·B·k], and how many each expert has, [X]. Of several ranks, this
     one's experts come first, and only these are counted."""
     flat, (order, copies), experts = ins[0].reshape(-1), outs, int(site.attrs["experts"])
-    if site.attrs["ranks"] == 1:
+    if sharing(site.attrs) == 1:
         torch.sort(flat, stable=True, out=(torch.empty_like(flat), order))
         copies.zero_().scatter_(0, flat, 1, reduce="add")
         return
-    flat = torch.sub(flat, env.index("ep") * len(copies)).remainder_(experts)
+    own = len(copies)
+    flat = torch.sub(flat, env.index("ep") * own).remainder_(experts).clamp_(max=own)  # all others count as one
     torch.sort(flat, stable=True, out=(torch.empty_like(flat), order))
-    every = torch.zeros(experts, dtype=copies.dtype, device=copies.device)
-    copies.copy_(every.scatter_(0, flat, 1, reduce="add")[: len(copies)])
+    counted = torch.zeros(own + 1, dtype=copies.dtype, device=copies.device)
+    copies.copy_(counted.scatter_(0, flat, 1, reduce="add")[:own])
 
 
 def permute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -170,7 +172,7 @@ def permute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Te
 def unpermute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """Each token's sum of its copies, weighted: [s·B·k, D] -> [s, B, D]. Copies that other ranks have add nothing."""
     y, w, order = ins
-    if len(y) < len(order):
+    if sharing(site.attrs) > 1:
         copies = torch.zeros(len(order), y.shape[1], dtype=y.dtype, device=y.device)
         copies[order[: len(y)]] = y
     else:
@@ -184,7 +186,7 @@ def unpermute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
     """Gradients of the copies and of the weights; of a weight whose copy another rank has, zero."""
     y, w, order, g = ins
     torch.index_select(_rows(g), 0, (order // site.attrs["top_k"])[: len(y)], out=outs[0])
-    if len(y) < len(order):
+    if sharing(site.attrs) > 1:
         outs[1].zero_()
         order = order[: len(y)]
     outs[1].view(-1)[order] = (outs[0] * y).sum(-1)

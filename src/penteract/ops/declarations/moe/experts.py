@@ -84,6 +84,11 @@ def _grouping(tokens: int, attrs: Attrs, widths: Widths) -> int:
     return tokens * max(best, scores + top * (stat + index), scores + top * index + attrs["groups"] * BOOL)
 
 
+def sharing(attrs: Attrs) -> int:
+    """The ranks that share experts and have the same copies, of an op that moves this rank's alone."""
+    return attrs.get("ranks", 1)
+
+
 class ExpertPermutation(OpDeclaration):
     """experts [s, B, k] -> order [s·B·k] (a stable sort of the copies by expert), copies of each expert [X].
 
@@ -94,27 +99,29 @@ class ExpertPermutation(OpDeclaration):
     differentiable = ()
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
-        own = attrs["experts"] // attrs["ranks"]
+        own = attrs["experts"] // sharing(attrs)
         return (Spec((prod(ins[0].shape),), "index"), Spec((own,), "index")), ()  # type: ignore[arg-type]
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
         """The sorted experts; of several ranks, each copy's distance from this rank's first expert too, and then the
-        copies of all experts."""
+        copies of its own and of all others."""
         copies = prod(ins[0])
-        return (copies if attrs["ranks"] == 1 else copies + max(copies, attrs["experts"])) * widths["index"]
+        if sharing(attrs) == 1:
+            return copies * widths["index"]
+        return (copies + max(copies, attrs["experts"] // sharing(attrs) + 1)) * widths["index"]
 
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
         e, copies = Eager(widths), prod(ins[0])
         counted = e.places(copies, "index", "index", "index")
-        counts = e.each(attrs["experts"], "index")
-        if attrs["ranks"] == 1:
-            return e.sums(("index", 3 * copies)), counts, counted
-        away, own = e.each(copies, "index", "index"), attrs["experts"] // attrs["ranks"]
-        return away, away, e.sums(("index", 3 * copies)), counts, counted, e.each(own, "index", "index")
+        own = attrs["experts"] // sharing(attrs)
+        if sharing(attrs) == 1:
+            return e.sums(("index", 3 * copies)), e.each(own, "index"), counted
+        away, counts = e.each(copies, "index", "index"), e.each(own + 1, "index")
+        return away, away, away, e.sums(("index", 3 * copies)), counts, counted, e.each(own, "index", "index")
 
 
 class SplitSizes(OpDeclaration):
@@ -173,7 +180,7 @@ class Permute(OpDeclaration):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
         e, copies, width = Eager(widths), prod(ins[1]), ins[0][-1]
-        own = copies // attrs.get("ranks", 1)
+        own = copies // sharing(attrs)
         n, token = own * width, e.each(copies, "index", "index")
         if phase == "forward":
             return token, e.sums(("index", own), ("compute", 2 * n))
@@ -273,7 +280,7 @@ class Unpermute(OpDeclaration):
     ) -> Kernels:
         e, (rows, width), copies = Eager(widths), ins[0], prod(ins[2])
         n, every, of_rows, of_index = rows * width, copies * width, ("compute", rows), ("index", rows)
-        some = rows < copies
+        some = sharing(attrs) > 1
         if phase == "forward":
             cleared = (e.each(every, "compute"),) if some else ()
             placed = e.places(n, of_index, "compute", "compute")

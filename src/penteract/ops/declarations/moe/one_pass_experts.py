@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import prod
 
 from penteract.ops.declarations.declaration import FLOAT, Attrs, OpDeclaration, Shape
-from penteract.ops.declarations.moe.experts import ExpertPermutation, Permute, SortChunks, Unpermute
+from penteract.ops.declarations.moe.experts import ExpertPermutation, Permute, SortChunks, Unpermute, sharing
 from penteract.ops.declarations.traffic import Eager, Kernel, Kernels
 from penteract.ops.spec import Widths
 
@@ -33,7 +33,7 @@ class OnePassPermutation(ExpertPermutation):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
         copies, index = prod(ins[0]), widths["index"]
-        table, all_of_them = counted(copies, _bins(attrs)) * PLACE, attrs["experts"] // attrs["ranks"] * index
+        table, all_of_them = counted(copies, _bins(attrs)) * PLACE, attrs["experts"] // sharing(attrs) * index
         return (
             Kernel(copies * index + table),
             Kernel(2 * table + all_of_them),
@@ -43,7 +43,7 @@ class OnePassPermutation(ExpertPermutation):
 
 def _bins(attrs: Attrs) -> int:
     """What copies are counted by: this rank's experts, and, where there are others, the rest."""
-    return attrs["experts"] // attrs["ranks"] + (attrs["ranks"] > 1)
+    return attrs["experts"] // sharing(attrs) + (sharing(attrs) > 1)
 
 
 def _places(copies: int, widths: Widths) -> Kernel:
@@ -63,7 +63,7 @@ class OnePassPermute(Permute):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
         copies, compute = prod(ins[1]), widths["compute"]
-        moved = (prod(ins[0]) + copies // attrs.get("ranks", 1) * ins[0][-1]) * compute
+        moved = (prod(ins[0]) + copies // sharing(attrs) * ins[0][-1]) * compute
         return _places(copies, widths), Kernel(moved + copies * PLACE)
 
 

@@ -17,6 +17,7 @@ import triton.language as tl
 from penteract.engine.device.launches import BoundLaunch, bind
 from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel
 from penteract.engine.kernels.triton.strides import row_stride
+from penteract.ops.declarations.moe.experts import sharing
 from penteract.ops.declarations.moe.one_pass_experts import COPIES
 from penteract.ops.tape import Site
 
@@ -25,6 +26,11 @@ _AT_ONCE = 128  # experts that a block is compared with at a time
 _BLOCKS = 1024  # whose counts are summed at a time
 _INVERSE = 1024  # copies of a program that finds places
 _ROUTED = ("rows",)  # a number that routing decides: no code of its own for each kind
+
+
+def _some(site: Site) -> bool:
+    """Whether other ranks' experts get some of the copies."""
+    return sharing(site.attrs) > 1
 
 
 # ---- order -----------------------------------------------------------------------------------------------------------
@@ -90,7 +96,7 @@ def _put_in_order(
 def expert_permutation(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """The order that sorts token copies by expert, [s·B·k], and how many each expert has, [X]. Of several ranks, this
     one's experts come first, and only these are counted."""
-    experts, (order, totals), shared = ins[0], outs, site.attrs["ranks"] > 1
+    experts, (order, totals), shared = ins[0], outs, _some(site)
     copies, own = experts.numel(), len(totals)
     blocks, first, x = triton.cdiv(copies, COPIES), env.index("ep") * own if shared else 0, own + shared
     tile = {"X": x, "OWN": own, "COPIES": COPIES, "AT_ONCE": min(_AT_ONCE, triton.next_power_of_2(x)), "num_warps": 4}
@@ -128,7 +134,7 @@ def _send(
     row = tl.load(x + token * x_row + c, c < WIDTH, other=0.0)
     for k in tl.static_range(K):
         place = tl.load(places + token * K + k).to(tl.int64)
-        tl.store(out + place * out_row + c, row, (c < WIDTH) & (place < rows) if SOME else c < WIDTH)
+        tl.store(out + place * out_row + c, row, c < (tl.where(place < rows, WIDTH, 0) if SOME else WIDTH))
 
 
 @triton.jit(do_not_specialize=_ROUTED)
@@ -143,7 +149,7 @@ def _sum_copies(
     total = tl.zeros((COLUMNS,), tl.float32)
     for k in tl.static_range(K):
         place = tl.load(places + token * K + k).to(tl.int64)
-        here = (c < WIDTH) & (place < rows) if SOME else c < WIDTH
+        here = c < (tl.where(place < rows, WIDTH, 0) if SOME else WIDTH)
         one = tl.load(y + place * y_row + c, here, other=0.0).to(tl.float32)
         if WEIGHED:
             one = one * tl.load(w + token * K + k).to(tl.float32)
@@ -169,7 +175,7 @@ def _send_weighed(
             c = first + tl.arange(0, COLUMNS)
             if WIDTH > COLUMNS:  # else all of the row is there
                 gradient = tl.load(g + token * g_row + c, c < WIDTH, other=0.0).to(tl.float32)
-            here = (c < WIDTH) & (place < rows) if SOME else c < WIDTH
+            here = c < (tl.where(place < rows, WIDTH, 0) if SOME else WIDTH)
             both += gradient * tl.load(y + place * y_row + c, here, other=0.0).to(tl.float32)
             tl.store(of_y + place * of_y_row + c, (gradient * weight).to(of_y.dtype.element_ty), here)
         tl.store(of_w + token * K + k, tl.sum(both, axis=0).to(of_w.dtype.element_ty))
@@ -200,12 +206,6 @@ def permute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors)
     grid = (len(order) // k, triton.cdiv(x.shape[-1], tile["COLUMNS"]))
     about = len(out), row_stride(x), row_stride(out)
     return _with_places(order, bind(_send, grid, x, None, out, *about, K=k, SOME=_some(site), **tile))
-
-
-def _some(site: Site) -> bool:
-    """Whether other ranks have some of the copies: it is data, how many rows are here."""
-    rows = site.outs[0] if site.op_name == "permute" else site.ins[0]
-    return not isinstance(rows.shape[0], int)
 
 
 def _sums(site: Site, y: torch.Tensor, w: torch.Tensor | None, order: torch.Tensor, out: torch.Tensor) -> Bound:

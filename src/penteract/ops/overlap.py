@@ -1,0 +1,69 @@
+"""Collectives beside what neither makes their input nor reads their result, where their site says so (`overlaps`).
+
+    norm · router · start gather · finish · permute   ->   norm · start gather · router · finish · permute
+
+A start moves up to behind what makes its input, a finish down to before what reads the result. Starts of an axis stay in
+their order, so that all ranks have the same; and all stays within its list and its layer, as layers are priced one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penteract.ops.declarations import OPS
+from penteract.ops.tape import Call
+
+
+def overlap(calls: Iterable[Call]) -> list[Call]:
+    """The same calls; collectives that overlap begin as soon, and are waited for as late, as they can be."""
+    given = list(calls)
+    if not any(map(_overlaps, given)):
+        return given
+    begun = list[Call]()
+    for call in given:
+        begun.insert(_begins(begun, call) if _overlaps(call) and call.phase == "start" else len(begun), call)
+    ended = list[Call]()  # from the last to the first
+    for call in reversed(begun):
+        ended.insert(_ends(ended, call) if _overlaps(call) and call.phase == "finish" else len(ended), call)
+    return ended[::-1]
+
+
+def _overlaps(call: Call) -> bool:
+    return bool(call.site.attrs.get("overlaps"))
+
+
+def _begins(before: list[Call], start: Call) -> int:
+    """Where it may begin among the calls before it."""
+    at = len(before)
+    while at and not _keeps_behind(before[at - 1], start):
+        at -= 1
+    return at
+
+
+def _keeps_behind(other: Call, start: Call) -> bool:
+    same_stream = other.phase == "start" and other.site.attrs.get("axis") == start.site.attrs["axis"]
+    makes = any(r in start.ins for r in (*other.outs, *_overwritten(other)))
+    # What a finished collective leaves is there only then.
+    makes |= other.phase == "finish" and other.ins[-1] in start.ins
+    return same_stream or makes or other.site.layer != start.site.layer
+
+
+def _ends(after: list[Call], finish: Call) -> int:
+    """Where it may be waited for among the calls after it, the last of which comes first."""
+    at = len(after)
+    while at and not _needs(after[at - 1], finish):
+        at -= 1
+    return at
+
+
+def _needs(other: Call, finish: Call) -> bool:
+    x, y = finish.ins
+    reads = y in other.ins or x in _overwritten(other)
+    return reads or other.site.layer != finish.site.layer
+
+
+def _overwritten(call: Call) -> tuple[int, ...]:
+    """The registers that a call overwrites."""
+    if call.phase != "forward" or call.site.op_name not in OPS:
+        return ()
+    return tuple([call.ins[i] for i in OPS[call.site.op_name].declaration.overwrites])
