@@ -345,12 +345,26 @@ def _experts() -> list[Case]:
         ),
         Case("expert_permutation", "all to one", (given([[[2], [2], [2]]]),), (), {"experts": 3}),
         *(
-            Case("expert_permutation", f"rank {rank} of two", (given([[[3, 0], [0, 3]], [[1, 2], [0, 1]]]),), (),
-                 {"experts": 4, "ranks": 2}, rank=rank, ep=2)
+            Case(
+                "expert_permutation",
+                f"rank {rank} of two",
+                (given([[[3, 0], [0, 3]], [[1, 2], [0, 1]]]),),
+                (),
+                {"experts": 4, "ranks": 2},
+                rank=rank,
+                ep=2,
+            )
             for rank in (0, 1)
         ),
-        Case("expert_permutation", "none on this rank", (given([[[0, 1], [1, 0]]]),), (), {"experts": 6, "ranks": 2},
-             rank=1, ep=2),
+        Case(
+            "expert_permutation",
+            "none on this rank",
+            (given([[[0, 1], [1, 0]]]),),
+            (),
+            {"experts": 6, "ranks": 2},
+            rank=1,
+            ep=2,
+        ),
         Case("split_sizes", "two ranks", (given([3, 0, 2, 4]), given([1, 0, 5, 2])), (), {"ranks": 2}),
         Case("split_sizes", "one rank", (given([3, 0, 2]), given([3, 0, 2])), (), {"ranks": 1}),
         Case("expert_offsets", "two ranks", (given([3, 0, 2, 4]),), (), {"ranks": 2}),

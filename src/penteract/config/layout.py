@@ -99,7 +99,7 @@ class Layout:
     fuse: tuple[Fusion, ...] = ()  # ops that become one, see `ops/fuse.py`
     experts: ExpertKernel = "reference"  # a product for each expert, or one for all, of torch or of the package quack
     # Of tp and cp inside a host: calls of NCCL or gloo; or ranks read each other's registers (`parallel/direct.py`);
-    # or they do so beside products of tp in two parts (`ops/in_parts.py`).
+    # or they do so beside products of tp in two parts (`ops/overlap/in_parts.py`).
     collectives: Collectives = "library"
     bucket_bytes: int = 25 * 2**20  # with which a gradient bucket ends where a layer does; 0: one for each parameter
 

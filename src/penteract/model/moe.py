@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.model.mlp import mlp
@@ -32,23 +31,27 @@ def moe(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_lengt
     return do.add(y, mlp(do, m, f"{name}.shared", shared, spec.shared_ffn_size))
 
 
-def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_length: int) -> Value:
-    to_router, tokens = do.fork(x)
+def _route(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_length: int) -> tuple[Value, Value]:
+    """x [s, B, D] -> weights and experts of each token, [s, B, k]; choices are balanced."""
     table = Param(f"{name}.router.weight", (spec.experts, m.hidden_size), scale=m.initial_std)
     weights, experts, scores, choices = do.op(
-        "router", to_router, params=(table,),
+        "router", x, params=(table,),
         top_k=spec.top_k, experts=spec.experts, score=spec.score, normalize=spec.normalize_weights,
         balance=spec.balance, bias=f"{name}.balance" if spec.balance == "bias" else "", scale=spec.weight_scale,
         groups=spec.groups, top_groups=spec.top_groups, group_score=spec.group_score,
     )  # fmt: skip
     if spec.balance == "loss":
-        share = do.op("balance_loss", scores, do.redistribute(over_sequence, choices),
-        sequence_length=sequence_length,
-                       top_k=spec.top_k, experts=spec.experts, score=spec.score)[0]  # fmt: skip
+        share = do.op("balance_loss", scores, do.redistribute(over_sequence, choices), sequence_length=sequence_length,
+                      top_k=spec.top_k, experts=spec.experts, score=spec.score)[0]  # fmt: skip
         do.loss(share, "balance")
     elif spec.balance == "bias":
         do.op("tokens_per_expert", choices, name=f"{name}.balance")
+    return weights, experts
 
+
+def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_length: int) -> Value:
+    to_router, tokens = do.fork(x)
+    weights, experts = _route(do, m, spec, name, to_router, sequence_length)
     split = do.layout.expert_tp > 1
     if split:
         tokens, weights, experts = (
@@ -56,11 +59,11 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
             do.redistribute(tensor.tp_all_gather, weights),
             do.redistribute(_indices, experts),
         )
-    gathers, some, rows = do.layout.gathers_tokens, dict[str, Any](), dict[str, Any]()
+    gathers = do.layout.gathers_tokens
+    ranks, received = (do.mesh.size("ep"), Received(do.layer)) if gathers else (1, None)
     if gathers:
         tokens, weights, experts = expert.gather_tokens(do, tokens, weights, experts)
-        some, rows = {"ranks": do.mesh.size("ep")}, {"rows": Received(do.layer)}
-    order, copies = do.op("expert_permutation", experts, experts=spec.experts, **some)
+    order, copies = do.op("expert_permutation", experts, experts=spec.experts, ranks=ranks)
     coming = copies if gathers else do.redistribute(expert.counts, copies)
     matrices = _matrices(do, m, spec, name)
     grouped = [do.layout.experts != "reference" and do.linear_layers.of_experts(w.name) is None for w in matrices]
@@ -68,13 +71,13 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
     # Host sizes are needed for an all-to-all, and for one product per expert.
     by_host = do.mesh.size("ep") > 1 or not all(grouped)
     sizes = expert.split_sizes(do, copies, coming) if by_host else offsets
-    h = do.op("permute", tokens, order, top_k=spec.top_k, **some, **rows)[0]
+    h = do.op("permute", tokens, order, top_k=spec.top_k, ranks=ranks, rows=received)[0]
     if not gathers:
         h = do.redistribute(expert.dispatch, h, sizes, coming, order)  # [s·B·k, D] -> [R, D]
     y = _experts(do, h, matrices, [offsets if by_offsets else sizes for by_offsets in grouped])
     if not gathers:
         y = do.redistribute(expert.combine, y, sizes, coming, order)
-    out = do.op("unpermute", y, weights, order, top_k=spec.top_k, **some)[0]
+    out = do.op("unpermute", y, weights, order, top_k=spec.top_k, ranks=ranks)[0]
     out = do.redistribute(expert.ep_reduce_scatter, out) if gathers else out
     return do.redistribute(tensor.tp_reduce_scatter, out) if split else out
 

@@ -28,8 +28,8 @@ from penteract.config.mesh import Mesh
 from penteract.ops.casts import CAST, cast_once
 from penteract.ops.declarations import OPS
 from penteract.ops.declarations.quantised.fp8_linear import is_cast_once
-from penteract.ops.in_parts import mark_parts
 from penteract.ops.joint_calls import JOINT, join_glus, join_sums
+from penteract.ops.overlap.in_parts import mark_parts
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec
 from penteract.ops.tape import OpCall, Site, Tape

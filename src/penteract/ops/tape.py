@@ -34,8 +34,8 @@ Rows = Literal["all", "own", "others"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """The sites in the place of one (`in_parts.py`): of an op, that of this rank's share of the rows and that of all
-    others; of a reduce-scatter, an exchange and a sum."""
+    """The sites in the place of one (`overlap/in_parts.py`): of an op, that of this rank's share of the rows and that
+    of all others; of a reduce-scatter, an exchange and a sum."""
 
     first: Site
     second: Site

@@ -9,8 +9,8 @@ Traffic    by `ep_method`. "all_to_all":
            ep_all_gather       forward all-gather tokens        backward reduce-scatter their gradients
            ep_reduce_scatter   forward reduce-scatter what each rank's experts add to them
                                backward all-gather the gradients of the sums
-Costs      the residual stream both ways: top_k·(ep - 1)/ep times by all-to-all, as a token has that many copies on other
-           ranks; ep - 1 times by all-gather, as each token goes to each rank once. No token is dropped.
+Costs      the residual stream both ways: top_k·(ep - 1)/ep times by all-to-all, as a token has that many copies on
+           other ranks; ep - 1 times by all-gather, as each token goes to each rank once. No token is dropped.
 Helps      when experts are many and large; hurts when routing is uneven: all wait for the rank with the most tokens.
            All-gather suits few ranks and many choices. It has equal shares, and copies are made where they are used.
 Papers     Lepikhin 2020 (2006.16668); DeepSeek-V3 2024 (2412.19437) §2.1.2

@@ -16,7 +16,7 @@ import torch
 from penteract.engine.executor.allocator import Allocator, Arena
 from penteract.engine.executor.feed import MicroBatch
 from penteract.engine.kernels.kernel import Bound, Env, TorchKernel, bound, in_turn
-from penteract.ops.in_parts import AXIS
+from penteract.ops.overlap.in_parts import AXIS
 from penteract.ops.spec import Received, Spec
 from penteract.ops.tape import Call
 from penteract.step.program import BufferKey, Program

@@ -32,8 +32,14 @@ _GROUPS: Mapping[str, tuple[bool, tuple[str, ...]]] = {
     "GPU": (True, ("gpu", "headroom", "tp_across_nodes")),
     "Pipeline, context, experts": (
         False,
-        ("layout.schedule", "layout.vpp", "layout.last_stage_less_layers", "layout.cp_method", "layout.expert_tp",
-         "layout.ep_method"),
+        (
+            "layout.schedule",
+            "layout.vpp",
+            "layout.last_stage_less_layers",
+            "layout.cp_method",
+            "layout.expert_tp",
+            "layout.ep_method",
+        ),
     ),
     "More of ZeRO": (
         False,
@@ -61,7 +67,8 @@ _LABELS: Mapping[str, str] = {
     "sequence_length": "Sequence length", "global_batch_size": "Batch, sequences", "micro_batch_size": "Micro-batch",
     "headroom": "Kept free", "tp_across_nodes": "Tensor ranks across nodes", "recompute": "Recompute",
     "offload": "Offload activations", "offload_optimizer": "Offload optimizer", "precision": "Recipe", "loss": "Loss",
-    "schedule": "Schedule", "vpp": "Chunks a rank", "cp_method": "Context method", "ep_method": "Expert method", "expert_tp": "Expert tensor",
+    "schedule": "Schedule", "vpp": "Chunks a rank", "cp_method": "Context method", "expert_tp": "Expert tensor",
+    "ep_method": "Expert method",
     "last_stage_less_layers": "Fewer layers in the last stage",
     "shard_group": "Shard group (HSDP)", "reshard_after_step": "Keep gathered", "reduce_scatter_once": "Reduce once",
     "bucket_bytes": "Gradient bucket, bytes", "recompute_every": "Every n-th layer", "recompute_first": "First layers",
@@ -86,13 +93,14 @@ _TERMS: Mapping[str, str] = {
 }  # fmt: skip
 _KEYS: Mapping[str, str] = {"optimizer": "optimizer.kind", "precision": "precision.dtype"}
 _CHOICES = {
-    "gpu", "precision", "optimizer", "zero", "schedule", "cp_method", "ep_method", "attention", "loss", "elementwise", "experts",
-    "collectives", "fuse", "recompute", "recompute_else", "offload", "master", "moments", "gradient", "reduce",
+    "gpu", "precision", "optimizer", "zero", "schedule", "cp_method", "ep_method", "attention", "loss", "elementwise",
+    "experts", "collectives", "fuse", "recompute", "recompute_else", "offload", "master", "moments", "gradient", "reduce",
 }  # fmt: skip
 _SWITCHES = {"tp_across_nodes", "offload_optimizer", "reshard_after_step", "reduce_scatter_once"}
 # Values of settings that are words; of ZeRO's they are numbers.
 WORDS: Mapping[str, tuple[str | int, ...]] = {
-    "schedule": tuple(SCHEDULES), "cp_method": CP_METHODS, "ep_method": EP_METHODS, "attention": ATTENTION_KERNELS, "loss": LOSS_KERNELS,
+    "schedule": tuple(SCHEDULES), "cp_method": CP_METHODS, "ep_method": EP_METHODS,
+    "attention": ATTENTION_KERNELS, "loss": LOSS_KERNELS,
     "elementwise": ELEMENTWISE, "experts": EXPERT_KERNELS, "collectives": COLLECTIVES, "zero": ZERO_STAGES,
     "fuse": ("none", "all", "all+glu"),
     "recompute": ("none", "tp_all_gather+rms_norm+swiglu", "tp_all_gather+attention", "full"),

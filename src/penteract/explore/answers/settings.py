@@ -166,7 +166,18 @@ class Settings:
 
 
 _KERNELS = ("attention", "experts", "fuse")  # of which some are for some GPUs
-_RULED = ("schedule", "cp_method", "ep_method", "attention", "loss", "elementwise", "experts", "collectives", "zero", "fuse")
+_RULED = (
+    "schedule",
+    "cp_method",
+    "ep_method",
+    "attention",
+    "loss",
+    "elementwise",
+    "experts",
+    "collectives",
+    "zero",
+    "fuse",
+)
 
 
 def _own(page: Question, name: str) -> Value:

@@ -159,7 +159,9 @@ def _steps(plan: Plan, now: Layout, goal: Layout) -> Iterator[tuple[str, Layout]
         "mesh": {k: getattr(goal, k) for k in (*_DEGREES, "ep_method")},
         "schedule": {"schedule": goal.schedule, "vpp": goal.vpp},
         "stages": {"last_stage_less_layers": goal.last_stage_less_layers},
-        "pipeline": {k: getattr(goal, k) for k in (*_DEGREES, "ep_method", "schedule", "vpp", "last_stage_less_layers")},
+        "pipeline": {
+            k: getattr(goal, k) for k in (*_DEGREES, "ep_method", "schedule", "vpp", "last_stage_less_layers")
+        },
         "cp_method": {"cp_method": goal.cp_method},
         "micro": {"micro_batch_size": goal.micro_batch_size},
         "zero": {k: getattr(goal, k) for k in _SHARDING},

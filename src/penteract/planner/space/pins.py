@@ -48,7 +48,8 @@ def _near(ask: Ask, setting: str, held: Values) -> list[Any]:
         **dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "expert_tp", "shard_group"), gpus),
         "vpp": range(1, ask.model.layers + 1), "last_stage_less_layers": range(ask.model.layers),
         "micro_batch_size": batch, "zero": ZERO_STAGES, "schedule": SCHEDULES,
-        "cp_method": CP_METHODS, "ep_method": EP_METHODS, "reduce_scatter_once": (False, True), "reshard_after_step": (False, True),
+        "cp_method": CP_METHODS, "ep_method": EP_METHODS,
+        "reduce_scatter_once": (False, True), "reshard_after_step": (False, True),
     }  # fmt: skip
 
     def distance(value: Any) -> float:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from penteract.config.layout import Edit
 from penteract.ops.declarations import OPS
-from penteract.ops.in_parts import parts_of
 from penteract.ops.lower import Chunk, lower, sum_of
 from penteract.ops.offload import Copy, as_copy, copy_of
+from penteract.ops.overlap.in_parts import parts_of
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, OpCall, Phase, Site, Tape
 from penteract.readings.layers.sized import Sized

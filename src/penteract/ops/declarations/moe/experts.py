@@ -92,8 +92,8 @@ def sharing(attrs: Attrs) -> int:
 class ExpertPermutation(OpDeclaration):
     """experts [s, B, k] -> order [s·B·k] (a stable sort of the copies by expert), copies of each expert [X].
 
-    `ranks` share the experts, all of which have the same copies: those of this rank's experts come first, and only these
-    are counted, [X/ranks].
+    `ranks` share the experts, all of which have the same copies: those of this rank's experts come first, and only
+    these are counted, [X/ranks].
     """
 
     differentiable = ()
@@ -163,13 +163,14 @@ class ExpertOffsets(OpDeclaration):
 
 
 class Permute(OpDeclaration):
-    """x [s, B, D], order [s·B·k] -> copies in expert order [s·B·k, D]; of several `ranks`, the first `rows` of them, which
-    this rank's experts get."""
+    """x [s, B, D], order [s·B·k] -> copies in expert order [s·B·k, D]; of several `ranks`, the first `rows` of them,
+    which this rank's experts get."""
 
     input_keeps = ("in1",)
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
-        return (Spec((attrs.get("rows", ins[1].shape[0]), ins[0].shape[-1])),), ()
+        rows = attrs.get("rows")
+        return (Spec((ins[1].shape[0] if rows is None else rows, ins[0].shape[-1])),), ()
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
@@ -258,8 +259,8 @@ class ExpertPair(ExpertLinear):
 
 
 class Unpermute(OpDeclaration):
-    """copies y [s·B·k, D], weights [s, B, k], order -> [s, B, D], each token the weighted sum of its copies. Where y has
-    only the first of them, [R, D], the others add nothing."""
+    """copies y [s·B·k, D], weights [s, B, k], order -> [s, B, D], each token the weighted sum of its copies. Of several
+    `ranks`, y has only the first of them, [R, D], and the others add nothing."""
 
     differentiable = (0, 1)
     input_keeps = ("in0", "in1", "in2")

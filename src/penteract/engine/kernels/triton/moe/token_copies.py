@@ -1,8 +1,9 @@
 """Routing on GPUs: the order of token copies, copies sent to their experts, and summed again, each in one pass.
 
 Copies are sorted by counting: a block of them counts its experts, sums over the blocks before say where it begins, and
-each copy goes behind those of its expert before it. Copies of other ranks' experts go last, and are not moved. Rows of width D are moved token by token: `places` [tokens·k], the
-inverse of the order, says where the copies of a token lie. Sums are in one order, so every run gives the same bits.
+each copy goes behind those of its expert before it. Copies of other ranks' experts go last, and are not moved.
+Rows of width D are moved token by token: `places` [tokens·k], the inverse of the order, says where the copies of a
+token lie. Sums are in one order, so every run gives the same bits.
 """
 
 # Triton's stubs know neither launches on a grid nor its language's operators:

@@ -2,8 +2,8 @@
 
     norm · router · start gather · finish · permute   ->   norm · start gather · router · finish · permute
 
-A start moves up to behind what makes its input, a finish down to before what reads the result. Starts of an axis stay in
-their order, so that all ranks have the same; and all stays within its list and its layer, as layers are priced one by one.
+A start moves up to behind what makes its input, a finish down to before what reads the result. Starts of an axis stay
+in their order, so that all ranks have the same. All stays within its list and its layer: layers are priced one by one.
 """
 
 from __future__ import annotations

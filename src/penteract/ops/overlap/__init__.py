@@ -1,0 +1,1 @@
+"""Edits of calls that put collectives beside what is computed."""
