@@ -41,6 +41,7 @@ LAYOUTS = (
     *(Layout(cp=4, cp_method=method) for method in CP_METHODS),
     Layout(dp=2, tp=2, cp=2, ep=4),
     Layout(dp=2, tp=2, ep=2, expert_tp=2),
+    Layout(dp=2, ep=2, ep_method="all_gather"),
 )
 
 Row = tuple[str, ...]

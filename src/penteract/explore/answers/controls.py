@@ -94,7 +94,8 @@ _TERMS: Mapping[str, str] = {
 _KEYS: Mapping[str, str] = {"optimizer": "optimizer.kind", "precision": "precision.dtype"}
 _CHOICES = {
     "gpu", "precision", "optimizer", "zero", "schedule", "cp_method", "ep_method", "attention", "loss", "elementwise",
-    "experts", "collectives", "fuse", "recompute", "recompute_else", "offload", "master", "moments", "gradient", "reduce",
+    "experts", "collectives", "fuse", "recompute", "recompute_else", "offload", "master", "moments", "gradient",
+    "reduce",
 }  # fmt: skip
 _SWITCHES = {"tp_across_nodes", "offload_optimizer", "reshard_after_step", "reduce_scatter_once"}
 # Values of settings that are words; of ZeRO's they are numbers.

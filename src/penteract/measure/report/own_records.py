@@ -214,10 +214,15 @@ def _beside(planner: Replanner, group: str, record: Record) -> Iterator[Accuracy
         )  # fmt: skip
 
 
+# What rows have that do not say it: there was no other method.
+_SENT = "parallel.ep_method=all_to_all"
+
+
 def _swept(planner: Replanner, group: str, record: Record) -> Iterator[AccuracyRow]:
     """The cases of a sweep, each with the settings of its run, in a process of its own: so its memory is known too."""
     for row in record["rows"]:
-        run = resolve(None, record["preset"], row["settings"], planner.cluster_of(record["gpus"]).gpus).run
+        settings = [_SENT, *row["settings"]]
+        run = resolve(None, record["preset"], settings, planner.cluster_of(record["gpus"]).gpus).run
         kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
         estimator = planner.estimator(run.model, record["gpus"], run.sequence_length, policy, kinds, at_once=False)
         predicted = Amounts.of(estimator, run.layout)
@@ -256,4 +261,5 @@ READERS: Mapping[str, Callable[[Replanner, str, Record], Iterator[AccuracyRow]]]
     "bench_plan_30b_again_4xh200": _swept,
     "bench_two_experts_h200": _swept,
     "bench_two_experts_again_h200": _swept,
+    "bench_gathered_tokens_h200": _swept,
 }
