@@ -14,7 +14,7 @@ from penteract.errors import Bug
 from penteract.ops.declarations import OPS
 from penteract.ops.frees import Instruction, place_frees
 from penteract.ops.offload import Offload
-from penteract.ops.overlap.in_flight import overlap
+from penteract.ops.overlap.early_starts import overlap
 from penteract.ops.overlap.in_parts import in_parts, parts_of
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, OpCall, Phase, Site, Tape

@@ -246,9 +246,9 @@ def as_word(value: Any) -> str:
 
 def as_text(layout: Layout, usual: Layout) -> str:
     """A layout as text for `--layout`: dp, the micro-batch size, and all that differs from the defaults. `usual` has
-    the kernels that are the defaults of the device."""
+    those that depend on the device or on other settings."""
     kernels = Layout(loss=LOSS, elementwise=usual.elementwise)
-    plain, settings = as_settings(kernels) | _kernels(usual), as_settings(layout) | _kernels(layout)
+    plain, settings = as_settings(kernels) | _derived(usual), as_settings(layout) | _derived(layout)
     always = ("dp", "micro_batch_size")
     return ",".join(
         f"{_LONG.get(name, name)}={as_word(settings[name])}"
@@ -257,10 +257,10 @@ def as_text(layout: Layout, usual: Layout) -> str:
     )
 
 
-def _kernels(layout: Layout) -> dict[str, str]:
-    """Those that `as_settings` leaves out where they are the reference's."""
+def _derived(layout: Layout) -> dict[str, str]:
+    """Those whose default depends on the device or on other settings: `as_settings` leaves some out."""
     named = {"fuse": fusions_word(layout.fuse), "experts": layout.experts, "collectives": layout.collectives}
-    return {"attention": layout.attention, **named}
+    return {"ep_method": layout.ep_method, "attention": layout.attention, **named}
 
 
 def parse_settings(text: str, *, flag: str, several: bool) -> dict[str, Values]:
