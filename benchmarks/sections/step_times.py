@@ -162,6 +162,39 @@ Tokens are not spread evenly over experts, as plans take them to be: that is why
     )  # fmt: skip
 
 
+def gathered_tokens() -> str:
+    found = record("bench_gathered_tokens_h200")
+    by_method = dict[str, dict[str, dict[str, Any]]]()
+    for row in found["rows"]:
+        settings = dict(word.split("=", 1) for word in row["settings"])
+        if method := settings.pop("parallel.ep_method", "").strip('"'):
+            by_method.setdefault(str(sorted(settings.items())), {})[method] = row
+    pairs = [both for both in by_method.values() if len(both) > 1]
+    saved = sorted(1 - both["all_gather"]["median_ms"] / both["all_to_all"]["median_ms"] for both in pairs)
+    whole = min(row["median_ms"] for row in found["rows"] if "ep=2" not in row["layout"])
+    best = min(found["rows"], key=lambda row: row["median_ms"])
+    least = next(row for row in found["rows"] if row["median_ms"] == whole)
+    return section(
+        "Experts of two ranks, by gathered tokens and by all-to-all",
+        f"""\
+8 layers of `qwen3-30b-a3b`, 4,096 tokens, 8 sequences a step on two H200s, by `penteract bench` with
+`benchmarks/sweeps/gathered_tokens.toml`. With `ep_method = "all_gather"` each token goes to the other rank once; by all-to-all
+four of its eight copies do, and are sorted by expert where they arrive. Gathered, steps take {100 * saved[0]:.0f} to {100 * saved[-1]:.0f} % less. The
+fastest takes as long as the fastest without expert parallelism ({best["median_ms"]:.0f} and {whole:.0f} ms) in {least["allocated_gib"] - best["allocated_gib"]:.0f} GiB less.
+The fullest rank's experts got {min(row["imbalance"] for row in found["rows"] if row.get("imbalance")):.2f} to {max(row["imbalance"] for row in found["rows"] if row.get("imbalance")):.2f} times the mean of rows, where plans take them to be even.
+
+Falls short: with micro-batches of one sequence the host makes its calls more slowly than plans have it. Where a token chooses
+no more experts than there are ranks, tokens go by all-to-all as before.""",
+        table("layout | step, ms | planned, ms | planned/recorded | tokens/s/GPU | allocated, GiB | over predicted", [
+            (f"`{re.sub(QUIET, '', row['layout'])}`", ms(row["spread_ms"], row["median_ms"]), f"{row['planned_ms']:,.0f}",
+             f"{row['planned_ms'] / row['median_ms']:.2f}", f"{row['tok_s_gpu']:,.0f}", f"{row['allocated_gib']:.2f}",
+             f"{100 * (row['allocated_gib'] / row['planned_gib'] - 1):.2f} %")
+            for row in found["rows"]
+        ]),
+        records=["bench_gathered_tokens_h200.json"],
+    )  # fmt: skip
+
+
 def planned_first() -> str:
     found = [record(name) for name in PLANS_MEASURED]
     again = record("bench_plan_30b_again_4xh200")

@@ -134,7 +134,7 @@ def test_a_plan_for_the_fullest_rank_is_one_for_as_many_more_rows() -> None:
 
 
 def test_no_rank_gets_more_than_all_rows_and_exchanges_wait_for_the_fullest() -> None:
-    run = run_of("precision.dtype=bf16")
+    run = run_of("precision.dtype=bf16", "parallel.ep_method=all_to_all")
     twice, more, even = (estimator_of(run, share) for share in (2.0, 8.0, 1.0))
     assert more.estimate(run.layout) == twice.estimate(run.layout)
     assert more.time(more.estimate(run.layout)) == twice.time(twice.estimate(run.layout))

@@ -65,7 +65,7 @@ class Redistribution:
 def single_collective(name: str, axis: str, there: str, back: str = "", **attrs: Any) -> Redistribution:
     """The simplest redistribution: the collective `there` in forward, its conjugate `back` in backward, nothing kept.
 
-    Without `back` no gradient passes. `overlaps`: both run beside what does not need them (`ops/overlap/early_starts.py`).
+    Without `back` no gradient passes. `overlaps`: both run beside what needs neither (`ops/overlap/early_starts.py`).
     """
 
     def forward(steps: Steps, x: Value) -> tuple[Values, Values]:
