@@ -66,9 +66,11 @@ def _unlike(by_pp_rank: Sequence[Bytes]) -> Iterator[int]:
 
 
 def process_memory(estimator: Estimator, estimate: LayoutEstimate) -> ProcessMemory | None:
-    """What a rank's process takes of its GPU; None where that was not measured: on other GPUs, and where a communicator
-    of collectives carries messages too."""
+    """What a rank's process takes of its GPU; None where that was not measured: on other GPUs, where a communicator of
+    collectives carries messages too, and where registers have the size that routing gives them."""
     if estimator.cluster.curves is None or not (sizes := dict(estimator.cluster.curves.process)):
+        return None
+    if estimate.layout.ep > 1:
         return None
     layout, device = estimate.layout, 0
     workspace = sizes["workspace"] + sizes["fp8_workspace"] * (estimator.policy.fp8 is not None)
