@@ -89,6 +89,11 @@ fp32, and products of gradients accumulate as torchao's do by default. {more_mem
 
 def against_torchtitan_elsewhere() -> str:
     two, h100 = record("beside_torchtitan_two"), record("beside_torchtitan_h100")
+    profile = record("profile_a2_h200")
+    lost = {row["label"]: row["picoseconds"] / 1e9 for row in profile["waterfall"]}  # the last of a name is measured
+    written = [(op["predicted"] / 1e9, op["measured"] / 1e9) for op in profile["ops"]
+               if op["name"].startswith("weight_gradient")]  # fmt: skip
+    sums = next(op for op in profile["ops"] if op["name"] == "reduce_scatter gradients")
     card = record("calibrated_h100")["steps"].values()
     off = [step["planned_ms"] / step["median_ms"] for step in card]
     scaled = [step["planned_ms_by_h200"] / step["median_ms"] for step in card]
@@ -101,10 +106,21 @@ schedule of 16 stages, of which the last has a layer less. Memory is that of the
 
 Falls short: on two GPUs {more_memory(two)}. A second H100 was calibrated (`penteract calibrate`, four
 minutes) and then took the same four steps: by its rates they are planned {min(off):.2f} to {max(off):.2f} times as long as they take, by
-those of an H200, scaled, {min(scaled):.2f} to {max(scaled):.2f} times. Its steps are up to {max(r["median_ms"] / s["median_ms"] for r, s in zip(h100["rows"], card, strict=True)) - 1:.0%} shorter than those of the first.""",
+those of an H200, scaled, {min(scaled):.2f} to {max(scaled):.2f} times. Its steps are up to {max(r["median_ms"] / s["median_ms"] for r, s in zip(h100["rows"], card, strict=True)) - 1:.0%} shorter than those of the first.
+
+Where a step of data parallelism differs from its plan, by `penteract profile` of A2's on another machine ({profile["step"]["measured"] / 1e9:.0f} ms, planned
+{lost["Predicted"]:.0f}): attention takes {lost["Attention"]:.1f} ms more than planned, as sums of gradients run beside its backward pass for {sums["measured"] / 1e9:.0f} ms, with the
+waits of the rank that is ahead, where {sums["predicted"] / 1e9:.0f} are planned. Weight gradients take {sum(p for p, _ in written) - sum(m for _, m in written):.1f} ms less: they are planned as added to what is there, and
+the first are written. Other products take as much more beside collectives. The plan counts {-lost["Exposed: data"]:.1f} ms of that as exposed communication.
+The slower card adds {lost["Slowest rank"]:.1f} ms.""",
         beside_table(two),
         beside_table(h100),
-        records=["beside_torchtitan_two.json", "beside_torchtitan_h100.json", "calibrated_h100.json"],
+        records=[
+            "beside_torchtitan_two.json",
+            "beside_torchtitan_h100.json",
+            "calibrated_h100.json",
+            "profile_a2_h200.json",
+        ],
     )
 
 
