@@ -14,7 +14,8 @@ import oracle
 from layouts import Case, Verdict, run_case
 from op_kernels import cases as trials
 from op_kernels import trial
-from op_kernels.formulas import FORMULAS, Room, Truth
+from op_kernels.formulas.table import FORMULAS
+from op_kernels.formulas.truth import Room, Truth
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN
