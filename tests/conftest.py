@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from draws import TIMES, USUAL
 from heap import frozen
@@ -21,9 +22,11 @@ use_memory()
 
 # `pytest --hypothesis-profile=ci`: the same draws every time. `wide`: more of those
 # that `draws` counts, by a seed. Otherwise new ones, and failures are remembered.
-settings.register_profile("ci", derandomize=True, database=None, deadline=None, print_blob=True)
-settings.register_profile("wide", max_examples=TIMES * USUAL, database=None, deadline=None, print_blob=True)
-settings.register_profile("local", deadline=None)
+# None looks at a clock: that drawing takes long says how busy the machine is.
+CLOCKLESS: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("ci", derandomize=True, database=None, print_blob=True, **CLOCKLESS)
+settings.register_profile("wide", max_examples=TIMES * USUAL, database=None, print_blob=True, **CLOCKLESS)
+settings.register_profile("local", **CLOCKLESS)
 settings.load_profile("local")
 
 # Triton's interpreter must be chosen before any test imports something of Triton, and torch's own parts do.

@@ -153,15 +153,15 @@ class Command:
     """`penteract WORDS` as it runs, and what it has printed so far."""
 
     words: list[str]
-    process: multiprocessing.Process
+    process: multiprocessing.process.BaseProcess
     out: Path
     err: Path
 
-    def result(self, limit: float = 240) -> subprocess.CompletedProcess[str]:
+    def result(self, limit: float | None = 240) -> subprocess.CompletedProcess[str]:
         """Its exit code and output, once it has ended."""
         self.process.join(limit)
         if self.process.is_alive():
-            raise subprocess.TimeoutExpired(self.words, limit, self.out.read_text(), self.err.read_text())
+            raise subprocess.TimeoutExpired(self.words, limit or 0, self.out.read_text(), self.err.read_text())
         assert self.process.exitcode is not None
         return subprocess.CompletedProcess(
             self.words, self.process.exitcode, self.out.read_text(), self.err.read_text()
@@ -234,16 +234,33 @@ def _script(path: Path, file: Path) -> int:
 
 
 def _forked(words: list[str], *, run: Any = subprocess.run, **how: Any) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run` of a command in Python, as `penteract.api` calls it."""
+    """`subprocess.run`, but that commands which `penteract.api` starts are forked, all but `train`."""
     if words[:3] != [sys.executable, "-m", "penteract"] or words[3] == "train":
         return run(words, **how)
+    return _run_forked(words, **how)
+
+
+def _run_forked(
+    words: list[str], *, capture_output: bool = False, text: bool = False, check: bool = False,
+    env: Mapping[str, str] | None = None, cwd: str | Path | None = None, timeout: float | None = None,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """A command to its end, as `subprocess.run` would give it. What else that takes is a TypeError here."""
+    if not (capture_output and text):
+        raise TypeError("output of a command that is forked is text, and is captured")
     with TemporaryDirectory() as said:
         out, err = Path(said) / "out", Path(said) / "err"
-        about = (_command, (words[3:], None), dict(os.environ), out, err)
+        folder, environment = None if cwd is None else Path(cwd), dict(os.environ if env is None else env)
+        about = (_command, (words[3:], folder), environment, out, err)
         process = multiprocessing.get_context("fork").Process(target=_main, args=about)
         process.start()
-        process.join()
-        return subprocess.CompletedProcess(words, process.exitcode or 0, out.read_text(), err.read_text())
+        try:
+            done = Command(words, process, out, err).result(timeout)
+        finally:
+            process.kill()
+            process.join()
+    if check:
+        done.check_returncode()
+    return done
 
 
 def _fork_ranks() -> None:

@@ -25,6 +25,8 @@ from penteract.engine.comm.comm import Work
 from penteract.engine.comm.distributed import Distributed
 from penteract.engine.device.storages import Storages
 
+TURNS = 50  # of at least 0.2 ms, which a thread has fewer of on busy cores
+
 
 @cache
 def _flops_of(func: Any) -> Any:
@@ -109,15 +111,16 @@ class Wires:
 @contextmanager
 def dropped_at_once() -> Iterator[None]:
     """A transport's threads drop their reference to a buffer a moment after its wait is over, which counts as memory
-    that nobody asked for. Here `finish` returns once they have, or after 10 ms: some are held elsewhere too."""
+    that nobody asked for. Here `finish` returns once they have, or after so many turns: some are held elsewhere too."""
     real = Distributed.finish
 
     def finish(self: Distributed, work: Work | None) -> None:
         real(self, work)
         if work is not None:
             work.waits = ()  # torch's handle holds the buffers as well
-            deadline = time.monotonic() + 0.01
-            while any(x._use_count() > 1 for x in work.pinned) and time.monotonic() < deadline:
+            for _ in range(TURNS):
+                if all(x._use_count() <= 1 for x in work.pinned):
+                    break
                 time.sleep(0.0002)
 
     with patch.object(Distributed, "finish", finish):

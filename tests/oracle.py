@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from op_kernels.formulas import turns
+from op_kernels.formulas.rotary import turns
 from penteract.config.model import ModelSpec
 
 Params = dict[str, torch.Tensor]

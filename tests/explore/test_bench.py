@@ -247,12 +247,12 @@ def test_a_case_that_changes_is_read_again(tmp_path: Path) -> None:
 
 
 def test_a_hundred_thousand_cases_are_read(capsys: pytest.CaptureFixture[str]) -> None:
-    """Within seconds, also where they are asked about again."""
+    """Within seconds of a core, also where they are asked about again."""
     text = drawn_csv(100_000)
-    began = time.perf_counter()
+    began = time.process_time()
     found = of_file(text)
     assert len(found["points"]["x"]) == 80_000 and found["table"]["total"] == 100_000
-    assert len(found["table"]["rows"]) == 100 and time.perf_counter() - began < 30
+    assert len(found["table"]["rows"]) == 100 and time.process_time() - began < 30
 
 
 def test_an_export_has_what_is_read_of_the_sweeps(

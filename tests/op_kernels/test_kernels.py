@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from op_kernels.cases import CASES, Case, of_all_ops
-from op_kernels.formulas import FORMULAS
+from op_kernels.formulas.table import FORMULAS
 from op_kernels.trial import check
 from penteract.engine.kernels.kernel import TorchKernel
 from penteract.engine.kernels.reference import REFERENCE

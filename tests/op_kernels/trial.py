@@ -10,7 +10,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from op_kernels.cases import Case, In
-from op_kernels.formulas import FORMULAS, Room, Truth
+from op_kernels.formulas.table import FORMULAS
+from op_kernels.formulas.truth import Room, Truth
 from op_kernels.fp8 import counted
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh

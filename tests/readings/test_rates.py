@@ -291,13 +291,13 @@ def test_a_question_takes_microseconds() -> None:
     p, span = Product(1, 8192, 4096, 4096), GroupSpan(64, 8)
     best = 1.0
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(1000):
             RATES.product(p)
             RATES.collective("all_reduce", span, 10**8)
             RATES.attention(10**12, 10**7, backward=True, causal=True)
             RATES.moved(10**8)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     assert best / 4000 < 20e-6
 
 

@@ -12,6 +12,7 @@ from penteract.schedule.check import Report, check
 from penteract.schedule.registry import SCHEDULES, ScheduleName, breach, generate, schedule_of
 from penteract.schedule.schedule import round_robin
 from penteract.schedule.transfers import with_transfers
+from schedule.legal_sizes import Sizes, legal_sizes
 
 SIZES = st.integers(1, 8), st.integers(1, 4), st.integers(1, 16)
 NAMES: tuple[ScheduleName, ...] = (*SCHEDULES, "overlapped")
@@ -23,8 +24,8 @@ def report(name: ScheduleName, pp: int, vpp: int, micro_batches: int) -> Report:
 
 
 @draws(50, wide=750)
-@given(st.tuples(st.sampled_from(NAMES), *SIZES).filter(lambda case: breach(*case) is None))
-def test_every_legal_schedule_is_sound(case: tuple[ScheduleName, int, int, int]) -> None:
+@given(legal_sizes(NAMES))
+def test_every_legal_schedule_is_sound(case: Sizes) -> None:
     name, pp, vpp, micro_batches = case
     result = report(*case)
     assert result.in_flight_peak == tuple(peak(name, pp, vpp, micro_batches, rank) for rank in range(pp))
@@ -87,11 +88,8 @@ def test_costs_and_wire_time_are_counted() -> None:
 
 
 @draws(20, wide=300)
-@given(
-    st.tuples(st.sampled_from(tuple(SCHEDULES)), *SIZES).filter(lambda case: breach(*case) is None),
-    st.lists(st.floats(0.1, 10), min_size=5, max_size=5),
-)
-def test_no_cost_brings_a_deadlock(case: tuple[ScheduleName, int, int, int], times: list[float]) -> None:
+@given(legal_sizes(tuple(SCHEDULES)), st.lists(st.floats(0.1, 10), min_size=5, max_size=5))
+def test_no_cost_brings_a_deadlock(case: Sizes, times: list[float]) -> None:
     """The order is made with unit costs; other costs make it slower, never wrong."""
     name, pp, vpp, micro_batches = case
     kinds = dict(zip(("Fwd", "Bwd", "Inp", "Wgt"), times, strict=False))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layouts import Case
@@ -25,11 +25,12 @@ from penteract.readings.time.lower_bounds.bounds import Bounds
 from penteract.readings.time.step import StepClock
 from penteract.schedule.check import check
 from penteract.schedule.in_flight import _most, action_lists, most_in_flight
-from penteract.schedule.registry import SCHEDULES, breach
+from penteract.schedule.registry import SCHEDULES
 from penteract.schedule.schedule import Placement, Schedule
 from pool import Pool
 from readings.test_clock import check as plays_what_a_run_does
 from readings.test_composed import check as equals_the_walk
+from schedule.legal_sizes import legal_sizes
 from schedules import BACKWARDS, DEEP, NEW, V_SHAPED, registered, run_registered
 from tiny import SIZES
 
@@ -51,13 +52,12 @@ def layout(schedule: Schedule, pp: int, rounds: int, **more: int) -> Layout:
 
 @every_one
 @settings(max_examples=30)
-@given(st.integers(2, 6), st.integers(2, 4), st.integers(1, 40))
-def test_is_sound(schedule: Schedule, pp: int, vpp: int, micros: int) -> None:
-    vpp = int(min(vpp, schedule.max_vpp))
-    assume(breach(schedule.name, pp, vpp, micros) is None)
-    check(action_lists(schedule.name, pp, vpp, micros), schedule.placement(pp, vpp), micros)
+@given(st.data())
+def test_is_sound(schedule: Schedule, data: st.DataObject) -> None:
+    sizes = _, pp, vpp, micros = data.draw(legal_sizes((schedule.name,), pp=6, micros=40))
+    check(action_lists(*sizes), schedule.placement(pp, vpp), micros)
     members = tuple((c, ("Fwd", "Bwd")) for c in range(vpp))
-    assert most_in_flight(schedule.name, pp, vpp, micros, members) == _most(schedule.name, pp, vpp, micros, members)
+    assert most_in_flight(*sizes, members) == _most(*sizes, members)
 
 
 @every_one

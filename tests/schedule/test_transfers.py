@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import given
 
 from draws import draws
 from penteract.errors import Bug
 from penteract.schedule.actions import ActionList, Compute, ComputeList, P2PBatch
 from penteract.schedule.check import check
 from penteract.schedule.in_flight import _most_of, _times
-from penteract.schedule.registry import SCHEDULES, ScheduleName, breach, generate, schedule_of
+from penteract.schedule.registry import SCHEDULES, generate, schedule_of
 from penteract.schedule.schedule import round_robin
 from penteract.schedule.transfers import with_transfers
-
-CASES = st.tuples(st.sampled_from(tuple(SCHEDULES)), st.integers(1, 8), st.integers(1, 4), st.integers(1, 16))
+from schedule.legal_sizes import Sizes, legal_sizes
 
 
 def test_a_small_pipeline_in_full() -> None:
@@ -50,8 +48,8 @@ def test_a_value_comes_round_to_the_next_chunk() -> None:
 
 
 @draws(25, wide=400)
-@given(CASES.filter(lambda case: breach(*case) is None))
-def test_grouping_is_a_freedom_not_a_need(case: tuple[ScheduleName, int, int, int]) -> None:
+@given(legal_sizes(tuple(SCHEDULES)))
+def test_grouping_is_a_freedom_not_a_need(case: Sizes) -> None:
     """One transfer at a time in the listed order is sound as well, and as fast: groups never carry the proof."""
     name, pp, vpp, micro_batches = case
     computed, placement = generate(name, pp, vpp, micro_batches), schedule_of(name).placement(pp, vpp)
@@ -80,11 +78,9 @@ def test_lists_that_wait_for_each_other_are_refused() -> None:
         with_transfers([first, last], round_robin(2, 1))
 
 
-@given(st.sampled_from(tuple(SCHEDULES)), st.integers(1, 4), st.integers(1, 3), st.integers(1, 12))
-def test_as_many_are_in_flight_between_computations_with_messages_and_without(
-    name: ScheduleName, pp: int, vpp: int, micros: int
-) -> None:
-    assume(breach(name, pp, vpp, micros) is None)
+@given(legal_sizes(tuple(SCHEDULES), pp=4, vpp=3, micros=12))
+def test_as_many_are_in_flight_between_computations_with_messages_and_without(case: Sizes) -> None:
+    name, pp, vpp, micros = case
     kinds = ("Fwd", "Inp", "Wgt") if SCHEDULES[name].split_backward else ("Fwd", "Bwd")
     for rank in range(pp):
         times = [_times(name, pp, vpp, micros, rank, messages) for messages in (False, True)]

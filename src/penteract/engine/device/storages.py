@@ -3,6 +3,7 @@ dispatcher."""
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -25,6 +26,9 @@ class Storages(TorchDispatchMode):
         self.sizes: dict[int, int] = {}
         self.now = self.peak = 0
         self._next = 0
+        # A storage is freed by whichever thread drops it last, such as one of gloo's: none may change a sum while
+        # another has read it. A thread that holds the lock may free one as well, where the garbage collector runs.
+        self._lock = threading.RLock()
         # Of each storage that is alive and was met, by its address in torch: its number (0 of one that was there
         # before), and what tells when it is freed, which is before torch can give its address to another.
         self._met: dict[int, tuple[int, weakref.ref[Any]]] = {}
@@ -41,14 +45,16 @@ class Storages(TorchDispatchMode):
         """A result has this storage, for the first time: it is new unless an argument has it too."""
         address, key = storage._cdata, 0
         if all(t.untyped_storage()._cdata != address for t in given):
-            self._next += 1
-            key = self._next
-            self._track(key, storage)
+            with self._lock:
+                self._next += 1
+                key = self._next
+                self._track(key, storage)
 
         def gone(_: Any) -> None:
-            del self._met[address]
-            if key:
-                self._freed(key)
+            with self._lock:
+                del self._met[address]
+                if key:
+                    self._freed(key)
 
         self._met[address] = key, weakref.ref(storage, gone)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli.plan.tiny_step import FEW, TINY_STEP, Tell
 from penteract import plan
 from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import RECIPES
@@ -19,9 +19,6 @@ from penteract.config.run import PARTS
 from penteract.errors import BadInput
 from penteract.planner.report.explain import how_much_slower
 
-Tell = Callable[..., Any]
-TINY_STEP = ["tiny", "--gpus", "4xH200", "--seq", "256", "--batch", "16seqs"]
-FEW = ["--fix", "cp=1,pp=1/2,recompute=none"]
 FP8 = ["--precision", "fp8_tensorwise"]
 # Of each part a value, and a recipe that can have it. `gradient` decides `reduce` where nothing else does.
 VALUES = {
