@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.model.mlp import mlp
-from penteract.ops.do import Do, Value, single_collective
+from penteract.ops.do import Do, Value, Values, single_collective
 from penteract.ops.params import Param, Shard
 from penteract.ops.spec import Received
 from penteract.parallel import expert, tensor
@@ -22,12 +22,13 @@ _indices = single_collective("tp_all_gather", "tp", "all_gather")
 def moe(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_length: int) -> Value:
     """x [S@cp·tp, B, D] -> same.   Experts are sharded over ep, their columns over expert_tp."""
     if not spec.shared_ffn_size:
-        return _routed(do, m, spec, name, x, sequence_length)
-    routed, shared = do.fork(x)
-    if do.layout.gathers_tokens:  # tokens are gathered beside the shared experts
+        return _routed(do, m, spec, name, do.fork(x), sequence_length)
+    if do.layout.gathers_tokens:  # beside the shared experts; their gradients' sum is the last thing in backward
+        to_router, shared, tokens = do.fork(x, 3)
         other = mlp(do, m, f"{name}.shared", shared, spec.shared_ffn_size)
-        return do.add(_routed(do, m, spec, name, routed, sequence_length), other)
-    y = _routed(do, m, spec, name, routed, sequence_length)
+        return do.add(_routed(do, m, spec, name, (to_router, tokens), sequence_length), other)
+    routed, shared = do.fork(x)
+    y = _routed(do, m, spec, name, do.fork(routed), sequence_length)
     return do.add(y, mlp(do, m, f"{name}.shared", shared, spec.shared_ffn_size))
 
 
@@ -49,8 +50,9 @@ def _route(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_le
     return weights, experts
 
 
-def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_length: int) -> Value:
-    to_router, tokens = do.fork(x)
+def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Values, sequence_length: int) -> Value:
+    """x [s, B, D], for the router and for experts -> same"""
+    to_router, tokens = x
     weights, experts = _route(do, m, spec, name, to_router, sequence_length)
     split = do.layout.expert_tp > 1
     if split:
