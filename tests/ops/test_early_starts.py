@@ -1,5 +1,5 @@
-"""Collectives of experts begin when their input is there and are waited for when their result is read: the calls are the
-same, in an order that gives each what it had."""
+"""Collectives of experts begin when their input is there and are waited for when their result is read: the calls are
+the same, in an order that gives each what it had."""
 
 from __future__ import annotations
 
