@@ -144,6 +144,7 @@ CONTROLS: list[tuple[str, Json, Any, str]] = [
     ("layout.last_stage_less_layers", question(layout="dp=4,pp=2,mbs=1"), 1, "last_stage_less_layers=1"),
     ("layout.cp_method", DEEP, "ring", "cp_method=ring"),
     ("layout.expert_tp", EXPERTS, 2, "expert_tp=2"),
+    ("layout.ep_method", EXPERTS, "all_gather", "ep_method=all_gather"),
     ("layout.shard_group", DEEP, 2, "shard_group=2"),
     ("layout.reshard_after_step", DEEP, True, "reshard_after_step=true"),
     ("layout.reduce_scatter_once", DEEP, True, "reduce_scatter_once=true"),
