@@ -22,6 +22,7 @@ from typing import Any
 
 from penteract.config.files.run_folder import COMMAND, ERROR_FIELDS, ERRORS, LATEST, RUN, STATUS, command_entry
 from penteract.config.files.run_folder import LOGS as LOGS
+from penteract.config.resolve.write_run_file import with_device
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.engine.run_folder.checkpoint_folder import INSIDE
 from penteract.errors import BadInput, DiskFailure, PenteractError
@@ -115,6 +116,21 @@ def mark_resumed(folder: Path, world: int, command: str = "", step: int = 1) -> 
         with (folder / COMMAND).open("a") as file:
             file.write(command_entry(command, step, now()))
     write_status(folder, "running", world=world)
+
+
+def keep_device(folder: Path, device: str) -> None:
+    """Note the device of the ranks in the run's file, where it was left open: a run that goes on has the same. Raises
+    DiskFailure."""
+    file = folder / (NEXT if (folder / NEXT).exists() else RUN)
+    try:
+        text = file.read_text(encoding="utf-8")
+        if (noted := with_device(text, device)) != text:
+            fresh = file.with_name(f"{file.name}.tmp")
+            fresh.write_text(noted, encoding="utf-8")
+            fresh.replace(file)
+    except OSError as e:
+        raise DiskFailure("DISK", "could not write a run's file", where=str(file), found=e.strerror,
+                          fix="free some space") from e  # fmt: skip
 
 
 def cancel_resume(folder: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penteract.config.resolve.resolved_run import Resolved
-from penteract.config.resolve.write_run_file import to_toml, with_first_origins
+from penteract.config.resolve.write_run_file import RETRAIN, go_on, retrain_from, to_toml, with_first_origins
 from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.device import host_memory
 from penteract.engine.device.cpu_affinity import usable_here
@@ -156,11 +156,15 @@ def _lease_run(resolved: Resolved, resume: Path | None, init: Path | None, into:
     if at is not None:
         checkpoint_folder.settle(folder, at)
     run_lease.ousted = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    settled = replace(resolved, run=run)
+    origins = dict(resolved.origins)
+    if run.data.revision != (asked := resolved.run.data.revision):
+        origins["data.revision"] = f"derived: the {'newest commit' if asked == 'auto' else f'commit of {asked}'} then"
+    settled = replace(resolved, run=run, origins=origins)
     if resume is not None:
-        (folder / rundir.NEXT).write_text(to_toml(with_first_origins(settled, folder / rundir.RUN)))
+        text = to_toml(with_first_origins(settled, folder / rundir.RUN), go_on(str(folder)))
+        (folder / rundir.NEXT).write_text(text)
     else:
-        (folder / rundir.RUN).write_text(to_toml(settled))
+        (folder / rundir.RUN).write_text(to_toml(settled, retrain_from(str(init)) if init else RETRAIN))
     if init is not None:
         remember(folder, init)
     return LeasedRun(folder, run_lease.begin(), run)
