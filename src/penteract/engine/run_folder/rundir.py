@@ -11,16 +11,14 @@ import json
 import os
 import re
 import secrets
-import shlex
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penteract.config.files.run_folder import COMMAND, ERROR_FIELDS, ERRORS, LATEST, RUN, STATUS, command_entry
+from penteract.config.files.run_folder import COMMAND, ERROR_FIELDS, ERRORS, LATEST, RUN, STATUS, command_entry, typed
 from penteract.config.files.run_folder import LOGS as LOGS
 from penteract.config.resolve.write_run_file import with_device
 from penteract.engine.run_folder import checkpoint_folder
@@ -52,7 +50,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def create(
-    out: str | Path, name: str, command: Sequence[str] | None = None, checkpoints: str = INSIDE,
+    out: str | Path, name: str, command: str | None = None, checkpoints: str = INSIDE,
     into: Path | None = None,
 ) -> Path:  # fmt: skip
     """A new run's directory below `out`, named by day, model and six random digits.
@@ -70,8 +68,7 @@ def create(
                 folder.mkdir(parents=into is not None, exist_ok=into is not None)
                 break
         checkpoint_folder.make_again(folder, checkpoints) if into else checkpoint_folder.make(folder, checkpoints)
-        words = shlex.join(sys.argv if command is None else command)
-        (folder / COMMAND).write_text(command_entry(words, 1, now()))
+        (folder / COMMAND).write_text(command_entry(typed(sys.argv) if command is None else command, 1, now()))
         write_status(folder, "created")
     except OSError as e:
         raise _not_made("a run's directory", e, out) from e
