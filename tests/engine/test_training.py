@@ -109,6 +109,8 @@ def test_resuming_goes_on_bitwise(base: dict[str, Any], tmp_path: Path) -> None:
     assert len(commands(text)) == 2 and ", from step 4\n" in text
     settings = (copy / "run.toml").read_text()
     assert "# --training.steps\n" in settings and "# preset tiny\n" in settings and "# run.toml" not in settings
+    for folder in (copy, Path(base["run_dir"])):
+        assert not list(folder.glob("checkpoints/work-*"))  # the run has ended
     assert f"#   penteract train --resume {copy}\n" in settings and "the same run" not in settings
     for written in (settings, (Path(base["run_dir"]) / "run.toml").read_text()):
         assert 'device = "cpu"' in written and '"auto"' not in written

@@ -15,6 +15,7 @@ from penteract.engine.checkpoint.folder import (
     committed,
     intact,
     latest,
+    leave,
     prove,
     prune,
     set_aside,
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from penteract.engine.checkpoint.writing import save, save_alone
 
 __all__ = [
-    "Committed", "Slice", "check", "committed", "extra", "failing", "intact", "latest", "load", "most_files",
-    "prove", "prune", "rectangles", "room", "save", "save_alone", "set_aside", "take", "verify", "verify_rank",
+    "Committed", "Slice", "check", "committed", "extra", "failing", "intact", "latest", "leave", "load",
+    "most_files", "prove", "prune", "rectangles", "room", "save", "save_alone", "set_aside", "take", "verify",
+    "verify_rank",
 ]  # fmt: skip
 
 _OF_TORCH = {
