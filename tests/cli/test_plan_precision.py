@@ -134,6 +134,20 @@ def test_modules_by_either_name(tell: Tell, tmp_path: Path) -> None:
             " · fix: --layout zero=3, or --precision.fp8_gather false",
         ),
         (
+            ["--precision", "bf16/bf16_pure"],
+            "error[PRECISION]: several precisions are joined by commas · --precision · found bf16/bf16_pure"
+            f" / allowed {', '.join(RECIPES)} · fix: --precision bf16,bf16_pure\n",
+        ),
+        (
+            ["--precision", "bf16,fp7"],
+            "error[PRECISION]: no such precision · --precision · found fp7"
+            f" / allowed {', '.join(RECIPES)} · fix: --precision bf16,fp8_tensorwise\n",
+        ),
+        (["--precision", "FP8_Rowwise"], "· fix: --precision fp8_rowwise\n"),
+        (["--precision", "float32"], "· fix: --precision fp32\n"),
+        (["--precision", "bfloat16"], "· fix: --precision bf16\n"),
+        (["--precision", ""], "· fix: --precision bf16\n"),
+        (
             ["--precision.moments", "int4"],
             "error[VALUE]: not a value for this key · precision.moments (--precision.moments)"
             ' · found "int4" / allowed auto or fp64 or fp32 or bf16 or int8',

@@ -178,6 +178,10 @@ def test_into_a_folder_it_begins_or_goes_on(tell: Tell, started: Calls, tmp_path
         (["data.source=none.txt"], "error[FILE]: no such file or folder · data.source (--data.source) · found none"),
         (["tokenizer.source=none.json"], "error[FILE]: no such file or folder · tokenizer.source"),
         (["--tp", "4"], "error[USAGE]: a value of the run is named with its section · found --tp · fix: --parallel.tp"),
+        (
+            ["--precision", "fp7"],
+            "error[USAGE]: a value of the run is named with its section · found --precision · fix: --precision.dtype",
+        ),
         (["--stepz", "4"], "error[USAGE]: Unknown option: --stepz. Did you mean --steps?"),
         (["--steps", "x"], "error[USAGE]: Invalid value for --steps"),
         (["--steps"], "error[USAGE]"),

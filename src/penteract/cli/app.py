@@ -42,6 +42,10 @@ _EXAMPLES = (
     "penteract plan llama-3.1-8b --gpus 8xH200",
     "penteract init run.toml",
 )
+_SECTIONS = {  # of a run file, and the key that an option of this name probably means
+    "precision": "precision.dtype", "optimizer": "optimizer.kind", "data": "data.source",
+    "tokenizer": "tokenizer.source", "batch": "batch.global_batch_size",
+}  # fmt: skip
 _NO_PATH = (errno.ENAMETOOLONG, errno.EACCES)  # what pathlib raises where it is asked whether a file is there
 
 
@@ -126,8 +130,8 @@ def _usage(error: CycloptsError, verb: str) -> BadInput:
     its section names the section."""
     token = getattr(error, "token", None)
     word = str(getattr(token, "keyword", None) or getattr(token, "value", "")).removeprefix("--")
-    near = nearest_key(word) if isinstance(error, UnknownOptionError) and word else ""
-    if near.endswith(f".{word}"):
+    near = _SECTIONS.get(word) or nearest_key(word) if isinstance(error, UnknownOptionError) and word else ""
+    if near.endswith(f".{word}") or word in _SECTIONS:
         return BadInput("USAGE", "a value of the run is named with its section", found=f"--{word}", fix=f"--{near}")
     fix = f"penteract {verb} --help" if verb else "penteract --help"
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
