@@ -84,14 +84,17 @@ def test_the_answer_comes_before_what_the_search_did(tell: Tell) -> None:
 
 @pytest.mark.parametrize(
     ("second", "words"),
-    [(1.0004, "as fast to 0.1%"), (0.9996, "as fast to 0.1%"), (1.0006, "0.1% slower"), (1.2, "20.0% slower"),
-     (0.97, "3.0% faster")],
+    [(1.0004, "as fast{} to 0.1%"), (0.9996, "as fast{} to 0.1%"), (1.0006, "0.1% slower{}"), (1.2, "20.0% slower{}"),
+     (0.97, "3.0% faster{}"), (2.99, "199.0% slower{}"), (3.0, "3.0 times as long{}"), (15.088, "15 times as long{}"),
+     (0.2, "5.0 times as fast{}")],
 )  # fmt: skip
-def test_two_that_are_as_fast_as_is_shown_are_not_told_apart(second: float, words: str) -> None:
-    assert how_much_slower(1.0, second) == words
-    assert how_much_slower(1.0, second, "#1") == (
-        "as fast as #1 to 0.1%" if words.startswith("as") else f"{words} than #1"
-    )
+def test_how_much_slower_one_is_in_words(second: float, words: str) -> None:
+    """Two that are as fast as is shown are not told apart; a factor is not told as a percentage."""
+    assert how_much_slower(1.0, second) == words.format("")
+    whom = " as #1" if "as" in words.split() else " than #1"
+    assert how_much_slower(1.0, second, "#1") == words.format(whom)
+    takes = "takes " if "long" in words else "is "
+    assert how_much_slower(1.0, second, verb=True) == takes + words.format("")
 
 
 def test_a_terminal_is_as_wide_as_it_is() -> None:

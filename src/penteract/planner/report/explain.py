@@ -14,7 +14,7 @@ from penteract.planner.space.effort import effort
 from penteract.planner.space.legality import Legality
 from penteract.readings.estimator import LayoutEstimate
 from penteract.readings.ideal import PART_NAMES
-from penteract.units import Seconds, show_bytes, show_step, show_whole
+from penteract.units import Seconds, show_bytes, show_pace, show_step, show_whole
 
 _SIMPLER = 3  # simpler layouts that do not fit: how many are shown
 _LESS = 0.8  # a leaner layout needs at most this fraction of the chosen one's memory
@@ -192,8 +192,9 @@ def _rival(plan: Plan, chosen: Timed) -> str:
     first, second = two
     parts = ", ".join(f"{PART_NAMES[part]} {show_step(s, '+')}" for part, s in difference(first, second)[:4])
     other = "The fastest with other degrees (dp, tp, pp, cp, ep)"
-    who = f"{other}: {named(plan, second)} is" if first is chosen else f"The best is {named(plan, first)}; this is"
-    sentence = f"{who} {how_much_slower(first.time.seconds, second.time.seconds)}" + (f": {parts}" if parts else "")
+    who = f"{other}: {named(plan, second)}" if first is chosen else f"The best is {named(plan, first)}; this"
+    slower = how_much_slower(first.time.seconds, second.time.seconds, verb=True)
+    sentence = f"{who} {slower}" + (f": {parts}" if parts else "")
     return sentence + (f"; {needs}." if (needs := _needs(second.layout)) and first is chosen else ".")
 
 
@@ -219,18 +220,17 @@ def _leaner(plan: Plan, chosen: Timed) -> str:
     if not found:
         return "With less memory: no layout needs a fifth less."
     there = found[0]
-    slower = how_much_slower(chosen.time.seconds, there.time.seconds)
+    slower = how_much_slower(chosen.time.seconds, there.time.seconds, verb=True)
     allocated, spared = there.estimate.allocated, chosen.estimate.allocated - there.estimate.allocated
     need = f"{show_bytes(allocated)}, {show_bytes(spared)} less"
-    return f"With less memory: {named(plan, there)} needs {need}, and is {slower}."
+    return f"With less memory: {named(plan, there)} needs {need}, and {slower}."
 
 
-def how_much_slower(first: Seconds, second: Seconds, whom: str = "") -> str:
-    """How much slower the second is than the first, `whom`: to what a sentence shows."""
-    share = second / first - 1
-    if abs(share) < _SHOWN:
-        return f"as fast{f' as {whom}' * bool(whom)} to 0.1%"
-    return f"{abs(share):.1%} {'slower' if share > 0 else 'faster'}{f' than {whom}' * bool(whom)}"
+def how_much_slower(first: Seconds, second: Seconds, whom: str = "", *, verb: bool = False) -> str:
+    """How much slower the second is than the first, `whom`: to what a sentence shows. `verb`: with "is" or "takes"."""
+    if abs(second / first - 1) < _SHOWN:
+        return f"{'is ' * verb}as fast{f' as {whom}' * bool(whom)} to 0.1%"
+    return show_pace(second / first, whom, verb=verb)
 
 
 def _ordinal(n: int) -> str:
@@ -239,10 +239,7 @@ def _ordinal(n: int) -> str:
 
 
 def _faster(was: Seconds, now: Seconds) -> str:
-    share = abs(was - now) / was
-    if share < _NEGLIGIBLE:
-        return "as fast"
-    return f"{share:.1%} {'faster' if now < was else 'slower'}"
+    return "as fast" if abs(was - now) / was < _NEGLIGIBLE else show_pace(now / was)
 
 
 def _mostly(before: Timed, after: Timed) -> str:
