@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -66,6 +67,17 @@ def test_a_precision_without_a_row_is_named_below_the_table_with_its_best(tell: 
     assert told.startswith(f"In {slow.estimate.precision.name}: dp=")
     assert told.endswith(f" a step, {how_much_slower(fast.time.seconds, slow.time.seconds, '#1')}")
     assert "\nIn bf16: " not in (all_of_them := tell(*asked, "100").out) and "\nIn fp32: " not in all_of_them
+
+
+def test_sentences_name_their_precision_where_there_are_several(tell: Tell) -> None:
+    asked = ("plan", *TINY_STEP, *FEW, "--precision")
+    told = tell(*asked, "bf16,fp32").out
+    own = next(line.split()[2] for line in told.splitlines() if line.startswith(" 1  dp="))
+    assert own in ("bf16", "fp32")
+    assert re.search(rf"^Fit: \S+ in {own} is the simplest that fits", told, re.MULTILINE)
+    assert f"\nSpeed in {own}: " in told and "\nSpeed: " not in told
+    told = tell(*asked, "fp32").out
+    assert re.search(r"^Fit: \S+ is the simplest that fits", told, re.MULTILINE) and "\nSpeed: " in told
 
 
 def test_parts_apply_to_each_recipe(tell: Tell) -> None:

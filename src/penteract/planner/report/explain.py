@@ -12,7 +12,6 @@ from penteract.planner.plan import Plan
 from penteract.planner.search.best import Timed
 from penteract.planner.space.effort import effort
 from penteract.planner.space.legality import Legality
-from penteract.readings.estimator import LayoutEstimate
 from penteract.readings.ideal import PART_NAMES
 from penteract.units import Seconds, show_bytes, show_pace, show_step, show_whole
 
@@ -46,18 +45,20 @@ class Move:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Sentences by step. `rival`: the comparison with the best layout, or with the best of another mesh; `leaner`: with
-    the best that needs less memory."""
+    the best that needs less memory. `precision`: of all moves, if several were asked for."""
 
     fit: str
     batch: str
     moves: tuple[Move, ...]
     rival: str
     leaner: str
+    precision: str = ""
 
     def lines(self) -> list[str]:
         """The whole explanation, one sentence per line."""
-        speed = [f"Speed: {move.text()}." for move in self.moves]
-        speed = speed or ["Speed: the simplest layout that fits is the fastest."]
+        head = f"Speed in {self.precision}" if self.precision else "Speed"
+        speed = [f"{head}: {move.text()}." for move in self.moves]
+        speed = speed or [f"{head}: the simplest layout that fits is the fastest."]
         return [line for line in (self.fit, self.batch, *speed, self.rival, self.leaner) if line]
 
 
@@ -65,11 +66,12 @@ def explain(plan: Plan, chosen: Timed) -> Explanation:
     """Explain the rank of `chosen`, one of the plan's layouts."""
     simplest = plan.search.timed(plan.search.simplest(chosen.estimate.precision))
     return Explanation(
-        fit=_fit(plan, simplest.estimate),
+        fit=_fit(plan, simplest),
         batch=_batch(plan, chosen),
         moves=tuple(_moves(plan, simplest, chosen)),
         rival=_rival(plan, chosen),
         leaner=_leaner(plan, chosen),
+        precision=chosen.estimate.precision.name if plan.ask.also else "",
     )
 
 
@@ -111,17 +113,19 @@ def difference(a: Timed, b: Timed) -> list[tuple[str, Seconds]]:
     return sorted(shown, key=lambda item: -abs(item[1]))
 
 
-def _fit(plan: Plan, simplest: LayoutEstimate) -> str:
+def _fit(plan: Plan, timed: Timed) -> str:
     """The simplest layout that fits, and why simpler ones do not."""
-    ask = plan.ask
+    ask, simplest = plan.ask, timed.estimate
     need = f"{show_bytes(simplest.allocated)} a GPU"
     limit = f" of {show_bytes(ask.usable)} usable" if ask.usable else ""
-    least = f"Fit: {ask.text(simplest.layout)} is the simplest that fits, with {need}{limit}"
+    least = f"Fit: {named(plan, timed)} is the simplest that fits, with {need}{limit}"
     most = effort(simplest.layout)
     simpler = [m for m in plan.missed if effort(m.layout) < most and m.precision == simplest.precision]
     first = sorted(simpler, key=lambda m: effort(m.layout))[:_SIMPLER]
     prices = plan.search.estimators[simplest.precision]
-    reasons = [f"{ask.text(m.layout)} needs {show_bytes(prices.estimate(m.layout).allocated)}" for m in first]
+    reasons = [
+        f"{ask.text(m.layout, m.precision)} needs {show_bytes(prices.estimate(m.layout).allocated)}" for m in first
+    ]
     if not reasons and simplest.layout.dp < ask.cluster.gpus:
         legality = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
         why = legality.batch(ask.cluster.gpus, 1, max(1, ask.global_batch_size // ask.cluster.gpus))
@@ -131,13 +135,17 @@ def _fit(plan: Plan, simplest: LayoutEstimate) -> str:
 
 def _batch(plan: Plan, chosen: Timed) -> str:
     lay, ask = chosen.layout, plan.ask
-    product = f"dp {lay.dp} × micro-batch {lay.micro_batch_size} × {lay.gradient_accumulation_steps} accumulation steps"
+    product = f"dp {lay.dp} × micro-batch {lay.micro_batch_size} × {_accumulation(lay.gradient_accumulation_steps)}"
     text = f"Reach the batch: {ask.global_batch_size} sequences a step = {product}"
     bubble = chosen.time.parts.get("pipeline", 0.0) / chosen.time.seconds
     if lay.pp > 1:
-        busy = f"keep {lay.pp} pipeline ranks busy but for {bubble:.1%}"
-        text += f"; {lay.gradient_accumulation_steps} micro-batches {busy}"
+        keep = "micro-batch keeps" if lay.gradient_accumulation_steps == 1 else "micro-batches keep"
+        text += f"; {lay.gradient_accumulation_steps} {keep} {lay.pp} pipeline ranks busy but for {bubble:.1%}"
     return text + "."
+
+
+def _accumulation(steps: int) -> str:
+    return f"{steps} accumulation {'step' if steps == 1 else 'steps'}"
 
 
 def _moves(plan: Plan, simplest: Timed, chosen: Timed) -> Iterator[Move]:
