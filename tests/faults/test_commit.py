@@ -18,8 +18,8 @@ from penteract.engine.checkpoint import (
     Slice,
     committed,
     durable,
+    end_epoch,
     latest,
-    leave,
     prove,
     prune,
     set_aside,
@@ -279,10 +279,10 @@ def test_an_epoch_that_ended_well_leaves_no_folder_and_still_bars_those_before(t
     one = [[Slice("w", (2,), (0,), torch.ones(2))]]
     for folder in every_crash_point(ten_by_epoch_one, lambda folder: take(folder, 2), tmp_path):
         take(folder, 2)
-        leave(folder, 2)
+        end_epoch(folder, 2)
         assert work_folder(folder, 2).is_dir()  # it has saved nothing: only its folder shows that it was there
         save_all(folder, 20, one, epoch=2)
-        leave(folder, 2)
+        end_epoch(folder, 2)
         assert not list(folder.glob("work-*"))
         with pytest.raises(DiskFailure):  # one that was slow to begin
             take(folder, 1)
@@ -304,7 +304,7 @@ def test_a_takeover_while_the_one_before_leaves(tmp_path: Path) -> None:
 
         def leave_now(folder: Path = folder, left: list[int] = left) -> None:
             left.append(1)
-            leave(folder, 1)
+            end_epoch(folder, 1)
 
         with pytest.MonkeyPatch.context() as patched:
             interrupt_after(patched, count, leave_now)

@@ -13,9 +13,9 @@ from penteract.engine.checkpoint.folder import (
     Committed,
     check,
     committed,
+    end_epoch,
     intact,
     latest,
-    leave,
     prove,
     prune,
     set_aside,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penteract.engine.checkpoint.writing import save, save_alone
 
 __all__ = [
-    "Committed", "Slice", "check", "committed", "extra", "failing", "intact", "latest", "leave", "load",
+    "Committed", "Slice", "check", "committed", "end_epoch", "extra", "failing", "intact", "latest", "load",
     "most_files", "prove", "prune", "rectangles", "room", "save", "save_alone", "set_aside", "take", "verify",
     "verify_rank",
 ]  # fmt: skip

@@ -161,7 +161,7 @@ def take(folder: Path, epoch: int) -> None:
     disk.sync(folder)
 
 
-def leave(folder: Path, epoch: int) -> None:
+def end_epoch(folder: Path, epoch: int) -> None:
     """End an epoch after its last save: remove its empty folder, unless nothing else shows that the epoch was there.
     Never raises OSError."""
     with contextlib.suppress(OSError):
