@@ -66,6 +66,12 @@ def test_a_precision_without_a_row_is_named_below_the_table_with_its_best(tell: 
     assert lines[at - 1].lstrip().startswith("1  dp=") and lines[at + 1].startswith("Not tried")
     assert told.startswith(f"In {slow.estimate.precision.name}: dp=")
     assert told.endswith(f" a step, {how_much_slower(fast.time.seconds, slow.time.seconds, '#1')}")
+    found = json.loads(tell(*asked, "1", "--json").out)
+    (other,) = found["unlisted_precisions"]
+    assert {other["precision"], found["layouts"][0]["precision"]} == {"bf16", "fp32"}
+    assert other["best"]["precision"] == other["precision"] == slow.estimate.precision.name
+    assert other["best"]["time"]["step_s"] == pytest.approx(slow.time.seconds)
+    assert json.loads(tell(*asked, "100", "--json").out)["unlisted_precisions"] == []
     assert "\nIn bf16: " not in (all_of_them := tell(*asked, "100").out) and "\nIn fp32: " not in all_of_them
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penteract.config.layout import Layout
+from penteract.config.precision.policy import Policy
 from penteract.planner.ask import EDITS, LAYOUT_SETTINGS, as_settings, recompute_of
 from penteract.planner.plan import Plan
 from penteract.planner.search.best import Timed
@@ -83,15 +84,21 @@ def contest(plan: Plan, chosen: Timed) -> tuple[Timed, Timed] | None:
     return (chosen, found[0]) if found else None
 
 
-def best_in_others(plan: Plan) -> list[str]:
-    """Of each precision that is asked for and has no row in the table: its fastest layout, and how far behind it is."""
+def unlisted(plan: Plan) -> list[tuple[Policy, Timed | None]]:
+    """Each precision that is asked for and has no row in the table, with its fastest layout; None: none fits. A search
+    that was stopped is not continued for that."""
     listed = {one.estimate.precision for one in plan.layouts}
-    lines = list[str]()
-    for ask in plan.ask.each:
-        if (own := ask.precision) not in listed:
-            found = plan.search.best(1, among=lambda q, own=own: q.precision == own)
-            lines.append(f"In {own.name}: {_behind(plan, found[0]) if found else 'no layout fits'}")
-    return lines
+    found = list[tuple[Policy, Timed | None]]()
+    for own in (ask.precision for ask in plan.ask.each if plan.complete and listed):
+        if own not in listed:
+            best = plan.search.best(1, among=lambda q, own=own: q.precision == own)
+            found.append((own, best[0] if best else None))
+    return found
+
+
+def best_in_others(plan: Plan) -> list[str]:
+    """Of each precision without a row in the table: its fastest layout, and how far behind it is."""
+    return [f"In {own.name}: {_behind(plan, one) if one else 'no layout fits'}" for own, one in unlisted(plan)]
 
 
 def _behind(plan: Plan, one: Timed) -> str:
