@@ -46,7 +46,10 @@ def show_flops(n: Flops) -> str:
 
 
 def show_step(s: Seconds, sign: str = "") -> str:
-    """The time of a step or of a part of it: 12.0 s, 8.75 s, 388 ms. `sign`: "+" for differences."""
+    """The time of a step or of a part of it: 12.0 s, 8.75 s, 388 ms; from an hour on as `show_seconds`. `sign`: "+" for
+    differences."""
+    if abs(s) >= 3600:
+        return f"{'-' if s < 0 else sign}{show_seconds(abs(s))}"
     if abs(s) >= 9.995:
         return f"{s:{sign}.1f} s"
     if abs(s) >= 0.9995:

@@ -25,6 +25,7 @@ from penteract.planner.plan import exact
 from penteract.planner.report.as_text import as_text_whole
 from penteract.planner.report.explain import how_much_slower
 from penteract.planner.report.what_if import Change, sentence
+from penteract.units import show_step
 
 Tell = Callable[..., Any]
 TINY_STEP = ["tiny", "--gpus", "4xH200", "--seq", "256", "--batch", "16seqs"]
@@ -95,6 +96,13 @@ def test_how_much_slower_one_is_in_words(second: float, words: str) -> None:
     assert how_much_slower(1.0, second, "#1") == words.format(whom)
     takes = "takes " if "long" in words else "is "
     assert how_much_slower(1.0, second, verb=True) == takes + words.format("")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.388, "388 ms"), (12.04, "12.0 s"), (3599.0, "3599.0 s"), (384_127.0, "106 h 42 min")]
+)
+def test_a_step_of_hours_is_told_in_hours(seconds: float, text: str) -> None:
+    assert show_step(seconds) == text and show_step(-seconds) == f"-{text}" and show_step(seconds, "+") == f"+{text}"
 
 
 def test_a_terminal_is_as_wide_as_it_is() -> None:

@@ -190,6 +190,7 @@ def test_slower_is_told_from_noise() -> None:
     slower = compare(before, _many(1.05, 0.01, 2))
     assert (slower.verdict, slower.of, len(slower.pairs)) == ("slower", "cases", 8)
     assert slower.low > 1.03 and slower.high < 1.07 and "95%" in slower.line and "8 pairs of cases" in slower.line
+    assert "noise: no difference is shown at 95% confidence; the second looks as fast, " in compare(before, before).line
     assert "slower: the second takes 15 times as long at 95% confidence" in compare(before, _many(15.0, 0.01, 2)).line
     assert compare(before, _many(0.95, 0.01, 3)).verdict == "faster"
     wrong = sum(compare(_many(1.0, 0.02, 2 * n), _many(1.0, 0.02, 2 * n + 1)).verdict == "slower" for n in range(200))

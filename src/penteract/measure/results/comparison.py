@@ -13,6 +13,7 @@ from penteract.measure.results.signed_rank import SignedRank, least_pairs, signe
 from penteract.measure.schemas.sweep import Sweep, SweepCase, SweepRow
 
 CONFIDENCE = 0.95
+_SHOWN = 0.005  # per cent: less is no difference in words
 _TIMES = 3.0  # a larger factor is no percentage
 Key = Callable[[SweepCase], tuple[object, ...]]
 
@@ -59,6 +60,7 @@ class SweepComparison:
         else:
             percent = 100 * (self.middle - 1)
             change = f"{abs(percent):.2g}% {'slower' if percent > 0 else 'faster'}"
+            change = change if abs(percent) > _SHOWN else "as fast"
             span = f"{100 * (self.low - 1):+.2g}% to {100 * (self.high - 1):+.2g}%"
             verb, looks = "is", "looks"
         basis = f"Wilcoxon's signed ranks of {self.number} pairs of {self.of}"

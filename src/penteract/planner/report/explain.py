@@ -197,7 +197,8 @@ def changed_settings(now: Layout, after: Layout) -> str:
 
 
 def _word(settings: Mapping[str, Any], plain: Mapping[str, Any], name: str) -> str:
-    return str(settings.get(name, plain.get(name, "default"))).lower()
+    usual = "false" if getattr(Layout(), name, None) is False else "default"
+    return str(settings.get(name, plain.get(name, usual))).lower()
 
 
 def _rival(plan: Plan, chosen: Timed) -> str:
