@@ -42,7 +42,8 @@ _EXAMPLES = (
     "penteract plan llama-3.1-8b --gpus 8xH200",
     "penteract init run.toml",
 )
-_MEANT = ELSEWHERE | {  # names that are tried as options, and the keys of a run that they probably mean
+_MEANT = {  # names that are tried as options, and the keys of a run that they probably mean
+    **ELSEWHERE,
     "precision": "precision.dtype", "optimizer": "optimizer.kind", "data": "data.source",
     "tokenizer": "tokenizer.source", "batch": "batch.global_batch_size", "gpus": "parallel.dp",
     "seq": "batch.sequence_length",
