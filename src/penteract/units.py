@@ -11,6 +11,7 @@ Bytes = int
 Flops = int
 Seconds = float
 
+_TIMES = 3  # a larger factor is no percentage
 _SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12,
            "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
 
@@ -45,13 +46,27 @@ def show_flops(n: Flops) -> str:
 
 
 def show_step(s: Seconds, sign: str = "") -> str:
-    """The time of a step or of a part of it: 12.0 s, 8.75 s, 388 ms. `sign`: "+" for differences."""
+    """The time of a step or of a part of it: 12.0 s, 8.75 s, 388 ms; from an hour on as `show_seconds`. `sign`: "+" for
+    differences."""
+    if abs(s) >= 3600:
+        return f"{'-' if s < 0 else sign}{show_seconds(abs(s))}"
     if abs(s) >= 9.995:
         return f"{s:{sign}.1f} s"
     if abs(s) >= 0.9995:
         return f"{s:{sign}.2f} s"
     ms = 1000 * s
     return f"{ms:{sign}.{0 if abs(ms) >= 99.95 else 1 if abs(ms) >= 9.995 else 2}f} ms"
+
+
+def show_pace(ratio: float, whom: str = "", *, verb: bool = False) -> str:
+    """How something compares that takes `ratio` times as long as `whom`: 20.0% slower, 15 times as long. `verb`: with
+    what a sentence needs before it."""
+    for takes, factor, word in (("takes ", ratio, "long"), ("is ", 1 / max(ratio, 1e-9), "fast")):
+        if factor >= _TIMES:
+            times = f"{factor:.{0 if factor >= 9.95 else 1}f} times as {word}"
+            return f"{takes * verb}{times}{f' as {whom}' * bool(whom)}"
+    word = "slower" if ratio > 1 else "faster"
+    return f"{'is ' * verb}{abs(ratio - 1):.1%} {word}{f' than {whom}' * bool(whom)}"
 
 
 def show_whole(n: float, digits: int = 0) -> str:

@@ -164,6 +164,9 @@ def test_into_a_folder_it_begins_or_goes_on(tell: Tell, started: Calls, tmp_path
     assert (started[-1]["resolved"].run.train.seed, started[-1]["resolved"].run.train.steps) == (4, 7)
 
 
+UNSECTIONED = "error[USAGE]: a value of the run is named with its section · found"
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -178,6 +181,10 @@ def test_into_a_folder_it_begins_or_goes_on(tell: Tell, started: Calls, tmp_path
         (["data.source=none.txt"], "error[FILE]: no such file or folder · data.source (--data.source) · found none"),
         (["tokenizer.source=none.json"], "error[FILE]: no such file or folder · tokenizer.source"),
         (["--tp", "4"], "error[USAGE]: a value of the run is named with its section · found --tp · fix: --parallel.tp"),
+        (["--precision", "fp7"], f"{UNSECTIONED} --precision · fix: --precision.dtype"),
+        (["--lr", "1e-3"], f"{UNSECTIONED} --lr · fix: --optimizer.learning_rate"),
+        (["--batch-size", "8"], f"{UNSECTIONED} --batch-size · fix: --batch.global_batch_size"),
+        (["--gpus", "8"], f"{UNSECTIONED} --gpus · fix: --parallel.dp"),
         (["--stepz", "4"], "error[USAGE]: Unknown option: --stepz. Did you mean --steps?"),
         (["--steps", "x"], "error[USAGE]: Invalid value for --steps"),
         (["--steps"], "error[USAGE]"),

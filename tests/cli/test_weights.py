@@ -104,6 +104,24 @@ def test_a_runs_weights_go_on_at_a_tenth_of_its_own_rate(tell: Tell, started: Ca
         assert started[-1]["resolved"].run.lr_schedule.warmup_steps == 4  # a tenth of tiny's steps
 
 
+def test_a_line_names_what_differs_from_the_run_that_made_the_weights(
+    tell: Tell, started: Calls, llama: Path, tmp_path: Path
+) -> None:
+    """It is not taken over, and a loss of other data or lengths is not comparable."""
+    (tmp_path / "mine.txt").write_text("text")
+    like = ("batch.sequence_length=128", "batch.global_batch_size=8")
+    a_run(tmp_path / "runs" / "a", *like, "data.source=mine.txt")
+    told = tell("train", "--init", "latest", *like, "data.source=mine.txt")
+    assert told.code == 0 and "Unlike" not in told.out
+    told = tell("train", "--init", "latest", "batch.global_batch_size=8", "--batch.sequence_length", "64",
+                "--precision.dtype", "bf16", "--training.seed", "5")  # fmt: skip
+    assert told.out.splitlines()[1:] == [
+        "Unlike the run that made these weights: data builtin (there mine.txt), sequence length 64 (there 128), "
+        "precision bf16 (there fp32)"
+    ]
+    assert "Unlike" not in tell("train", "--init", "llama").out  # a folder of Hugging Face tells no run
+
+
 def test_converted_weights_have_no_rate_of_their_own(tell: Tell, started: Calls, llama: Path) -> None:
     assert tell("convert", llama, "ours").code == 0
     assert "4e-05, a tenth of a first training's" in tell("train", "--init", "ours").out

@@ -1,8 +1,10 @@
 """Overrides as words, and values as texts."""
 
+from pathlib import Path
+
 import pytest
 
-from penteract.config.files.read import read_overrides
+from penteract.config.files.read import read_overrides, read_toml
 from penteract.errors import BadInput
 
 
@@ -58,3 +60,16 @@ def test_what_is_no_override(words: list[str]) -> None:
     with pytest.raises(BadInput) as caught:
         read_overrides(words)
     assert "\n" not in str(caught.value)
+
+
+def test_the_choice_that_was_probably_meant_is_the_fix(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[precision]\ndtype = "fp7"\n')
+    with pytest.raises(BadInput, match=r'precision\.dtype \(run\.toml:2\) .* · fix: dtype = "fp8_tensorwise"$'):
+        read_toml(path)
+    for word, fix in (("precision.dtype=bf16/fp32", "bf16"), ("parallel.schedule=1fb1", "1f1b")):
+        with pytest.raises(BadInput, match=rf"fix: --{word.partition('=')[0]} {fix}$"):
+            read_overrides([word])
+    with pytest.raises(BadInput) as caught:
+        read_overrides(["parallel.schedule=like_none"])
+    assert not caught.value.fix

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from penteract.config.files.keys import keys
 from penteract.config.resolve.presets import PRESETS
 from penteract.config.resolve.resolved_run import resolve
-from penteract.config.resolve.write_run_file import template, to_toml, with_first_origins
+from penteract.config.resolve.write_run_file import (
+    go_on,
+    retrain_from,
+    template,
+    to_toml,
+    with_device,
+    with_first_origins,
+)
 
 CHANGES = st.fixed_dictionaries(
     {},
@@ -111,3 +118,37 @@ def test_the_template_names_every_key_with_the_preset_s_value_or_its_default() -
         value = key.default if of_preset is None else of_preset
         if value is not None:
             assert key.check(at, "template") == value
+
+
+def test_nothing_is_auto_in_a_written_run() -> None:
+    """What a recipe decides has its value; what the host or the cluster decides is left open."""
+    text = to_toml(resolve(preset="tiny", overrides=["--precision.dtype=bf16", "--precision.gradient=bf16"]))
+    assert '"auto"' not in text
+    rows = dict(re.findall(r"^((?:# )?\w+ = \S+) +# (.*)$", text, re.MULTILINE))
+    assert rows['# master = "fp32_split"'] == rows['# modules = "none"'] == "derived: recipe bf16"
+    assert rows['gradient = "bf16"'] == "--precision.gradient"
+    assert rows['reduce = "bf16"'] == "derived: precision.gradient"
+    assert rows["# device = …"] == rows["# revision = …"] == rows["# partition = …"] == "default, left open"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_device_that_ranks_found_is_written_where_none_was_chosen(device: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    text = to_toml(resolve(preset="tiny"))
+    path.write_text(with_device(text, device), encoding="utf-8")
+    changed = [(a, b) for a, b in zip(text.splitlines(), path.read_text().splitlines(), strict=True) if a != b]
+    assert [b.split("  # ")[1] for _, b in changed] == [
+        f"derived: torch sees {'a' if device == 'cuda' else 'no'} GPU here"
+    ]
+    assert [a.index("  #") for a, _ in changed] == [b.index("  #") for _, b in changed]
+    assert resolve(path).run.precision.device == device
+    chosen = to_toml(resolve(preset="tiny", overrides=["--precision.device=cpu"]))
+    assert with_device(chosen, "cuda") == chosen
+
+
+def test_the_lines_above_the_values_name_a_command_that_does_what_they_say() -> None:
+    run = resolve(preset="tiny")
+    assert "#   penteract train run.toml\n" in to_toml(run)
+    assert "#   penteract train run.toml --init 'my weights'\n" in to_toml(run, retrain_from("my weights"))
+    resumed = to_toml(run, go_on("runs/a"))
+    assert "#   penteract train --resume runs/a\n" in resumed and "the same run" not in resumed

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from penteract.config.files.run_folder import commands
+from penteract.config.files.run_folder import command_entry, commands, typed
 from penteract.engine.run_folder import checkpoint_folder, rundir
 from penteract.errors import BadInput, BadNumerics, DiskFailure
 
 
 def made(out: Path, name: str = "tiny") -> Path:
-    folder = rundir.create(out, name, ["penteract", "train", "--note", "two words"])
+    folder = rundir.create(out, name, "penteract train --note 'two words'")
     (folder / "run.toml").write_text("")
     return folder
 
@@ -46,6 +46,14 @@ def test_commands_are_kept_with_when_and_from_which_step(tmp_path: Path) -> None
     assert [int(step) for _, step in began] == [1, 21, 41]
     assert sorted(when for when, _ in began) == [when for when, _ in began]
     assert commands("penteract train\n") == ["penteract train"]  # as it was written before
+
+
+def test_which_run_latest_was_is_kept_with_the_command(tmp_path: Path) -> None:
+    words = ["penteract", "train", "--init", "latest", "--compare=latest"]
+    text = typed(words, init=tmp_path / "a", compare=tmp_path / "b", resume=tmp_path / "c")
+    assert text.splitlines()[:2] == [f"# --init latest was {tmp_path}/a", f"# --compare latest was {tmp_path}/b"]
+    assert commands(command_entry(text, 1, "now")) == ["penteract train --init latest --compare=latest"]
+    assert typed(["penteract", "train", "--init", "a"], init=tmp_path / "a") == "penteract train --init a"
 
 
 @pytest.mark.parametrize("name", ["../../etc", "/abs", "a/b", "", "..", "é x", "x" * 300, "-rf"])
@@ -92,11 +100,11 @@ def test_a_run_that_has_saved_nothing_begins_anew_in_its_folder(tmp_path: Path, 
     out, mine = tmp_path / "runs", tmp_path / "runs" / "mine"
     checkpoints = str(tmp_path / "disk") if elsewhere else "inside"
     for _ in range(3):
-        assert rundir.create(out, "tiny", ["x"], checkpoints, into=mine) == mine
+        assert rundir.create(out, "tiny", "x", checkpoints, into=mine) == mine
         rundir.make_latest(mine, out)
         assert checkpoint_folder.find(mine, write=True).is_dir() and (out / "latest").resolve() == mine
         assert not elsewhere or checkpoint_folder.leads_to(mine, checkpoints)
-    outside = rundir.create(out, "tiny", ["x"], into=tmp_path / "other")
+    outside = rundir.create(out, "tiny", "x", into=tmp_path / "other")
     rundir.make_latest(outside, out)
     assert outside.is_dir() and (out / "latest").resolve() == mine  # it leads to runs beside it alone
 
@@ -109,4 +117,4 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         rundir.refuse_foreign(tmp_path)
     with pytest.raises(BadInput, match="not a folder"):
         rundir.refuse_foreign(tmp_path / "thesis.tex")
-    rundir.refuse_foreign(rundir.create(tmp_path / "runs", "tiny", ["x"]))
+    rundir.refuse_foreign(rundir.create(tmp_path / "runs", "tiny", "x"))

@@ -109,6 +109,11 @@ def test_resuming_goes_on_bitwise(base: dict[str, Any], tmp_path: Path) -> None:
     assert len(commands(text)) == 2 and ", from step 4\n" in text
     settings = (copy / "run.toml").read_text()
     assert "# --training.steps\n" in settings and "# preset tiny\n" in settings and "# run.toml" not in settings
+    for folder in (copy, Path(base["run_dir"])):
+        assert not list(folder.glob("checkpoints/work-*"))  # the run has ended
+    assert f"#   penteract train --resume {copy}\n" in settings and "the same run" not in settings
+    for written in (settings, (Path(base["run_dir"]) / "run.toml").read_text()):
+        assert 'device = "cpu"' in written and '"auto"' not in written
     first, again = (read_metrics(Path(f) / "metrics.jsonl") for f in (base["run_dir"], copy))
     for name in ("train/loss", "train/grad_norm", "train/lr", "step"):
         assert [r[name] for r in first] == [r[name] for r in again]

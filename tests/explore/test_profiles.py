@@ -132,7 +132,7 @@ def test_two_profiles_are_compared_by_what_changed_most(folder: Path) -> None:
     found = ask(folder, files, name="first", against="slower.json")
     compared = found["comparison"]
     assert [(one["name"], one["side"]) for one in found["profiles"]][:2] == [("slower.json", "B"), ("first", "A")]
-    assert compared["slower"] and "slower" in compared["verdict"] and "noise" not in compared["verdict"]
+    assert compared["slower"] and "times as long" in compared["verdict"] and "noise" not in compared["verdict"]
     assert compared["about"] == [f"precision: fp32 in A, {HOSTILE} in B"]
     first = changes(made(), other)[0]  # type: ignore[arg-type]
     assert compared["ops"][0] == {

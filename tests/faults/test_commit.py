@@ -18,6 +18,7 @@ from penteract.engine.checkpoint import (
     Slice,
     committed,
     durable,
+    end_epoch,
     latest,
     prove,
     prune,
@@ -272,6 +273,48 @@ def test_after_a_takeover_the_one_before_cannot_commit(tmp_path: Path) -> None:
         assert sorted(p.name for p in folder.rglob("*")) == before
         save_all(folder, 20, [[Slice("w", (2,), (0,), torch.zeros(2))]], epoch=3)
         assert latest(folder).name == "step-00000020"
+
+
+def test_an_epoch_that_ended_well_leaves_no_folder_and_still_bars_those_before(tmp_path: Path) -> None:
+    one = [[Slice("w", (2,), (0,), torch.ones(2))]]
+    for folder in every_crash_point(ten_by_epoch_one, lambda folder: take(folder, 2), tmp_path):
+        take(folder, 2)
+        end_epoch(folder, 2)
+        assert work_folder(folder, 2).is_dir()  # it has saved nothing: only its folder shows that it was there
+        save_all(folder, 20, one, epoch=2)
+        end_epoch(folder, 2)
+        assert not list(folder.glob("work-*"))
+        with pytest.raises(DiskFailure):  # one that was slow to begin
+            take(folder, 1)
+        for late in (1, 2):
+            with pytest.raises(DiskFailure):
+                save_all(folder, 30, one, epoch=late)
+        assert latest(folder).name == "step-00000020"
+        take(folder, 3)
+        save_all(folder, 30, one, epoch=3)
+        assert latest(folder).name == "step-00000030"
+
+
+def test_a_takeover_while_the_one_before_leaves(tmp_path: Path) -> None:
+    count = 0
+    while True:
+        folder = tmp_path / str(count)
+        ten_by_epoch_one(folder)
+        left = list[int]()
+
+        def leave_now(folder: Path = folder, left: list[int] = left) -> None:
+            left.append(1)
+            end_epoch(folder, 1)
+
+        with pytest.MonkeyPatch.context() as patched:
+            interrupt_after(patched, count, leave_now)
+            take(folder, 2)
+        save_all(folder, 20, [[Slice("w", (2,), (0,), torch.zeros(2))]], epoch=2)
+        assert latest(folder).name == "step-00000020"
+        if not left:
+            break
+        count += 1
+    assert count > 2
 
 
 def test_a_takeover_in_the_middle_of_a_save(tmp_path: Path) -> None:

@@ -164,8 +164,10 @@ def test_it_is_over_and_cannot_become_another(
     before = (swept / "sweep.json").read_bytes()
     capsys.readouterr()
     for words, out, err in (
-        (["all.toml"], "5 cases to run, 2 + 10 steps each", ""),
-        (["sweeps/all"], "0 cases to run, 2 + 10 steps each: 0.0 GPU-minutes of a budget of 1", ""),
+        (["all.toml"], "6 cases: 2 done, 1 failed, 1 out of memory, 1 timed out, 1 skipped", ""),
+        (["all.toml"], "\n0 cases to run\n", ""),
+        (["all.toml", "--limit", "500"], "\n0 cases to run\n", ""),  # the case that timed out has a limit of its own
+        (["sweeps/all"], "\n0 cases to run\n", ""),
         (["all.toml", "--steps", "11"], "5 cases to run, 2 + 11 steps each", "note: sweeps/all holds another sweep"),
         (["all.toml", "--slurm"], "#SBATCH", "note: no GPU is asked from here"),
     ):

@@ -16,6 +16,7 @@ from penteract.config.hardware import cluster
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.rules.kernel_packages import PACKAGES, packages_here
 from penteract.errors import BadInput
+from penteract.measure.bench import sweep_run
 from penteract.measure.bench.cases.case_cost import gpu_seconds
 from penteract.measure.bench.cases.case_prediction import Predictor
 from penteract.measure.bench.cases.sweep_cases import expand
@@ -77,6 +78,21 @@ def test_a_run_is_written_in_full(tmp_path: Path) -> None:
     for one in made.cases:
         assert resolve(folder.case(one.case.name).run_file, "").run == one.run.run
         assert folder.case(one.case.name).case() == one.case
+
+
+def test_whether_a_sweep_is_of_cpus_is_known_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no GPU is here, it is, unless it names GPUs or runs as jobs of nodes that are not asked."""
+    made = expand(TINY, Predictor())
+    (tmp_path / "driver").touch()
+    for driver, on_cpus in ((tmp_path / "none", True), (tmp_path / "driver", False)):
+        monkeypatch.setattr(sweep_run, "DRIVER", driver)
+        assert (
+            settings_of(TINY, made, "").on_cpus == settings_of(replace(TINY, gpus="here"), made, "").on_cpus == on_cpus
+        )
+        assert not settings_of(replace(TINY, gpus="4xH100"), made, "").on_cpus
+        assert not settings_of(TINY, made, "", "slurm").on_cpus
+        chosen = replace(TINY, words=(*SMALL, "precision.device=cpu"))
+        assert settings_of(chosen, expand(chosen, Predictor()), "", "slurm").on_cpus
 
 
 def test_a_plans_kernels_are_those_of_the_packages_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +250,7 @@ def test_the_packages_of_kernels_are_named_and_those_of_other_gpus_no_case(capsy
     assert main([*words, "--gpus", "2xA100"]) == 0
     told = capsys.readouterr().out
     assert "not a case: attention-fa4: the attention kernel 'fa4' is for other GPUs, kernels.attention\n" in told
-    assert line not in told and "1 cases to run" in told
+    assert line not in told and "1 case to run" in told
     assert main([*words[:2], "--top", "2", "--gpus", "2xA100", "--fix", "attention=fa4", "--dry-run"]) == 2
     assert "error[KERNEL]: the attention kernel 'fa4' is for other GPUs · --fix attention" in capsys.readouterr().err
 

@@ -17,7 +17,7 @@ from penteract.measure.bench.cases.sweep_question import SweepQuestion
 from penteract.measure.bench.launcher import CaseJob, JobState
 from penteract.measure.bench.ranks.rank_process import Attempt
 from penteract.measure.bench.sweep_loop import SweepLoop, budget_left
-from penteract.measure.bench.sweep_run import again, held
+from penteract.measure.bench.sweep_run import again, held, renewed
 from penteract.measure.schemas.sweep import CaseHandle, CaseStatus, State, SweepCase, SweepSettings
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
@@ -245,6 +245,9 @@ def test_a_longer_limit_gives_more_time_to_what_ran_out_of_it(tmp_path: Path) ->
         again(folder, replace(asked, limit=120.0))
     again(folder, asked)
     assert folder.case("001").status() == timed_out and folder.settings().budget_gpu_minutes == 5.0
+    longer = renewed(folder, replace(asked, limit=120.0))
+    assert [row.status.state for row in longer.rows] == ["pending", "timed out", "pending"]
+    assert folder.case("001").status() == timed_out  # a dry run writes nothing
     again(folder, replace(asked, limit=120.0, budget=None))
     assert [row.case.limit_s for row in folder.read().rows] == [120.0, 5.0, 120.0]
     assert states(folder) == ["pending", "timed out", "pending"]

@@ -17,7 +17,7 @@ import pytest
 
 from measured_sweeps import GIB, case, result, row, sweep
 from penteract.cli.app import main
-from penteract.cli.benching.sweep_tables import ranked, show
+from penteract.cli.benching.sweep_tables import ranked, show, unfinished
 from penteract.errors import BadInput
 from penteract.measure.bench.alternated import make_pairs, pairs_of
 from penteract.measure.results.colour_scale import colour, luminance
@@ -51,6 +51,23 @@ def test_cases_are_ranked_by_what_was_measured() -> None:
     assert found.regret == pytest.approx(1 - 1 / 1.3) and found.best_in_first
     assert found.time is not None and found.time[1] == pytest.approx(0.3 / 1.3)
     assert verdict([]) is None
+
+
+def test_what_is_left_of_a_sweep_is_listed_with_about_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    ended = row(case(1, dp=2, step_s=1.0), [1.3] * 10)
+    left = sweep(ended, row(case(2, tp=2, step_s=9.0), state="pending"), budget=5.0)
+    show(*unfinished(left))
+    counted, names, only, cost = capsys.readouterr().out.splitlines()
+    assert counted == "a sweep: 2 cases: 1 done, 1 pending · 2.0 GPU-minutes" and "GPU-min" in names
+    assert only.split()[:2] == ["2", "002"]
+    assert cost == "1 case to run, 3 + 10 steps each: about 8.0 GPU-minutes of a budget of 5, with 30 s a start"
+    unknown = sweep(row(replace(case(1), predicted=replace(case(1).predicted, step_s=None)), state="pending"))
+    show(*unfinished(replace(unknown, settings=replace(unknown.settings, on_cpus=True))))
+    told = capsys.readouterr().out
+    assert "about 4.0 process-minutes, for starts alone, 30 s each: steps are not predicted" in told
+    assert "GPU" not in told
+    show(*unfinished(sweep(ended)))
+    assert capsys.readouterr().out.splitlines()[1:] == ["0 cases to run"]
 
 
 def test_a_case_within_the_spread_of_a_faster_one_is_tied_with_it() -> None:
@@ -173,6 +190,8 @@ def test_slower_is_told_from_noise() -> None:
     slower = compare(before, _many(1.05, 0.01, 2))
     assert (slower.verdict, slower.of, len(slower.pairs)) == ("slower", "cases", 8)
     assert slower.low > 1.03 and slower.high < 1.07 and "95%" in slower.line and "8 pairs of cases" in slower.line
+    assert "noise: no difference is shown at 95% confidence; the second looks as fast, " in compare(before, before).line
+    assert "slower: the second takes 15 times as long at 95% confidence" in compare(before, _many(15.0, 0.01, 2)).line
     assert compare(before, _many(0.95, 0.01, 3)).verdict == "faster"
     wrong = sum(compare(_many(1.0, 0.02, 2 * n), _many(1.0, 0.02, 2 * n + 1)).verdict == "slower" for n in range(200))
     assert wrong <= 0.08 * 200  # 5 % are allowed

@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensErro
 
 from penteract._version import __version__
 from penteract.cli.resolve.overrides import split_overrides
-from penteract.config.files.keys import nearest_key, show_key
+from penteract.config.files.keys import ELSEWHERE, nearest_key, show_key
 from penteract.errors import BadInput, Bug, PenteractError
 from penteract.units import printable
 
@@ -42,6 +42,13 @@ _EXAMPLES = (
     "penteract plan llama-3.1-8b --gpus 8xH200",
     "penteract init run.toml",
 )
+_MEANT = {  # names that are tried as options, and the keys of a run that they probably mean
+    **ELSEWHERE,
+    "precision": "precision.dtype", "optimizer": "optimizer.kind", "data": "data.source",
+    "tokenizer": "tokenizer.source", "batch": "batch.global_batch_size", "gpus": "parallel.dp",
+    "seq": "batch.sequence_length",
+}  # fmt: skip
+_OF_A_RUN = ("train", "rehearse", "profile", "bench")  # verbs that take each value of a run; plan takes some
 _NO_PATH = (errno.ENAMETOOLONG, errno.EACCES)  # what pathlib raises where it is asked whether a file is there
 
 
@@ -126,8 +133,10 @@ def _usage(error: CycloptsError, verb: str) -> BadInput:
     its section names the section."""
     token = getattr(error, "token", None)
     word = str(getattr(token, "keyword", None) or getattr(token, "value", "")).removeprefix("--")
-    near = nearest_key(word) if isinstance(error, UnknownOptionError) and word else ""
-    if near.endswith(f".{word}"):
+    name = word.replace("-", "_")
+    meant = _MEANT if verb in _OF_A_RUN else {}
+    near = meant.get(name) or nearest_key(name) if isinstance(error, UnknownOptionError) and name else ""
+    if (near.endswith(f".{name}") and verb in (*_OF_A_RUN, "plan")) or (near and name in meant):
         return BadInput("USAGE", "a value of the run is named with its section", found=f"--{word}", fix=f"--{near}")
     fix = f"penteract {verb} --help" if verb else "penteract --help"
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:

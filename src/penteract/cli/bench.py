@@ -19,9 +19,11 @@ from penteract.cli.benching.sweep_verbs import compare_sweeps, show_results, sta
 from penteract.cli.resolve.gpu_defaults import Again, card_here, settle_defaults
 from penteract.config.resolve.resolved_run import Resolved
 from penteract.errors import BadInput
+from penteract.measure.bench.cases.sweep_cases import Expanded
 from penteract.measure.bench.cases.sweep_file import FILE
-from penteract.measure.bench.sweep_run import again, cases_of, held, make, other_sweep, settings_of
-from penteract.measure.schemas.sweep import Sweep
+from penteract.measure.bench.cases.sweep_question import SweepQuestion
+from penteract.measure.bench.sweep_run import again, cases_of, held, make, other_sweep, renewed, settings_of
+from penteract.measure.schemas.sweep import Sweep, SweepSettings
 from penteract.measure.schemas.sweep_folder import SweepFolder
 from penteract.planner.token_counts import parse_length
 
@@ -79,7 +81,8 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
     warmup: Annotated[int | None, Parameter(help="Steps of a case before the timed ones; by default 3.")] = None,
     limit: Annotated[float | None, Parameter(help="Seconds after which a case is stopped; by default 600.")] = None,
     budget: Annotated[
-        float | None, Parameter(help="GPU-minutes of all cases: no case starts that would exceed it.")
+        float | None,
+        Parameter(help="GPU-minutes (on CPUs process-minutes) of all cases: none starts beyond it."),
     ] = None,
     data: Annotated[
         str | None,
@@ -118,22 +121,46 @@ def run(  # noqa: PLR0913 (the options of a verb are its parameters)
     else:
         asked = question_of(target, options)
         folder = SweepFolder(out or Path(OUT) / asked.name)
-        if folder.exists and not dry_run:
+        if dry_run:
+            _print_cases(folder, asked, of_jobs, slurm=slurm)
+            return 0
+        if folder.exists:
             _same_launcher(folder, slurm=slurm)
             again(folder, asked)
-        if dry_run or not folder.exists:
-            cases = cases_of_jobs(asked, of_jobs) if slurm else cases_of(asked, _settle)
-            _note(left_open(asked, cases) if slurm else "")
-            command = shlex.join(["penteract", *sys.argv[1:]])
-            made = settings_of(asked, cases, command, "slurm" if slurm else "local")
-            if dry_run:
-                show(*planned(cases, made))
-                print(*batches(folder, cases) if slurm else (), sep="\n\n")
-                _note(other_sweep(folder, asked))
-                return 0
-            make(folder, made, cases)
+        else:
+            cases = _cases(asked, of_jobs, slurm=slurm)
+            make(folder, _settings(asked, cases, slurm=slurm), cases)
             _note(*(f"not a case: {name}: {why}" for name, why in cases.refused), *packages_line(cases))
     return run_folder(folder, json=json)
+
+
+def _cases(asked: SweepQuestion, of_jobs: Sequence[str], *, slurm: bool) -> Expanded:
+    """The cases of a question; a line names what is left open of jobs."""
+    cases = cases_of_jobs(asked, of_jobs) if slurm else cases_of(asked, _settle)
+    _note(left_open(asked, cases) if slurm else "")
+    return cases
+
+
+def _settings(asked: SweepQuestion, cases: Expanded, *, slurm: bool) -> SweepSettings:
+    command = shlex.join(["penteract", *sys.argv[1:]])
+    return settings_of(asked, cases, command, "slurm" if slurm else "local")
+
+
+def _print_cases(folder: SweepFolder, asked: SweepQuestion, of_jobs: Sequence[str], *, slurm: bool) -> None:
+    """What the same command would run, with its cost: of a sweep that has begun, what is left of it."""
+    begun = folder.exists and (there := folder.settings()).asked == asked.digest
+    if begun and slurm == (there.launcher == "slurm"):
+        sweep = renewed(folder, asked)
+        show(*unfinished(sweep))
+        names = {row.case.name for row in sweep.rows if not row.status.over}
+        cases = _cases(asked, of_jobs, slurm=slurm) if slurm and names else Expanded((), ())
+        cases = cases._replace(cases=tuple(one for one in cases.cases if one.case.name in names))
+    else:
+        cases = _cases(asked, of_jobs, slurm=slurm)
+        show(*planned(cases, _settings(asked, cases, slurm=slurm)))
+    if slurm:
+        print(*batches(folder, cases), sep="\n\n")
+    _note(other_sweep(folder, asked))
 
 
 def _note(*lines: str) -> None:

@@ -255,7 +255,7 @@ def _counts(enumerated: int, search: Search, between: Between, left: Mapping[str
 
 def behind(k: int) -> str:
     """Why layouts that the search did not reach are not priced."""
-    return f"provably slower than the {k} best"
+    return f"provably slower than the {f'{k} best' if k > 1 else 'best'}"
 
 
 def plan_one(ask: Ask, settings: Mapping[str, Values], make: Make) -> Plan:

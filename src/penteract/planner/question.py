@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -17,7 +18,7 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OPTIMIZERS, OptimizerName
 from penteract.config.precision.module_patterns import Pattern
-from penteract.config.precision.policy import Policy, policy
+from penteract.config.precision.policy import RECIPES, Policy, nearest_recipe, policy
 from penteract.config.resolve.presets import PRESETS
 from penteract.config.rules.kernel_limits import check_elementwise
 from penteract.config.rules.kernel_packages import PACKAGES, packages_here, read_packages
@@ -27,6 +28,7 @@ from penteract.model.precision_patterns import check_modules
 from penteract.planner.ask import Ask, Values, check_kernels
 from penteract.planner.options import check_option, errors_for
 from penteract.planner.token_counts import parse_batch
+from penteract.units import printable
 
 _USUAL_LENGTH = 8192  # tokens of a sequence, if the model has so many positions
 
@@ -109,13 +111,26 @@ def _optimizer(name: str) -> OptimizerName:
 def _precisions(named: str | Policy | Sequence[str | Policy], parts: Mapping[str, Any]) -> tuple[Policy, ...]:
     """The distinct precisions in their order, with these parts."""
     if isinstance(named, str):
-        named = [name.strip() for name in named.split(",")]
+        named = _names(named)
     elif isinstance(named, Policy):
         named = [named]
     found = [_with(p, _checked(parts)) for p in named]
     if not found:
         raise BadInput("PRECISION", "no precision to plan for", where="--precision", found="none", fix="bf16")
     return tuple(dict.fromkeys(found))
+
+
+def _names(text: str) -> list[str]:
+    """The names in a text with commas. Raises BadInput for another sign between them, and for a name of no recipe."""
+    names = [name.strip() for name in text.split(",")]
+    words = [word for word in re.split(r"[\s,;/+|]+", text) if word]
+    bad = [name for name in names if name not in RECIPES]
+    if not bad:
+        return names
+    joined = words != names and len(words) > 1
+    raise BadInput("PRECISION", "several precisions are joined by commas" if joined else "no such precision",
+                   where="--precision", found=printable(text if joined else bad[0], 80), allowed=", ".join(RECIPES),
+                   fix=f"--precision {','.join(map(nearest_recipe, words or ['bf16']))}")  # fmt: skip
 
 
 def _checked(parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +63,24 @@ def test_a_precision_without_a_row_is_named_below_the_table_with_its_best(tell: 
     assert lines[at - 1].lstrip().startswith("1  dp=") and lines[at + 1].startswith("Not tried")
     assert told.startswith(f"In {slow.estimate.precision.name}: dp=")
     assert told.endswith(f" a step, {how_much_slower(fast.time.seconds, slow.time.seconds, '#1')}")
+    found = json.loads(tell(*asked, "1", "--json").out)
+    (other,) = found["unlisted_precisions"]
+    assert {other["precision"], found["layouts"][0]["precision"]} == {"bf16", "fp32"}
+    assert other["best"]["precision"] == other["precision"] == slow.estimate.precision.name
+    assert other["best"]["time"]["step_s"] == pytest.approx(slow.time.seconds)
+    assert json.loads(tell(*asked, "100", "--json").out)["unlisted_precisions"] == []
     assert "\nIn bf16: " not in (all_of_them := tell(*asked, "100").out) and "\nIn fp32: " not in all_of_them
+
+
+def test_sentences_name_their_precision_where_there_are_several(tell: Tell) -> None:
+    asked = ("plan", *TINY_STEP, *FEW, "--precision")
+    told = tell(*asked, "bf16,fp32").out
+    own = next(line.split()[2] for line in told.splitlines() if line.startswith(" 1  dp="))
+    assert own in ("bf16", "fp32")
+    assert re.search(rf"^Fit: \S+ in {own} is the simplest that fits", told, re.MULTILINE)
+    assert f"\nSpeed in {own}: " in told and "\nSpeed: " not in told
+    told = tell(*asked, "fp32").out
+    assert re.search(r"^Fit: \S+ is the simplest that fits", told, re.MULTILINE) and "\nSpeed: " in told
 
 
 def test_parts_apply_to_each_recipe(tell: Tell) -> None:
@@ -130,6 +148,20 @@ def test_modules_by_either_name(tell: Tell, tmp_path: Path) -> None:
             " · precision.fp8_gather · found zero = 1 / allowed zero = 3"
             " · fix: --layout zero=3, or --precision.fp8_gather false",
         ),
+        (
+            ["--precision", "bf16/bf16_pure"],
+            "error[PRECISION]: several precisions are joined by commas · --precision · found bf16/bf16_pure"
+            f" / allowed {', '.join(RECIPES)} · fix: --precision bf16,bf16_pure\n",
+        ),
+        (
+            ["--precision", "bf16,fp7"],
+            "error[PRECISION]: no such precision · --precision · found fp7"
+            f" / allowed {', '.join(RECIPES)} · fix: --precision bf16,fp8_tensorwise\n",
+        ),
+        (["--precision", "FP8_Rowwise"], "· fix: --precision fp8_rowwise\n"),
+        (["--precision", "float32"], "· fix: --precision fp32\n"),
+        (["--precision", "bfloat16"], "· fix: --precision bf16\n"),
+        (["--precision", ""], "· fix: --precision bf16\n"),
         (
             ["--precision.moments", "int4"],
             "error[VALUE]: not a value for this key · precision.moments (--precision.moments)"

@@ -14,6 +14,7 @@ from penteract.config.resolve.presets import TINY
 from penteract.planner.report.as_text import as_text_whole
 from penteract.planner.report.explain import how_much_slower
 from penteract.planner.report.what_if import Change, sentence
+from penteract.units import show_step
 
 
 def test_text_tells_the_answer(tell: Tell) -> None:
@@ -45,14 +46,24 @@ def test_the_answer_comes_before_what_the_search_did(tell: Tell) -> None:
 
 @pytest.mark.parametrize(
     ("second", "words"),
-    [(1.0004, "as fast to 0.1%"), (0.9996, "as fast to 0.1%"), (1.0006, "0.1% slower"), (1.2, "20.0% slower"),
-     (0.97, "3.0% faster")],
+    [(1.0004, "as fast{} to 0.1%"), (0.9996, "as fast{} to 0.1%"), (1.0006, "0.1% slower{}"), (1.2, "20.0% slower{}"),
+     (0.97, "3.0% faster{}"), (2.99, "199.0% slower{}"), (3.0, "3.0 times as long{}"), (15.088, "15 times as long{}"),
+     (0.2, "5.0 times as fast{}")],
 )  # fmt: skip
-def test_two_that_are_as_fast_as_is_shown_are_not_told_apart(second: float, words: str) -> None:
-    assert how_much_slower(1.0, second) == words
-    assert how_much_slower(1.0, second, "#1") == (
-        "as fast as #1 to 0.1%" if words.startswith("as") else f"{words} than #1"
-    )
+def test_how_much_slower_one_is_in_words(second: float, words: str) -> None:
+    """Two that are as fast as is shown are not told apart; a factor is not told as a percentage."""
+    assert how_much_slower(1.0, second) == words.format("")
+    whom = " as #1" if "as" in words.split() else " than #1"
+    assert how_much_slower(1.0, second, "#1") == words.format(whom)
+    takes = "takes " if "long" in words else "is "
+    assert how_much_slower(1.0, second, verb=True) == takes + words.format("")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.388, "388 ms"), (12.04, "12.0 s"), (3599.0, "3599.0 s"), (384_127.0, "106 h 42 min")]
+)
+def test_a_step_of_hours_is_told_in_hours(seconds: float, text: str) -> None:
+    assert show_step(seconds) == text and show_step(-seconds) == f"-{text}" and show_step(seconds, "+") == f"+{text}"
 
 
 def test_a_terminal_is_as_wide_as_it_is() -> None:

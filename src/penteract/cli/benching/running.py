@@ -9,7 +9,7 @@ from typing import Any
 
 from penteract.cli.benching.slurm_jobs import slurm_launcher
 from penteract.cli.benching.sweep_progress import StopRequests, SweepProgress
-from penteract.cli.benching.sweep_tables import about_plan, counts, ranked, show
+from penteract.cli.benching.sweep_tables import about_plan, counts, device, ranked, show
 from penteract.cli.resolve.planning.progress_line import on_a_terminal
 from penteract.cli.torch_modules import torch_module
 from penteract.errors import Preempted
@@ -35,7 +35,8 @@ def run_folder(folder: SweepFolder, *, json: bool, tell: bool = True) -> int:
         print(f"\n{counts(sweep)} · {folder.path}")
     if sweep.ended:
         return 0
-    budget = f"the budget of {sweep.settings.budget_gpu_minutes or 0:g} GPU-minutes is spent"
+    minutes = f"{sweep.settings.budget_gpu_minutes or 0:g} {device(sweep.settings)}-minutes"
+    budget = f"the budget of {minutes} is spent"
     why = "stopped" if stop.asked else budget
     print(f"{why}: `penteract bench {folder.path}` goes on", file=sys.stderr)
     return Preempted.exit_code

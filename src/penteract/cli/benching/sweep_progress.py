@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from penteract.cli.benching.sweep_tables import counts, left, progress, state, why
+from penteract.cli.benching.sweep_tables import counts, device, left, progress, state, why
 from penteract.measure.schemas.sweep import Sweep, SweepRow
 from penteract.units import show_whole
 
@@ -60,16 +60,16 @@ class SweepProgress:
             now = f"{row.status.state} {row.status.attempt}"
             if self._seen.get(row.case.name) != now and not first and row.status.state != "pending":
                 over = sum(other.status.over for other in sweep.rows)
-                print(f"{over}/{len(sweep.rows)} {row.case.name}: {_said(row)}", file=sys.stderr, flush=True)
+                print(f"{over}/{len(sweep.rows)} {row.case.name}: {_said(row, sweep)}", file=sys.stderr, flush=True)
             self._seen[row.case.name] = now
 
 
-def _said(row: SweepRow) -> str:
+def _said(row: SweepRow, sweep: Sweep) -> str:
     if row.result is None:
         return ": ".join(filter(None, (state(row.status), why(row.status))))
     measured = row.result.measured
     void = f", void: {measured.void}" if measured.void else ""
-    return f"{row.status.state}, {show_whole(measured.tokens_per_s_per_gpu)} tokens/s/GPU{void}"
+    return f"{row.status.state}, {show_whole(measured.tokens_per_s_per_gpu)} tokens/s/{device(sweep.settings)}{void}"
 
 
 class StopRequests:

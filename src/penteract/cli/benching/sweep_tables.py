@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penteract.config.rules.kernel_packages import needs_packages, packages_needed
-from penteract.measure.bench.cases.case_cost import gpu_seconds
+from penteract.measure.bench.cases.case_cost import START_S, gpu_seconds
 from penteract.measure.bench.cases.sweep_cases import Expanded
 from penteract.measure.results.ranking import CLOSE, FIRST, PlanVerdict, RankedCase
 from penteract.measure.schemas.sweep import CaseStatus, Sweep, SweepCase, SweepSettings
@@ -46,22 +46,31 @@ def _table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) ->
 
 def planned(cases: Expanded, settings: SweepSettings) -> Iterator[Table | str]:
     """The cases of a sweep that has not begun, and what they are predicted to cost."""
-    columns = (("#", "right"), ("case", ""), ("layout", ""), ("GPUs", "right"), ("memory", "right"),
-               ("step", "right"), ("GPU-min", "right"), ("", ""))  # fmt: skip
+    yield _cases([one.case for one in cases.cases], settings)
+    yield from (f"not a case: {name}: {why}" for name, why in cases.refused)
+    yield from packages_line(cases)
+    yield _cost([one.case for one in cases.cases if one.case.predicted.fits is not False], settings)
+
+
+def _cases(cases: Sequence[SweepCase], settings: SweepSettings) -> Table:
+    """A row for each case, with what it is predicted to take."""
+    one = device(settings)
+    columns = (("#", "right"), ("case", ""), ("layout", ""), ("processes" if settings.on_cpus else "GPUs", "right"),
+               ("memory", "right"), ("step", "right"), (f"{one}-min", "right"), ("", ""))  # fmt: skip
     rows = list[tuple[str, ...]]()
-    runs = [one.case for one in cases.cases if one.case.predicted.fits is not False]
-    for one in cases.cases:
-        case = one.case
+    for case in cases:
         skipped = case.predicted.fits is False
         why = f"skipped: {show_bytes(case.predicted.usable_bytes or 0)} usable" if skipped else ""
         cost = "" if skipped else f"{gpu_seconds(case, settings) / 60:.1f}"
         step = "" if case.predicted.step_s is None else show_step(case.predicted.step_s)
         memory = show_bytes(case.predicted.allocated_bytes)
         rows.append((str(case.number), case.name, case.layout_text, str(case.ranks), memory, step, cost, why))
-    yield _table(columns, rows)
-    yield from (f"not a case: {name}: {why}" for name, why in cases.refused)
-    yield from packages_line(cases)
-    yield _cost(runs, settings)
+    return _table(columns, rows)
+
+
+def device(settings: SweepSettings) -> str:
+    """What a rank of the sweep has, in words: a GPU, or as a process a part of a CPU."""
+    return "process" if settings.on_cpus else "GPU"
 
 
 def packages_line(cases: Expanded) -> tuple[str, ...]:
@@ -70,12 +79,25 @@ def packages_line(cases: Expanded) -> tuple[str, ...]:
     return needs_packages({name for run in runs for name in packages_needed(run.model, run.layout)})
 
 
+def _cases_in_words(n: int) -> str:
+    return f"{n} {'case' if n == 1 else 'cases'}"
+
+
 def _cost(runs: Sequence[SweepCase], settings: SweepSettings) -> str:
-    minutes = sum(gpu_seconds(case, settings) for case in runs) / 60
-    least = "at least " if any(case.predicted.step_s is None for case in runs) else ""
-    steps = f"{settings.warmup} + {settings.steps} steps each"
+    """What these cases are predicted to cost: their starts, an estimate, and the steps of those with a predicted
+    time."""
+    if not runs:
+        return f"{_cases_in_words(0)} to run"
+    minutes = f"{sum(gpu_seconds(case, settings) for case in runs) / 60:.1f} {device(settings)}-minutes"
     budget = "" if settings.budget_gpu_minutes is None else f" of a budget of {settings.budget_gpu_minutes:g}"
-    return f"{len(runs)} cases to run, {steps}: {least}{minutes:.1f} GPU-minutes{budget}, with 30 s a start"
+    predicted = all(case.predicted.step_s is not None for case in runs)
+    starts = (
+        f"with {START_S:.0f} s a start"
+        if predicted
+        else f"for starts alone, {START_S:.0f} s each: steps are not predicted"
+    )
+    steps = f"{settings.warmup} + {settings.steps} steps each"
+    return f"{_cases_in_words(len(runs))} to run, {steps}: about {minutes}{budget}, {starts}"
 
 
 # ---- meanwhile -------------------------------------------------------------------------------------------------------
@@ -86,7 +108,8 @@ def counts(sweep: Sweep) -> str:
     found = Counter(row.status.state for row in sweep.rows)
     states = ", ".join(f"{found[state]} {state}" for state in _STATES if found[state])
     spent = sum(row.status.gpu_seconds for row in sweep.rows) / 60
-    return f"{sweep.settings.name}: {len(sweep.rows)} cases: {states} · {spent:.1f} GPU-minutes"
+    minutes = f"{spent:.1f} {device(sweep.settings)}-minutes"
+    return f"{sweep.settings.name}: {_cases_in_words(len(sweep.rows))}: {states} · {minutes}"
 
 
 def state(status: CaseStatus) -> str:
@@ -113,7 +136,8 @@ def progress(sweep: Sweep, most: int | None = None) -> Table:
         rows = sorted(rows, key=lambda row: row.status.since, reverse=True)  # the last that changed first
         rows = sorted(rows, key=lambda row: order.get(row.status.state, 1))[: max(1, most)]
         rows = sorted(rows, key=lambda row: row.case.number)
-    columns = (("case", ""), ("state", ""), ("tok/s/GPU", "right"), ("step", "right"), ("why", ""))
+    speeds = f"tok/s/{device(sweep.settings)}"
+    columns = (("case", ""), ("state", ""), (speeds, "right"), ("step", "right"), ("why", ""))
     shown = list[tuple[str, ...]]()
     for row in rows:
         measured = row.result.measured if row.result else None
@@ -125,10 +149,12 @@ def progress(sweep: Sweep, most: int | None = None) -> Table:
 
 
 def unfinished(sweep: Sweep) -> Iterator[Table | str]:
-    """How far a sweep is, and what the rest is predicted to cost."""
-    yield progress(sweep)
+    """How far a sweep is, and what is left of it, with what that is predicted to cost."""
+    rest = [row.case for row in sweep.rows if not row.status.over]
     yield counts(sweep)
-    yield _cost([row.case for row in sweep.rows if not row.status.over], sweep.settings)
+    if rest:
+        yield _cases(rest, sweep.settings)
+    yield _cost(rest, sweep.settings)
 
 
 # ---- after -----------------------------------------------------------------------------------------------------------
@@ -136,8 +162,9 @@ def unfinished(sweep: Sweep) -> Iterator[Table | str]:
 
 def ranked(sweep: Sweep, rows: Sequence[RankedCase]) -> Iterator[Table | str]:
     """The measured cases, the fastest first, beside what was predicted; then those without a speed."""
+    speeds = f"tok/s/{device(sweep.settings)}"
     columns = (
-        ("#", "right"), ("case", ""), ("layout", ""), ("tok/s/GPU", "right"), ("MFU", "right"), ("step", "right"),
+        ("#", "right"), ("case", ""), ("layout", ""), (speeds, "right"), ("MFU", "right"), ("step", "right"),
         ("spread", "right"), ("plan's #", "right"), ("planned", "right"), ("error", "right"),
         ("memory", "right"), ("planned", "right"), ("error", "right"), ("", ""),
     )  # fmt: skip

@@ -26,6 +26,7 @@ from penteract.measure.schemas.sweep_folder import SweepFolder
 from penteract.planner.report.trace import check_file
 
 _REFRESH_S = 1.0
+_TIMES = 3.0  # a larger factor is no percentage
 
 
 def status(
@@ -116,7 +117,8 @@ def _show_comparison(found: SweepComparison, *, json: bool, again: bool) -> None
         print(to_json.dumps(asdict(found) | {"pairs": rows, "line": found.line}))
         return
     for p in found.pairs:
-        show(f"{p.slower - 1:+7.1%}  {p.second.case.name}  {p.second.case.layout_text}")
+        change = f"{p.slower - 1:+.1%}" if p.slower < _TIMES else f"{p.slower:.1f} times"
+        show(f"{change:>10}  {p.second.case.name}  {p.second.case.layout_text}")
     if found.missing:
         show(f"not compared: {', '.join(found.missing[:8])}{', …' * (len(found.missing) > 8)}")
     show(found.line)

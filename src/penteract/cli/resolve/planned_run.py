@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penteract.cli.resolve.card_cluster import Card
 from penteract.cli.resolve.gpu_defaults import Again, card_here, settle_defaults
-from penteract.cli.resolve.init_defaults import init_defaults
+from penteract.cli.resolve.init_defaults import init_defaults, unlike_its_run
 from penteract.cli.resolve.planning.progress_line import terminal_width
 from penteract.cli.resolve.predicted_run import predict_run
 from penteract.cli.resolve.weights import Source
@@ -33,5 +33,6 @@ def settled(
     if weights:
         why = f"chosen to go on from {weights.path}"
         resolved = replace(resolved, origins={**resolved.origins, **dict.fromkeys(suited, why)})
+        lines += filter(None, [unlike_its_run(weights, resolved)])
     lines += [line] * bool(line) + ([f"Recomputation {chosen.text()}"] if chosen else [])
     return resolved, card, [wrapped(line, terminal_width()) for line in lines]

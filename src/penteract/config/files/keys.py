@@ -7,12 +7,13 @@ from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from penteract.config.files.sections import Batch, Kernels, MemorySection, Output, Parallel, TokenizerSection
 from penteract.config.files.values import convert
 from penteract.config.layout import MOST_TOKENS
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
+from penteract.config.precision.policy import nearest_recipe
 from penteract.config.run import Checkpoint, Data, LearningRateSchedule, Limits, Optimizer, Precision, Slurm, Training
 from penteract.errors import BadInput
 from penteract.units import printable
@@ -313,7 +314,23 @@ class Key:
 
     def check(self, value: object, origin: str) -> Any:
         """`value` as this key's type. Raises BadInput with the value found, those allowed, and its origin."""
-        return convert(value, self.hint, f"{self.name} ({origin})", bounds=(self.least, self.most))
+        try:
+            return convert(value, self.hint, f"{self.name} ({origin})", bounds=(self.least, self.most))
+        except BadInput as bad:
+            if near := self._nearest(value):
+                leaf = self.name.rpartition(".")[2]
+                bad.fix = f"--{self.name} {near}" if origin.startswith("--") else f'{leaf} = "{near}"'
+            raise
+
+    def _nearest(self, value: object) -> str:
+        """The choice that a text probably means; "" where it is like none."""
+        kinds = get_args(self.hint) if get_origin(self.hint) in (Union, UnionType) else (self.hint,)
+        choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        if not choices or not isinstance(value, str):
+            return ""
+        if self.name == "precision.dtype":
+            return nearest_recipe(value)
+        return next(iter(get_close_matches(value.lower(), choices, 1, cutoff=0.6)), "")
 
 
 @cache

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import cast
+
+from penteract.units import printable
 
 COMMAND, ERRORS, LATEST, LOGS, RUN, STATUS = (
     "command.txt", "errors.jsonl", "latest", "logs", "run.toml", "status.json"
@@ -21,6 +25,17 @@ Row = dict[str, Number]
 def command_entry(command: str, step: int, at: str) -> str:
     """What COMMAND has of each command: the time and the step at which it began, and itself, as a shell takes it."""
     return f"# {at}, from step {step}\n{command}\n"
+
+
+def typed(words: Sequence[str], **runs: Path | None) -> str:
+    """A command as it was typed, for `command_entry`. A line before it says which run `latest` was, as option `runs`:
+    later it is another."""
+    meant = [
+        f"# --{name} {LATEST} was {printable(str(run.resolve()))}\n"
+        for name, run in runs.items()
+        if run is not None and (f"--{name}={LATEST}" in words or (f"--{name}", LATEST) in pairwise(words))
+    ]
+    return "".join(meant) + shlex.join(words)
 
 
 def commands(text: str) -> list[str]:

@@ -5,6 +5,7 @@ Micikevicius 2018 (1710.03740) for master weights and loss scaling; Dettmers 202
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -212,11 +213,20 @@ def policy(precision: str | Policy, *, where: str = "", flag: str = "") -> Polic
     if isinstance(precision, Policy):
         return precision
     if precision not in RECIPES:
-        near = [name for name in RECIPES if precision and name.startswith(precision)]
-        near = near or get_close_matches(precision, RECIPES, 1, cutoff=0.3) or ["bf16"]
         raise BadInput("PRECISION", "no such precision", where=where, found=precision, allowed=", ".join(RECIPES),
-                       fix=f"{flag} {near[0]}".strip())  # fmt: skip
+                       fix=f"{flag} {nearest_recipe(precision)}".strip())  # fmt: skip
     return RECIPES[precision]
+
+
+def nearest_recipe(name: str) -> str:
+    """The recipe that a name probably means: one that begins or is spelt like it, else one of about as many bits."""
+    name = name.strip().lower()
+    if near := [one for one in RECIPES if name and one.startswith(name)] or get_close_matches(name, RECIPES, 1, 0.8):
+        return near[0]
+    if bits := re.search(r"[0-9]+", name):
+        alike = [one for one in RECIPES if one.startswith("bf") == name.startswith(("bf", "brain"))]
+        return min(alike, key=lambda one: abs(int(re.findall(r"[0-9]+", one)[0]) - int(bits[0][:4])))
+    return next(iter(get_close_matches(name, RECIPES, 1, 0.3)), "bf16")
 
 
 def grain(moments: str) -> int:

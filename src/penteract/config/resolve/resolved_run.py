@@ -323,7 +323,9 @@ def _precision(settings: Settings) -> None:
     for f in fields(given):
         key, whole = f"precision.{f.name}", Precision.of(given.policy)
         if getattr(given, f.name) == "auto" and f.name != "device":
-            settings[key] = Setting(getattr(whole, f.name), f"derived: {given.dtype}")
+            follows = key == "precision.reduce" and given.gradient != "auto"
+            origin = "derived: precision.gradient" if follows else f"derived: recipe {given.dtype}"
+            settings[key] = Setting(getattr(whole, f.name), origin)
 
 
 def _check_sections(run: RunSpec, settings: Settings) -> None:

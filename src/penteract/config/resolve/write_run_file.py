@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, get_args, get_origin
 
 from penteract.config.files.keys import SECTIONS, Key, keys
@@ -16,13 +17,14 @@ from penteract.config.files.sections import Kernels
 from penteract.config.recompute import MemoryBudget, name_of
 from penteract.config.resolve.presets import PRESETS, Preset
 from penteract.config.resolve.resolved_run import Resolved
-from penteract.config.run import RunSpec
+from penteract.config.run import PARTS, RunSpec
 from penteract.units import printable
 
-_HEAD = """\
-# A {kind} run: every value, and where it came from. {why}:
-#   penteract train {name}
+RETRAIN = """\
+# A resolved run: every value, and where it came from. It trains the same run again:
+#   penteract train run.toml
 """
+_DEVICE = re.compile(r"^# device = …  .*$", re.MULTILINE)
 
 # A default that is another where a host has no room: where nobody decided it, a file leaves it to the host that trains.
 OF_THE_HOST = ("checkpoint.asynchronous",)
@@ -38,13 +40,13 @@ preset = "tiny"
 """
 
 
-def to_toml(resolved: Resolved, name: str = "run.toml", *, planned: bool = False) -> str:
-    """The run as TOML that loads to an equal `RunSpec`; each value's comment names its origin. `name`: the file's."""
-    kind, why = ("planned", "Train it") if planned else ("resolved", "It trains the same run again")
-    lines = [_HEAD.format(kind=kind, why=why, name=name)]
+def to_toml(resolved: Resolved, head: str = RETRAIN) -> str:
+    """The run as TOML that loads to an equal `RunSpec`; each value's comment names its origin. What is left open, and
+    what is the recipe's, is a comment itself. `head`: the lines above the values."""
+    lines = [head]
     for section, values in _sections(resolved.run, resolved.budget):
         lines.append(f"[{section}]")
-        rows = [_row(f"{section}.{name}", toml_value(value), resolved.origins) for name, value in values]
+        rows = [_row(f"{section}.{name}", value, resolved) for name, value in values]
         width = max(len(setting) for setting, _ in rows)
         lines += [f"{setting:<{width}}  # {comment}" for setting, comment in rows]
         if section == "batch":
@@ -52,6 +54,26 @@ def to_toml(resolved: Resolved, name: str = "run.toml", *, planned: bool = False
             lines.append(f"# gradient_accumulation_steps = {steps}  ({_comment(resolved.origins.get(why, ''))})")
         lines.append("")
     return "\n".join(lines)
+
+
+def retrain_from(weights: str) -> str:
+    """RETRAIN for a run that starts from weights."""
+    return RETRAIN.replace("run.toml", f"run.toml --init {printable(quote(weights))}")
+
+
+def go_on(folder: str) -> str:
+    """The lines above the values of a resumed run."""
+    return f"""\
+# A resumed run: every value, and where it came from. `penteract train run.toml` would begin anew, at step 1.
+# This goes on from the last checkpoint; command.txt has the steps at which it has gone on so far:
+#   penteract train --resume {printable(quote(folder))}
+"""
+
+
+def with_device(text: str, device: str) -> str:
+    """A run's file with the device that its ranks have found, where the file leaves it open."""
+    why = "torch sees a GPU here" if device == "cuda" else "torch sees no GPU here"
+    return _DEVICE.sub(lambda row: f"{f'device = {toml_value(device)}':<{row[0].find('  #')}}  # derived: {why}", text)
 
 
 def with_first_origins(resolved: Resolved, file: Path) -> Resolved:
@@ -76,12 +98,17 @@ def _comment_of(line: str) -> str:
     return "the run file, without a word"
 
 
-def _row(key: str, text: str, origins: Mapping[str, str]) -> tuple[str, str]:
+def _row(key: str, value: object, resolved: Resolved) -> tuple[str, str]:
     """What a file says of a key, and the comment."""
-    setting, comment = f"{key.rpartition('.')[2]} = {text}", _comment(origins.get(key, ""))
+    section, _, leaf = key.rpartition(".")
+    comment = _comment(resolved.origins.get(key, ""))
     if key in OF_THE_HOST and comment == "default":
-        return f"# {setting}", "default, where a host has room for copies of what is saved"
-    return setting, comment
+        return f"# {leaf} = {toml_value(value)}", "default, where a host has room for copies of what is saved"
+    if value == "auto" and section == "precision" and leaf in PARTS:  # so that another recipe can decide it
+        return f"# {leaf} = {toml_value(getattr(resolved.run.precision, leaf))}", comment
+    if value == "auto":
+        return f"# {leaf} = …", f"{comment}, left open"
+    return f"{leaf} = {toml_value(value)}", comment
 
 
 def run_values(run: RunSpec) -> dict[str, str]:

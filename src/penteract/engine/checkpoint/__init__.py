@@ -13,6 +13,7 @@ from penteract.engine.checkpoint.folder import (
     Committed,
     check,
     committed,
+    end_epoch,
     intact,
     latest,
     prove,
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from penteract.engine.checkpoint.writing import save, save_alone
 
 __all__ = [
-    "Committed", "Slice", "check", "committed", "extra", "failing", "intact", "latest", "load", "most_files",
-    "prove", "prune", "rectangles", "room", "save", "save_alone", "set_aside", "take", "verify", "verify_rank",
+    "Committed", "Slice", "check", "committed", "end_epoch", "extra", "failing", "intact", "latest", "load",
+    "most_files", "prove", "prune", "rectangles", "room", "save", "save_alone", "set_aside", "take", "verify",
+    "verify_rank",
 ]  # fmt: skip
 
 _OF_TORCH = {

@@ -149,15 +149,24 @@ def take(folder: Path, epoch: int) -> None:
     begun."""
     folder.mkdir(parents=True, exist_ok=True)
     epochs = {int(name[1]): path for path in folder.iterdir() if (name := _WORK.fullmatch(path.name))}
-    if max(epochs, default=0) > epoch:
+    if max([*epochs, *(one.epoch for one in committed(folder))], default=0) > epoch:
         raise _ousted(folder)
     for path in (path for number, path in epochs.items() if number < epoch):
         gone = path.with_name(f"gone-{path.name}-{epoch:06d}")
-        disk.rename(path, gone)
+        with contextlib.suppress(FileNotFoundError):  # that epoch leaves it just now
+            disk.rename(path, gone)
         disk.remove(gone)
     with contextlib.suppress(FileExistsError):
         work_folder(folder, epoch).mkdir()
     disk.sync(folder)
+
+
+def end_epoch(folder: Path, epoch: int) -> None:
+    """End an epoch after its last save: remove its empty folder, unless nothing else shows that the epoch was there.
+    Never raises OSError."""
+    with contextlib.suppress(OSError):
+        if any(one.epoch == epoch for one in committed(folder)):
+            work_folder(folder, epoch).rmdir()
 
 
 def clear(folder: Path, epoch: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from penteract.config.files.read import read_toml
@@ -26,6 +27,12 @@ from penteract.engine.hf.writing import DTYPES, WriteOptions, Written, unfinishe
 from penteract.engine.run_folder import rundir
 from penteract.errors import BadInput
 from penteract.model.hf_names import Ours
+from penteract.units import printable
+
+_HEAD = """\
+# A run's file for weights that `penteract convert` wrote: their model; every other value is a default. Start a run:
+#   penteract train --init {to}
+"""
 
 
 def to_hf(path: Path, to: Path, options: WriteOptions) -> Written:
@@ -64,7 +71,7 @@ def from_hf(path: Path, to: Path, resolved: Resolved, options: WriteOptions) -> 
             checkpoint.save_alone(fresh / "checkpoints", 0, slices(), _extra(resolved))
             if options.tokenizer is not None:
                 disk.write(fresh / TOKENIZER, [options.tokenizer.read_bytes()])
-            disk.write(fresh / rundir.RUN, [to_toml(resolved).encode()])
+            disk.write(fresh / rundir.RUN, [to_toml(resolved, _HEAD.format(to=printable(quote(str(to))))).encode()])
             rundir.write_status(fresh, WEIGHTS_ALONE)
             disk.rename(fresh, to)
         except BaseException:

@@ -11,17 +11,16 @@ import json
 import os
 import re
 import secrets
-import shlex
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penteract.config.files.run_folder import COMMAND, ERROR_FIELDS, ERRORS, LATEST, RUN, STATUS, command_entry
+from penteract.config.files.run_folder import COMMAND, ERROR_FIELDS, ERRORS, LATEST, RUN, STATUS, command_entry, typed
 from penteract.config.files.run_folder import LOGS as LOGS
+from penteract.config.resolve.write_run_file import with_device
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.engine.run_folder.checkpoint_folder import INSIDE
 from penteract.errors import BadInput, DiskFailure, PenteractError
@@ -51,7 +50,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def create(
-    out: str | Path, name: str, command: Sequence[str] | None = None, checkpoints: str = INSIDE,
+    out: str | Path, name: str, command: str | None = None, checkpoints: str = INSIDE,
     into: Path | None = None,
 ) -> Path:  # fmt: skip
     """A new run's directory below `out`, named by day, model and six random digits.
@@ -69,8 +68,7 @@ def create(
                 folder.mkdir(parents=into is not None, exist_ok=into is not None)
                 break
         checkpoint_folder.make_again(folder, checkpoints) if into else checkpoint_folder.make(folder, checkpoints)
-        words = shlex.join(sys.argv if command is None else command)
-        (folder / COMMAND).write_text(command_entry(words, 1, now()))
+        (folder / COMMAND).write_text(command_entry(typed(sys.argv) if command is None else command, 1, now()))
         write_status(folder, "created")
     except OSError as e:
         raise _not_made("a run's directory", e, out) from e
@@ -115,6 +113,21 @@ def mark_resumed(folder: Path, world: int, command: str = "", step: int = 1) -> 
         with (folder / COMMAND).open("a") as file:
             file.write(command_entry(command, step, now()))
     write_status(folder, "running", world=world)
+
+
+def keep_device(folder: Path, device: str) -> None:
+    """Note the device of the ranks in the run's file, where it was left open: a run that goes on has the same. Raises
+    DiskFailure."""
+    file = folder / (NEXT if (folder / NEXT).exists() else RUN)
+    try:
+        text = file.read_text(encoding="utf-8")
+        if (noted := with_device(text, device)) != text:
+            fresh = file.with_name(f"{file.name}.tmp")
+            fresh.write_text(noted, encoding="utf-8")
+            fresh.replace(file)
+    except OSError as e:
+        raise DiskFailure("DISK", "could not write a run's file", where=str(file), found=e.strerror,
+                          fix="free some space") from e  # fmt: skip
 
 
 def cancel_resume(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -13,8 +12,9 @@ from json import dumps
 from pathlib import Path
 from typing import NamedTuple
 
+from penteract.config.files.run_folder import typed
 from penteract.config.resolve.resolved_run import Resolved
-from penteract.config.resolve.write_run_file import to_toml, with_first_origins
+from penteract.config.resolve.write_run_file import RETRAIN, go_on, retrain_from, to_toml, with_first_origins
 from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.device import host_memory
 from penteract.engine.device.cpu_affinity import usable_here
@@ -64,12 +64,12 @@ def train(  # noqa: PLR0913 (options of the command line)
     paths = (("compare", compare), ("resume", resume), ("init", init))
     words += [f"--{name}={path}" for name, path in paths if path is not None]
     if resume is not None:
-        words.append(f"--command={shlex.join(sys.argv)}")
+        words.append(f"--command={typed(sys.argv, compare=compare)}")
     if launched:
         worker = import_module("penteract.engine.runtime.worker")
-        return worker.joined(lambda: _lease_run(resolved, resume, init, into), resolved.run, words, generation)
+        return worker.joined(lambda: _lease_run(resolved, resume, init, into, compare), resolved.run, words, generation)
     resolved = _with_room(resolved, prediction, quiet=json)
-    folder, run_lease, _ = _lease_run(resolved, resume, init, into)
+    folder, run_lease, _ = _lease_run(resolved, resume, init, into, compare)
     command = ["-m", WORKER, str(folder), f"--epoch={run_lease.epoch}", *words]
     try:
         return launch(resolved.run.layout.world, command, folder, os.environ, explain, prepared=prepared)
@@ -130,7 +130,9 @@ class LeasedRun(NamedTuple):
     run: RunSpec
 
 
-def _lease_run(resolved: Resolved, resume: Path | None, init: Path | None, into: Path | None = None) -> LeasedRun:
+def _lease_run(
+    resolved: Resolved, resume: Path | None, init: Path | None, into: Path | None, compare: Path | None
+) -> LeasedRun:
     """Make a run's folder, or take the one that is resumed. If another process takes it over, this one stops as if by
     SIGTERM.
 
@@ -151,16 +153,21 @@ def _lease_run(resolved: Resolved, resume: Path | None, init: Path | None, into:
         checkpoint_folder.refuse_used_folder(run.checkpoint.folder, run.out)
     data.check_data(run.data, run.tokenizer, run.sequence_length, run.model.vocab_size)
     run = replace(run, data=replace(run.data, revision=data.pin(run.data.source, run.data.revision, _notify)))
-    folder = resume or rundir.create(run.out, run.model.name, checkpoints=run.checkpoint.folder, into=into)
+    command = typed(sys.argv, init=init, compare=compare)
+    folder = resume or rundir.create(run.out, run.model.name, command, run.checkpoint.folder, into)
     run_lease = lease.take(folder, notify=_notify)
     if at is not None:
         checkpoint_folder.settle(folder, at)
     run_lease.ousted = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    settled = replace(resolved, run=run)
+    origins = dict(resolved.origins)
+    if run.data.revision != (asked := resolved.run.data.revision):
+        origins["data.revision"] = f"derived: the {'newest commit' if asked == 'auto' else f'commit of {asked}'} then"
+    settled = replace(resolved, run=run, origins=origins)
     if resume is not None:
-        (folder / rundir.NEXT).write_text(to_toml(with_first_origins(settled, folder / rundir.RUN)))
+        text = to_toml(with_first_origins(settled, folder / rundir.RUN), go_on(str(folder)))
+        (folder / rundir.NEXT).write_text(text)
     else:
-        (folder / rundir.RUN).write_text(to_toml(settled))
+        (folder / rundir.RUN).write_text(to_toml(settled, retrain_from(str(init)) if init else RETRAIN))
     if init is not None:
         remember(folder, init)
     return LeasedRun(folder, run_lease.begin(), run)

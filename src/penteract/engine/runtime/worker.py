@@ -46,6 +46,8 @@ def work(
     error of the run."""
     stopping.patience = max(stopping.patience, 2 * options.grace)
     with watched(rank, options.folder, stopping, final, parting, launcher_reports=launcher_reports):
+        if rank.number == 0:  # the others have read the run's file: they have joined
+            rundir.keep_device(options.folder, rank.device.type)
         session = Session(spec, rank, options, stopping)
         session.open()
         stopping.enter(Phase.WORKING, str(options.folder))

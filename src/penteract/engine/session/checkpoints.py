@@ -128,6 +128,12 @@ class Checkpoints:
         if self._written is not None:
             self._written.stop()
 
+    def end_epoch(self) -> None:
+        """After the last save, when nothing writes there any more: leave the folder without one for unfinished
+        saves."""
+        if self.rank.number == 0:
+            checkpoint.end_epoch(self.folder, self.epoch)
+
     def _prove(self) -> None:
         """The steps since the last save or load were finite, so what it wrote or read is proven if it was read back."""
         at, error = self._loaded, None

@@ -339,7 +339,8 @@ class Session:
         lay = self.spec.layout
         degrees = " ".join(f"{a}={getattr(lay, a)}" for a in ("dp", "tp", "pp", "cp", "ep"))
         n = sum(math.prod(q.shape) for q in self.trainer.program.everything)
-        return f"{self.spec.model.name}, {show_count(n)} parameters · {degrees} · {self.rank.device}"
+        how = f"{self.spec.precision.policy} · {self.rank.device}"
+        return f"{self.spec.model.name}, {show_count(n)} parameters · {degrees} · {how}"
 
 
 def _every(n: int, number: int) -> bool:

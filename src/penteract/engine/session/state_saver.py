@@ -119,6 +119,7 @@ class StateSaver:
         self.checkpoints.close()
         if self.background is not None:
             self.background.close()
+        self.checkpoints.end_epoch()
 
     @contextmanager
     def ending_writer(self) -> Iterator[None]:

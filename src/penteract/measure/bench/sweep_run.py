@@ -6,8 +6,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from penteract.config.files.machine_file import machine_named
 from penteract.config.hardware import cluster
 from penteract.config.resolve.write_run_file import to_toml
+from penteract.config.run import RunSpec
+from penteract.engine.doctor.probe.gpus import DRIVER
 from penteract.engine.run_folder import lease
 from penteract.errors import BadInput
 from penteract.measure.bench.cases.case_prediction import Predictor
@@ -17,7 +20,7 @@ from penteract.measure.bench.cases.sweep_question import SweepQuestion
 from penteract.measure.bench.launcher import Launcher
 from penteract.measure.bench.local_launcher import LocalLauncher
 from penteract.measure.bench.sweep_loop import SweepLoop
-from penteract.measure.schemas.sweep import CaseStatus, Sweep, SweepSettings
+from penteract.measure.schemas.sweep import CaseStatus, Sweep, SweepRow, SweepSettings
 from penteract.measure.schemas.sweep_folder import SweepFolder, now
 from penteract.units import show_bytes
 
@@ -40,8 +43,17 @@ def settings_of(asked: SweepQuestion, cases: Expanded, command: str, launcher: s
         name=asked.name, steps=asked.steps, warmup=asked.warmup, limit_s=asked.limit, data=asked.data,
         cluster=asked.plan.gpus if asked.plan else asked.gpus, command=command,
         cases=tuple(one.case.name for one in cases.cases), asked=asked.digest, budget_gpu_minutes=asked.budget,
-        launcher=launcher,
+        launcher=launcher, on_cpus=all(_on_cpus(one.run.run, asked, launcher) for one in cases.cases),
     )  # fmt: skip
+
+
+def _on_cpus(run: RunSpec, asked: SweepQuestion, launcher: str) -> bool:
+    """Whether a case runs on CPUs, as far as is known before it starts. GPUs that are named are not here yet."""
+    if run.precision.device != "auto":
+        return run.precision.device == "cpu"
+    named = asked.plan.gpus if asked.plan else asked.gpus
+    elsewhere = bool(named) and not named.lower().endswith(".toml") and not machine_named(named)
+    return launcher == "local" and not elsewhere and not DRIVER.exists()
 
 
 def make(folder: SweepFolder, settings: SweepSettings, cases: Expanded) -> None:
@@ -87,24 +99,36 @@ def _refuse_other(folder: SweepFolder, asked: SweepQuestion) -> None:
                        fix=f"--out another folder, or `penteract bench {folder.path}` to go on with it")  # fmt: skip
 
 
-def again(folder: SweepFolder, asked: SweepQuestion) -> None:
-    """Take the limit and the budget of this question for the sweep that the folder holds. Cases with a limit of their
-    own keep it; those that a longer limit gives more time are pending again. Raises BadInput if another process runs
-    the sweep, or if it is of another question."""
+def renewed(folder: SweepFolder, asked: SweepQuestion) -> Sweep:
+    """The sweep that the folder holds, with the limit and the budget of this question. Cases with a limit of their own
+    keep it; those that a longer limit gives more time are pending again. Nothing is written. Raises BadInput if it is
+    of another question."""
     _refuse_other(folder, asked)
-    there = folder.settings()
-    settings = replace(there, limit_s=asked.limit, budget_gpu_minutes=asked.budget)
-    if settings == there:
+    sweep, rows = folder.read(), list[SweepRow]()
+    for row in sweep.rows:
+        limit, status = row.case.limit_s, row.status
+        if limit == sweep.settings.limit_s and limit != asked.limit:
+            if status.state == "timed out" and asked.limit > limit:
+                status = replace(status, state="pending", since=now(), error=None, exit_code=None)
+            row = replace(row, case=replace(row.case, limit_s=asked.limit), status=status)
+        rows.append(row)
+    settings = replace(sweep.settings, limit_s=asked.limit, budget_gpu_minutes=asked.budget)
+    return Sweep(settings=settings, rows=tuple(rows))
+
+
+def again(folder: SweepFolder, asked: SweepQuestion) -> None:
+    """Write what `renewed` changes. Raises BadInput as it does, and if another process runs the sweep."""
+    if renewed(folder, asked).settings == folder.settings():
         return
     with held(folder):
-        for row in folder.read().rows:
-            case, limit = folder.case(row.case.name), row.case.limit_s
-            if limit != there.limit_s or limit == asked.limit:
-                continue
-            case.write_case(replace(row.case, limit_s=asked.limit))
-            if row.status.state == "timed out" and asked.limit > limit:
-                case.write_status(replace(row.status, state="pending", since=now(), error=None, exit_code=None))
-        folder.write_settings(settings)
+        there, new = folder.read(), renewed(folder, asked)
+        for old, row in zip(there.rows, new.rows, strict=True):
+            case = folder.case(row.case.name)
+            if row.case != old.case:
+                case.write_case(row.case)
+            if row.status != old.status:
+                case.write_status(row.status)
+        folder.write_settings(new.settings)
 
 
 @dataclass(slots=True)

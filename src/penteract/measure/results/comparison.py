@@ -13,6 +13,8 @@ from penteract.measure.results.signed_rank import SignedRank, least_pairs, signe
 from penteract.measure.schemas.sweep import Sweep, SweepCase, SweepRow
 
 CONFIDENCE = 0.95
+_SHOWN = 0.005  # per cent: less is no difference in words
+_TIMES = 3.0  # a larger factor is no percentage
 Key = Callable[[SweepCase], tuple[object, ...]]
 
 
@@ -52,15 +54,21 @@ class SweepComparison:
     @property
     def line(self) -> str:
         """The answer as a sentence."""
-        percent = 100 * (self.middle - 1)
-        change = f"{abs(percent):.2g}% {'slower' if percent > 0 else 'faster'}"
-        span = f"{100 * (self.low - 1):+.2g}% to {100 * (self.high - 1):+.2g}%"
+        if max(self.high, 1 / max(self.low, 1e-9)) >= _TIMES:
+            change, span = f"{self.middle:.2g} times as long", f"{self.low:.2g} to {self.high:.2g} times"
+            verb, looks = "takes", "seems to take"
+        else:
+            percent = 100 * (self.middle - 1)
+            change = f"{abs(percent):.2g}% {'slower' if percent > 0 else 'faster'}"
+            change = change if abs(percent) > _SHOWN else "as fast"
+            span = f"{100 * (self.low - 1):+.2g}% to {100 * (self.high - 1):+.2g}%"
+            verb, looks = "is", "looks"
         basis = f"Wilcoxon's signed ranks of {self.number} pairs of {self.of}"
         sure = f"{self.sure:.0%} interval {span}"
         if self.verdict == "noise":
             shown = f"noise: no difference is shown at {self.confidence:.0%} confidence"
-            return f"{shown}; the second looks {change}, {sure} ({basis})"
-        return f"{self.verdict}: the second is {change} at {self.confidence:.0%} confidence, {sure} ({basis})"
+            return f"{shown}; the second {looks} {change}, {sure} ({basis})"
+        return f"{self.verdict}: the second {verb} {change} at {self.confidence:.0%} confidence, {sure} ({basis})"
 
     @property
     def number(self) -> int:

@@ -226,6 +226,7 @@ class SweepSettings:
     asked               a digest of the question: the same command goes on with the same sweep
     cases               names, in order
     launcher            what starts them: local, slurm
+    on_cpus             whether ranks are processes on CPUs: then budgets and costs are of processes, not of GPUs
     """
 
     name: str
@@ -239,6 +240,7 @@ class SweepSettings:
     asked: str = ""
     launcher: str = "local"
     budget_gpu_minutes: float | None = None
+    on_cpus: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from penteract.config.precision.policy import Policy
 from penteract.model.count import parameters
 from penteract.planner.ask import Ask, as_settings
 from penteract.planner.plan import Plan
+from penteract.planner.report.explain import unlisted
 from penteract.planner.report.host_room import HostRoom, crowded
 from penteract.planner.search.best import Timed
 from penteract.units import gib
@@ -83,6 +84,9 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "packages": list(plan.packages),
         "not_tried": list(plan.not_tried),
         "layouts": [entry(plan, timed) for timed in plan.layouts],
+        "unlisted_precisions": [
+            {"precision": own.name, "best": best and entry(plan, best)} for own, best in unlisted(plan)
+        ],
         "nearest_misses": [_miss(plan, estimate) for estimate in plan.misses()] if not counts.fit else [],
         "larger": plan.larger and {"cluster": plan.larger[0].name, **_miss(plan, plan.larger[1])},
         "basis": dict(plan.estimator.basis),

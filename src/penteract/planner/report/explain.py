@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penteract.config.layout import Layout
+from penteract.config.precision.policy import Policy
 from penteract.planner.ask import EDITS, LAYOUT_SETTINGS, as_settings, recompute_of
 from penteract.planner.plan import Plan
 from penteract.planner.search.best import Timed
 from penteract.planner.space.effort import effort
 from penteract.planner.space.legality import Legality
-from penteract.readings.estimator import LayoutEstimate
 from penteract.readings.ideal import PART_NAMES
-from penteract.units import Seconds, show_bytes, show_step, show_whole
+from penteract.units import Seconds, show_bytes, show_pace, show_step, show_whole
 
 _SIMPLER = 3  # simpler layouts that do not fit: how many are shown
 _LESS = 0.8  # a leaner layout needs at most this fraction of the chosen one's memory
@@ -46,18 +46,20 @@ class Move:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Sentences by step. `rival`: the comparison with the best layout, or with the best of another mesh; `leaner`: with
-    the best that needs less memory."""
+    the best that needs less memory. `precision`: of all moves, if several were asked for."""
 
     fit: str
     batch: str
     moves: tuple[Move, ...]
     rival: str
     leaner: str
+    precision: str = ""
 
     def lines(self) -> list[str]:
         """The whole explanation, one sentence per line."""
-        speed = [f"Speed: {move.text()}." for move in self.moves]
-        speed = speed or ["Speed: the simplest layout that fits is the fastest."]
+        head = f"Speed in {self.precision}" if self.precision else "Speed"
+        speed = [f"{head}: {move.text()}." for move in self.moves]
+        speed = speed or [f"{head}: the simplest layout that fits is the fastest."]
         return [line for line in (self.fit, self.batch, *speed, self.rival, self.leaner) if line]
 
 
@@ -65,11 +67,12 @@ def explain(plan: Plan, chosen: Timed) -> Explanation:
     """Explain the rank of `chosen`, one of the plan's layouts."""
     simplest = plan.search.timed(plan.search.simplest(chosen.estimate.precision))
     return Explanation(
-        fit=_fit(plan, simplest.estimate),
+        fit=_fit(plan, simplest),
         batch=_batch(plan, chosen),
         moves=tuple(_moves(plan, simplest, chosen)),
         rival=_rival(plan, chosen),
         leaner=_leaner(plan, chosen),
+        precision=chosen.estimate.precision.name if plan.ask.also else "",
     )
 
 
@@ -81,15 +84,21 @@ def contest(plan: Plan, chosen: Timed) -> tuple[Timed, Timed] | None:
     return (chosen, found[0]) if found else None
 
 
-def best_in_others(plan: Plan) -> list[str]:
-    """Of each precision that is asked for and has no row in the table: its fastest layout, and how far behind it is."""
+def unlisted(plan: Plan) -> list[tuple[Policy, Timed | None]]:
+    """Each precision that is asked for and has no row in the table, with its fastest layout; None: none fits. A search
+    that was stopped is not continued for that."""
     listed = {one.estimate.precision for one in plan.layouts}
-    lines = list[str]()
-    for ask in plan.ask.each:
-        if (own := ask.precision) not in listed:
-            found = plan.search.best(1, among=lambda q, own=own: q.precision == own)
-            lines.append(f"In {own.name}: {_behind(plan, found[0]) if found else 'no layout fits'}")
-    return lines
+    found = list[tuple[Policy, Timed | None]]()
+    for own in (ask.precision for ask in plan.ask.each if plan.complete and listed):
+        if own not in listed:
+            best = plan.search.best(1, among=lambda q, own=own: q.precision == own)
+            found.append((own, best[0] if best else None))
+    return found
+
+
+def best_in_others(plan: Plan) -> list[str]:
+    """Of each precision without a row in the table: its fastest layout, and how far behind it is."""
+    return [f"In {own.name}: {_behind(plan, one) if one else 'no layout fits'}" for own, one in unlisted(plan)]
 
 
 def _behind(plan: Plan, one: Timed) -> str:
@@ -111,17 +120,19 @@ def difference(a: Timed, b: Timed) -> list[tuple[str, Seconds]]:
     return sorted(shown, key=lambda item: -abs(item[1]))
 
 
-def _fit(plan: Plan, simplest: LayoutEstimate) -> str:
+def _fit(plan: Plan, timed: Timed) -> str:
     """The simplest layout that fits, and why simpler ones do not."""
-    ask = plan.ask
+    ask, simplest = plan.ask, timed.estimate
     need = f"{show_bytes(simplest.allocated)} a GPU"
     limit = f" of {show_bytes(ask.usable)} usable" if ask.usable else ""
-    least = f"Fit: {ask.text(simplest.layout)} is the simplest that fits, with {need}{limit}"
+    least = f"Fit: {named(plan, timed)} is the simplest that fits, with {need}{limit}"
     most = effort(simplest.layout)
     simpler = [m for m in plan.missed if effort(m.layout) < most and m.precision == simplest.precision]
     first = sorted(simpler, key=lambda m: effort(m.layout))[:_SIMPLER]
     prices = plan.search.estimators[simplest.precision]
-    reasons = [f"{ask.text(m.layout)} needs {show_bytes(prices.estimate(m.layout).allocated)}" for m in first]
+    reasons = [
+        f"{ask.text(m.layout, m.precision)} needs {show_bytes(prices.estimate(m.layout).allocated)}" for m in first
+    ]
     if not reasons and simplest.layout.dp < ask.cluster.gpus:
         legality = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
         why = legality.batch(ask.cluster.gpus, 1, max(1, ask.global_batch_size // ask.cluster.gpus))
@@ -131,13 +142,17 @@ def _fit(plan: Plan, simplest: LayoutEstimate) -> str:
 
 def _batch(plan: Plan, chosen: Timed) -> str:
     lay, ask = chosen.layout, plan.ask
-    product = f"dp {lay.dp} × micro-batch {lay.micro_batch_size} × {lay.gradient_accumulation_steps} accumulation steps"
+    product = f"dp {lay.dp} × micro-batch {lay.micro_batch_size} × {_accumulation(lay.gradient_accumulation_steps)}"
     text = f"Reach the batch: {ask.global_batch_size} sequences a step = {product}"
     bubble = chosen.time.parts.get("pipeline", 0.0) / chosen.time.seconds
     if lay.pp > 1:
-        busy = f"keep {lay.pp} pipeline ranks busy but for {bubble:.1%}"
-        text += f"; {lay.gradient_accumulation_steps} micro-batches {busy}"
+        keep = "micro-batch keeps" if lay.gradient_accumulation_steps == 1 else "micro-batches keep"
+        text += f"; {lay.gradient_accumulation_steps} {keep} {lay.pp} pipeline ranks busy but for {bubble:.1%}"
     return text + "."
+
+
+def _accumulation(steps: int) -> str:
+    return f"{steps} accumulation {'step' if steps == 1 else 'steps'}"
 
 
 def _moves(plan: Plan, simplest: Timed, chosen: Timed) -> Iterator[Move]:
@@ -184,7 +199,8 @@ def changed_settings(now: Layout, after: Layout) -> str:
 
 
 def _word(settings: Mapping[str, Any], plain: Mapping[str, Any], name: str) -> str:
-    return str(settings.get(name, plain.get(name, "default"))).lower()
+    usual = "false" if getattr(Layout(), name, None) is False else "default"
+    return str(settings.get(name, plain.get(name, usual))).lower()
 
 
 def _rival(plan: Plan, chosen: Timed) -> str:
@@ -194,8 +210,9 @@ def _rival(plan: Plan, chosen: Timed) -> str:
     first, second = two
     parts = ", ".join(f"{PART_NAMES[part]} {show_step(s, '+')}" for part, s in difference(first, second)[:4])
     other = "The fastest with other degrees (dp, tp, pp, cp, ep)"
-    who = f"{other}: {named(plan, second)} is" if first is chosen else f"The best is {named(plan, first)}; this is"
-    sentence = f"{who} {how_much_slower(first.time.seconds, second.time.seconds)}" + (f": {parts}" if parts else "")
+    who = f"{other}: {named(plan, second)}" if first is chosen else f"The best is {named(plan, first)}; this"
+    slower = how_much_slower(first.time.seconds, second.time.seconds, verb=True)
+    sentence = f"{who} {slower}" + (f": {parts}" if parts else "")
     return sentence + (f"; {needs}." if (needs := _needs(second.layout)) and first is chosen else ".")
 
 
@@ -221,18 +238,17 @@ def _leaner(plan: Plan, chosen: Timed) -> str:
     if not found:
         return "With less memory: no layout needs a fifth less."
     there = found[0]
-    slower = how_much_slower(chosen.time.seconds, there.time.seconds)
+    slower = how_much_slower(chosen.time.seconds, there.time.seconds, verb=True)
     allocated, spared = there.estimate.allocated, chosen.estimate.allocated - there.estimate.allocated
     need = f"{show_bytes(allocated)}, {show_bytes(spared)} less"
-    return f"With less memory: {named(plan, there)} needs {need}, and is {slower}."
+    return f"With less memory: {named(plan, there)} needs {need}, and {slower}."
 
 
-def how_much_slower(first: Seconds, second: Seconds, whom: str = "") -> str:
-    """How much slower the second is than the first, `whom`: to what a sentence shows."""
-    share = second / first - 1
-    if abs(share) < _SHOWN:
-        return f"as fast{f' as {whom}' * bool(whom)} to 0.1%"
-    return f"{abs(share):.1%} {'slower' if share > 0 else 'faster'}{f' than {whom}' * bool(whom)}"
+def how_much_slower(first: Seconds, second: Seconds, whom: str = "", *, verb: bool = False) -> str:
+    """How much slower the second is than the first, `whom`: to what a sentence shows. `verb`: with "is" or "takes"."""
+    if abs(second / first - 1) < _SHOWN:
+        return f"{'is ' * verb}as fast{f' as {whom}' * bool(whom)} to 0.1%"
+    return show_pace(second / first, whom, verb=verb)
 
 
 def _ordinal(n: int) -> str:
@@ -241,10 +257,7 @@ def _ordinal(n: int) -> str:
 
 
 def _faster(was: Seconds, now: Seconds) -> str:
-    share = abs(was - now) / was
-    if share < _NEGLIGIBLE:
-        return "as fast"
-    return f"{share:.1%} {'faster' if now < was else 'slower'}"
+    return "as fast" if abs(was - now) / was < _NEGLIGIBLE else show_pace(now / was)
 
 
 def _mostly(before: Timed, after: Timed) -> str:

@@ -16,11 +16,16 @@ from penteract.config.run import Checkpoint, Data, LearningRateSchedule, Optimiz
 from penteract.errors import BadInput
 from penteract.planner.ask import Ask
 
+_HEAD = """\
+# A planned run: every value, and where it came from. Train it:
+#   penteract train {name}
+"""
+
 
 def run_file(ask: Ask, layout: Layout, name: str = "run.toml", *, background: bool = True) -> str:
     """The run file called `name`: the model in full, the layout and batch of the plan, and learning rates if a preset
     has them. `background`: whether hosts have room for saves in the background."""
-    return to_toml(as_run(ask, layout, background=background), name, planned=True)
+    return to_toml(as_run(ask, layout, background=background), _HEAD.format(name=name))
 
 
 def left_open(path: object, ask: Ask, layout: Layout) -> str:

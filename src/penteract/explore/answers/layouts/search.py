@@ -17,7 +17,7 @@ from penteract.planner.plan import Plan, SearchCounts, estimator, plan_layouts
 from penteract.planner.report.as_text import headline, nothing_fits, packages_needed_by
 from penteract.planner.search.best import Search, Timed
 from penteract.planner.search.progress import Progress, Pulse
-from penteract.units import show_bytes, show_count, show_whole
+from penteract.units import show_bytes, show_count, show_pace, show_whole
 
 _LESS = 0.9  # memory of the next step of the front, at most
 _STEPS = 24  # of the front, at most
@@ -46,10 +46,10 @@ def search_answers(wanted: Wanted, tell: Callable[[SearchProgress], object] | No
         simulated.setdefault(step.estimate.layout, step)
         was = plan.best
         less = show_bytes(was.estimate.allocated - step.estimate.allocated)
-        slower = step.time.seconds / was.time.seconds - 1
+        slower = show_pace(step.time.seconds / was.time.seconds)
         yield {
             "version": VERSION, "kind": "front_step", "point": point(plan, step.estimate, step),
-            "text": f"{less} less than the best, {slower:.1%} slower",
+            "text": f"{less} less than the best, {slower}",
         }  # fmt: skip
     last = points(plan, simulated.values())
     memory, _ = memory_axis(plan, last)

@@ -19,7 +19,7 @@ from penteract.planner.report.explain import changed_settings, difference
 from penteract.planner.report.memory_by_line import fullest_pp_rank
 from penteract.planner.report.waterfall import waterfall
 from penteract.readings.ideal import PART_NAMES
-from penteract.units import show_bytes, show_step, show_whole
+from penteract.units import show_bytes, show_pace, show_step, show_whole
 
 _PS = 10**12
 _OWNERS = {"parameters": "Parameters", "gradients": "Gradients", "optimizer": "Optimizer",
@@ -102,12 +102,12 @@ def _of_memory(a: LayoutSide, b: LayoutSide) -> list[Difference]:
 def _why(a: Plan, b: Plan) -> list[str]:
     """Which settings differ, and what that does to time and to memory."""
     one, other = a.best, b.best
-    slower = other.time.seconds / one.time.seconds - 1
+    slower = show_pace(other.time.seconds / one.time.seconds, verb=True)
     grown = other.estimate.allocated - one.estimate.allocated
     parts = ", ".join(f"{PART_NAMES[part]} {show_step(s, '+')}" for part, s in difference(one, other)[:4])
     settings = changed_settings(one.layout, other.layout)
-    time = f"{abs(slower):.1%} {'slower' if slower > 0 else 'faster'}" + (f": {parts}" if parts else "")
+    time = slower + (f": {parts}" if parts else "")
     memory = f"{show_bytes(abs(grown))} {'more' if grown > 0 else 'less'}" if grown else "the same"
     which = f"Other settings: {settings}." if settings else "Both are the same layout."
-    return [which, f"The other is {time}.".replace("-", "−"),
+    return [which, f"The other {time}.".replace("-", "−"),
             f"The other's memory of the fullest rank is {memory}."]  # fmt: skip

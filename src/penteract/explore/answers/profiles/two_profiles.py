@@ -8,7 +8,7 @@ from penteract.explore.answers.profiles.shown_times import part_of, safe, time_t
 from penteract.explore.schemas.profile_schema import ProfileChange, ProfileComparison
 from penteract.measure.schemas.profile import ProfileFile
 from penteract.measure.schemas.profile_parts import LABELS, changes, may_be_noise, part_changes
-from penteract.units import show_whole
+from penteract.units import show_pace, show_whole
 
 _MOST = 30  # ops
 
@@ -44,9 +44,8 @@ def _verdict(a: ProfileFile, b: ProfileFile) -> str:
     was, now = a["step"]["measured"], b["step"]["measured"]
     if was <= 0:
         return f"B's step takes {time_text(now)}."
-    share, word = abs(now / was - 1), "slower" if now > was else "faster"
     noise = "; the ranges of their steps overlap, so it may be noise" if may_be_noise(a, b) else ""
-    return f"B's step is {part_of(share)} {word}: {time_text(was)}, then {time_text(now)}{noise}."
+    return f"B's step {show_pace(now / was, verb=True)}: {time_text(was)}, then {time_text(now)}{noise}."
 
 
 def _about(a: ProfileFile, b: ProfileFile) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from penteract.measure.profile.show.profile_text import show
 from penteract.measure.schemas.profile import ProfileFile
 from penteract.measure.schemas.profile_parts import changes, may_be_noise, part_changes
+from penteract.units import show_pace
 
 _MOST = 20
 
@@ -24,12 +25,10 @@ def as_difference(before: ProfileFile, after: ProfileFile, *, every: bool = Fals
 
 def _lines(before: ProfileFile, after: ProfileFile, *, every: bool) -> Iterator[str]:
     was, now = before["step"]["measured"], after["step"]["measured"]
-    change = now / was - 1
     yield f"Before: {_about(before)}"
     yield f"After:  {_about(after)}"
     noise = "; the ranges of their steps overlap, so it may be noise" if may_be_noise(before, after) else ""
-    word = "slower" if change > 0 else "faster"
-    yield f"The step is {abs(change):.1%} {word}: {show(was)}, then {show(now)}{noise}."
+    yield f"The step {show_pace(now / was, verb=True)}: {show(was)}, then {show(now)}{noise}."
     yield ""
     yield f"{'Parts of the profiled step':<52} {'before':>10} {'after':>10} {'change':>10}"
     for name, (a, b) in sorted(part_changes(before, after).items(), key=lambda item: -abs(item[1][1] - item[1][0])):
