@@ -47,6 +47,9 @@ RECOMPUTES: tuple[tuple[str, ...], ...] = (
     ("dispatch", "permute", "expert_linear"),
     ("layer_norm", "gelu", "tp_reduce_scatter"),
     ("router", "expert_permutation", "unpermute"),
+    ("ep_all_gather", "permute"),
+    ("ep_reduce_scatter", "tp_all_gather"),
+    ("ep_all_gather", "router"),
     ("tp_all_gather", "cp_all_gather", "split", "unfold_heads"),
 )
 OFFLOADS: tuple[tuple[str, ...], ...] = (

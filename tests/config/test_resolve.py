@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from penteract.config.resolve.resolved_run import resolve
+from penteract.config.resolve.write_run_file import to_toml
 from penteract.errors import BadInput
 
 MODEL = """
@@ -187,3 +188,33 @@ def test_files_that_are_no_configuration(tmp_path: Path, text: bytes) -> None:
         resolve(tmp_path)
     with pytest.raises(BadInput, match="FILE"):
         resolve("\0")
+
+
+# ---- tokens to the experts of other ranks ----------------------------------------------------------------------------
+
+MANY = ["parallel.dp=8", "model.moe.experts=16", "model.moe.top_k=4"]
+
+
+def sent(*words: str, file: Path | None = None) -> tuple[str, str]:
+    found = resolve(file, "" if file else "tiny-moe", [*([] if file else MANY), *words])
+    return found.run.layout.ep_method, found.origins["parallel.ep_method"]
+
+
+def test_tokens_are_gathered_where_that_sends_less() -> None:
+    assert sent() == ("all_to_all", "default")
+    assert sent("parallel.ep=2") == ("all_gather", "derived: ep = 2")
+    assert sent("parallel.ep=4") == ("all_to_all", "derived: ep = 4")
+    assert sent("parallel.ep=2", "parallel.ep_method=all_to_all")[0] == "all_to_all"
+    with pytest.raises(BadInput, match="ep_method"):
+        sent("parallel.ep=2", "parallel.ep_method=all_gahter")
+
+
+def test_a_file_keeps_its_method_and_another_ep_has_its_own(tmp_path: Path) -> None:
+    resolved = resolve(None, "tiny-moe", [*MANY, "parallel.ep=2"])
+    (file := tmp_path / "run.toml").write_text(to_toml(resolved), encoding="utf-8")
+    assert sent(file=file)[0] == "all_gather"
+    assert sent("parallel.ep=8", file=file) == ("all_to_all", "derived: ep = 8")
+    assert sent("parallel.ep=8", "parallel.ep_method=all_gather", file=file)[0] == "all_gather"
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("ep_method")]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    assert sent(file=file) == ("all_to_all", "that of runs from before this key")

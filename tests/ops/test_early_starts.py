@@ -12,13 +12,16 @@ from layouts import Case
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.ops import lower
+from penteract.ops.declarations import OPS
 from penteract.ops.overlap.early_starts import overlap
-from penteract.ops.tape import Call
+from penteract.ops.spec import Spec
+from penteract.ops.tape import Call, Site
 
 MODEL = ModelSpec(
     layers=2, hidden_size=32, heads=4, kv_heads=2, head_size=8, ffn_size=64, vocab_size=64, initial_std=0.3,
     moe=MoESpec(experts=8, top_k=2, ffn_size=16, shared_ffn_size=24),
 )  # fmt: skip
+EP = {"axis": "ep", "overlaps": True}
 LAYOUTS = [
     Layout(dp=2, ep=2),
     Layout(dp=2, ep=2, recompute=("*",), zero=3),
@@ -91,6 +94,25 @@ def test_tokens_are_gathered_beside_the_router_and_shared_experts() -> None:
                 if call.phase == "start" and call.site.op_name == kind and call.site.attrs["axis"] == "ep"
             ]
             assert any(beside <= names for names in flights), flights
+
+
+def test_rows_that_are_written_later_keep_a_start_behind() -> None:
+    """Hand-made lists: a second part of what is sent, what overwrites it, and another layer."""
+    spec = Spec((4, 2))
+    made, sent = Site("linear", (spec,), (spec,), layer=0), Site("all_gather", (spec,), (spec,), attrs=EP, layer=0)
+    own, others = Call(made, "forward", (0,), (1,), "own"), Call(made, "forward", (0, 1), (), "others", 1)
+    start, finish = Call(sent, "start", (1,), (2,)), Call(sent, "finish", (1, 2), ())
+    beside = Call(Site("swiglu", (spec,), (spec,), layer=0), "forward", (0,), (3,))
+    reader = Call(made, "forward", (2,), (4,))
+    assert overlap([own, others, beside, start, finish, reader]) == [own, others, start, beside, finish, reader]
+    over = next(name for name, op in OPS.items() if 0 in op.declaration.overwrites)
+    writes = Call(Site(over, (spec,), (spec,), layer=0), "forward", (1,), (5,))
+    assert overlap([own, writes, start, finish, beside]) == [own, writes, start, beside, finish]
+    assert overlap([own, start, finish, beside, writes]) == [own, start, beside, finish, writes]
+    elsewhere = Call(Site("swiglu", (spec,), (spec,), layer=1), "forward", (0,), (3,))
+    assert overlap([own, elsewhere, start, finish, elsewhere]) == [own, elsewhere, start, finish, elsewhere]
+    before = Call(Site("all_gather", (spec,), (spec,), attrs=EP, layer=0), "start", (0,), (6,))
+    assert overlap([own, before, start, finish]) == [before, own, start, finish]
 
 
 def _end(calls: list[Call], start: Call) -> int:

@@ -81,16 +81,24 @@ def by_hand(ask: Ask) -> list[Layout]:
         ):  # fmt: skip
             if (zero[2] or zero[3]) and max(1, total // (dp * size)) == 1:
                 continue
-            found.append(
+            found.extend(
                 Layout(
                     dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=expert_tp, schedule=pipe[0], vpp=pipe[1],
-                    last_stage_less_layers=pipe[2],
+                    last_stage_less_layers=pipe[2], ep_method=sent,
                     cp_method=method, zero=zero[0], shard_group=zero[1], reduce_scatter_once=zero[2],
                     reshard_after_step=zero[3], recompute=recompute, micro_batch_size=size, loss="chunked",
                     gradient_accumulation_steps=max(1, total // (dp * size)),
                 )  # type: ignore[arg-type]
+                for sent in ways_of_tokens(moe.top_k if moe else 0, ep)
             )  # fmt: skip
     return found
+
+
+def ways_of_tokens(top_k: int, ep: int) -> list[str]:
+    """A token has at most `top_k` copies to send, or goes to ep - 1 ranks."""
+    if 1 < ep < top_k:
+        return ["all_gather"]
+    return ["all_to_all", "all_gather"] if 1 < ep <= 2 * top_k else ["all_to_all"]
 
 
 def least_work(ask: Ask, placement: Placement) -> int:
@@ -180,6 +188,7 @@ def test_tensor_groups_stay_on_a_node_unless_asked() -> None:
         ({"loss": ("reference",), "bucket_bytes": (0,)}, lambda lay: lay.loss == "reference" and not lay.bucket_bytes),
         ({"shard_group": (2,)}, lambda lay: lay.shard_group == 2 and lay.zero > 0),
         ({"cp_method": ("ring",)}, lambda lay: lay.cp > 1 and lay.cp_method == "ring"),
+        ({"ep_method": ("all_to_all",)}, lambda lay: lay.ep_method == "all_to_all"),
     ],
 )  # fmt: skip
 def test_pins_hold(pins: dict[str, tuple[object, ...]], kept: object) -> None:
@@ -189,6 +198,20 @@ def test_pins_hold(pins: dict[str, tuple[object, ...]], kept: object) -> None:
     assert legal
     assert all(map(kept, legal))  # type: ignore[arg-type]
     assert space.enumerated == len(legal) + refused.total()
+
+
+def test_tokens_go_to_other_ranks_by_one_way_or_several() -> None:
+    """Each layout once, and all are counted; where no ranks share experts, there is nothing to choose."""
+    model = replace(TINY, moe=MoESpec(experts=16, top_k=4, ffn_size=32))
+    several = {"ep_method": ("all_to_all", "all_gather")}
+    for pins, tried in (({}, {2: 1, 4: 2, 8: 2}), (several, {2: 2, 4: 2, 8: 2})):
+        refused, space = Counter[str](), Space(asked(model, 8, 32, 8, pins=pins))
+        legal = list(layouts(space, refused))
+        assert len(legal) == len(set(legal)) and space.enumerated == len(legal) + refused.total()
+        ways = {ep: {lay.ep_method for lay in legal if lay.ep == ep} for ep in (1, *tried)}
+        assert ways.pop(1) == {"all_to_all"} and {ep: len(found) for ep, found in ways.items()} == tried
+    gathered = layouts(Space(asked(model, 8, 32, 8, pins={"ep_method": ("all_gather",)})), Counter())
+    assert all(lay.ep > 1 and lay.ep_method == "all_gather" for lay in gathered)
 
 
 def test_experts_kernels_are_tried_where_they_fit() -> None:

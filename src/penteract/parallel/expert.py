@@ -11,6 +11,8 @@ Traffic    by `ep_method`. "all_to_all":
                                backward all-gather the gradients of the sums
 Costs      the residual stream both ways: top_k·(ep - 1)/ep times by all-to-all, as a token has that many copies on
            other ranks; ep - 1 times by all-gather, as each token goes to each rank once. No token is dropped.
+Rounding   "all_gather": what a rank's experts add to a token is rounded to the compute dtype before ranks' shares are
+           summed, and so are gradients of tokens; by all-to-all one sum has all copies.
 Helps      when experts are many and large; hurts when routing is uneven: all wait for the rank with the most tokens.
            All-gather suits few ranks and many choices. It has equal shares, and copies are made where they are used.
 Papers     Lepikhin 2020 (2006.16668); DeepSeek-V3 2024 (2412.19437) §2.1.2
@@ -70,11 +72,8 @@ def senders(do: Do) -> int:
 
 def gather_tokens(do: Do, tokens: Value, weights: Value, experts: Value) -> Values:
     """What each rank routes, [s, B, ..], for all that share experts, [ep·s, B, ..]."""
-    return (
-        do.redistribute(ep_all_gather, tokens),
-        do.redistribute(ep_all_gather, weights),
-        do.redistribute(_indices, experts),
-    )
+    tokens, experts = do.redistribute(ep_all_gather, tokens), do.redistribute(_indices, experts)
+    return tokens, do.redistribute(ep_all_gather, weights), experts  # the order of copies needs no weights
 
 
 def split_sizes(do: Do, copies: Value, coming: Value) -> Value:

@@ -35,7 +35,7 @@ from penteract.config.optimizers import OptimizerKinds, OptimizerName
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.recompute import WHOLE, MemoryBudget, name_of, ops_of
 from penteract.config.rules.case import KEYS
-from penteract.config.rules.ep_methods import fastest_ep_method
+from penteract.config.rules.ep_methods import lighter_ep_method
 from penteract.config.rules.expert_kernels import fastest_experts
 from penteract.config.rules.kernel_gpus import check_kernels_for
 from penteract.config.rules.kernel_limits import fastest_attention, fastest_elementwise, fastest_fusions
@@ -142,7 +142,7 @@ class Ask:
 
     def ep_method(self, ep: int) -> EpMethod:
         """How tokens get to experts that `ep` ranks share."""
-        return fastest_ep_method(self.model, ep)
+        return lighter_ep_method(self.model, ep)
 
     @property
     def collectives(self) -> Collectives:

@@ -1,12 +1,19 @@
-"""How tokens get to the experts of other ranks, by arithmetic."""
+"""How tokens get to the experts of other ranks, by arithmetic: a token chooses top_k experts. By all-to-all,
+top_k·(ep - 1)/ep copies of it go to other ranks; by all-gather, it goes to each of ep - 1."""
 
 from __future__ import annotations
 
-from penteract.config.layout import EpMethod
+from penteract.config.layout import EP_METHODS, EpMethod
 from penteract.config.model import ModelSpec
 
 
-def fastest_ep_method(model: ModelSpec, ep: int) -> EpMethod:
-    """The one that sends less. A token chooses top_k experts: by all-to-all, top_k·(ep - 1)/ep copies of it go to other
-    ranks; by all-gather, ep - 1 do. Where both send as much, an all-to-all takes less time than a gather and a sum."""
+def lighter_ep_method(model: ModelSpec, ep: int) -> EpMethod:
+    """The one that sends less; where both send as much, all-to-all."""
     return "all_gather" if model.moe is not None and 1 < ep < model.moe.top_k else "all_to_all"
+
+
+def close_ep_methods(model: ModelSpec, ep: int) -> tuple[EpMethod, ...]:
+    """Those of which none sends twice as much as the other where gathering sends more: links, and what runs beside
+    them, may decide. Where it sends less, it has less to sort, too."""
+    top_k = model.moe.top_k if model.moe is not None else 0
+    return EP_METHODS if ep > 1 and top_k <= ep <= 2 * top_k else (lighter_ep_method(model, ep),)

@@ -9,7 +9,8 @@ TERMS: Mapping[str, str] = {
     "pp": "Pipeline parallelism: the layers are split into stages. Micro-batches flow through them; at the ends of a "
     "step, pipeline ranks wait (the bubble).",
     "cp": "Context parallelism: each sequence is split over ranks, which share keys and values in attention.",
-    "ep": "Expert parallelism: the experts of a layer are split over ranks of dp·cp, and tokens travel to them.",
+    "ep": "Expert parallelism: the experts of a layer are split over ranks of dp·cp, and tokens travel to them: "
+    "each copy to its expert, or each token once to all of these ranks, which add up what their experts make of it.",
     "micro-batch": "The sequences that a rank takes through forward and backward at a time. A step has several; their "
     "gradients accumulate.",
     "ZeRO": "Ranks that hold the same parameters share the work of keeping them: stage 1 splits optimizer states, 2 "

@@ -3,7 +3,7 @@
     norm · router · start gather · finish · permute   ->   norm · start gather · router · finish · permute
 
 A start moves up to behind what makes its input, a finish down to before what reads the result. Starts of an axis stay
-in their order, so that all ranks have the same. All stays within its list and its layer: layers are priced one by one.
+in their order, which is that of their stream. All stays within its list and its layer: layers are priced one by one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _begins(before: list[Call], start: Call) -> int:
 
 def _keeps_behind(other: Call, start: Call) -> bool:
     same_stream = other.phase == "start" and other.site.attrs.get("axis") == start.site.attrs["axis"]
-    makes = any(r in start.ins for r in (*other.outs, *_overwritten(other)))
+    makes = any(r in start.ins for r in (*other.outs, *_written_into(other)))
     # What a finished collective leaves is there only then.
     makes |= other.phase == "finish" and other.ins[-1] in start.ins
     return same_stream or makes or other.site.layer != start.site.layer
@@ -58,12 +58,13 @@ def _ends(after: list[Call], finish: Call) -> int:
 
 def _needs(other: Call, finish: Call) -> bool:
     x, y = finish.ins
-    reads = y in other.ins or x in _overwritten(other)
+    reads = y in other.ins or x in _written_into(other)
     return reads or other.site.layer != finish.site.layer
 
 
-def _overwritten(call: Call) -> tuple[int, ...]:
-    """The registers that a call overwrites."""
+def _written_into(call: Call) -> tuple[int, ...]:
+    """The registers of others that a call writes: rows of results that an earlier one began, and what it overwrites."""
+    filled = call.ins[len(call.ins) - call.fills :]
     if call.phase != "forward" or call.site.op_name not in OPS:
-        return ()
-    return tuple([call.ins[i] for i in OPS[call.site.op_name].declaration.overwrites])
+        return filled
+    return (*filled, *[call.ins[i] for i in OPS[call.site.op_name].declaration.overwrites])

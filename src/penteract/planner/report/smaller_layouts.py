@@ -38,7 +38,8 @@ def same_step(plan: Plan, lay: Layout) -> Iterator[tuple[str, Changes]]:
         degree: int = 2 * getattr(lay, axis)
         yield f"{axis} {degree}, dp {lay.dp // 2}", {axis: degree, "dp": lay.dp // 2}
     if plan.ask.model.moe:
-        yield f"ep {2 * lay.ep}", {"ep": 2 * lay.ep}
+        ep = 2 * lay.ep
+        yield f"ep {ep}", {"ep": ep, "ep_method": plan.ask.ep_method(ep)}
 
 
 def other_step(plan: Plan, lay: Layout) -> Iterator[tuple[str, Changes]]:

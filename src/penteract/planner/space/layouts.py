@@ -22,6 +22,7 @@ from penteract.config.layout import (
     Layout,
     LossKernel,
 )
+from penteract.config.rules.ep_methods import close_ep_methods
 from penteract.errors import BadInput
 from penteract.model.count import head_in_layers
 from penteract.parallel.pipeline import balanced
@@ -113,7 +114,7 @@ class Space:
     last_stage_less_layers 0, and what leaves the slowest pipeline rank the least work (`balanced`)
     ep, expert_tp          for a model with experts: divisors of dp·cp; whole experts, or split over tp
     cp_method              all, if cp > 1
-    ep_method              what sends less
+    ep_method              what sends less; both, if gathered tokens are at most twice as many as those that are sent
     zero                   0 to 3; only 0 if no two ranks share parameters (dp·cp = 1)
     shard_group            all ranks that share parameters; on several nodes also those of one node, if that divides
     reduce_scatter_once,   with ZeRO 3 and several micro-batches: neither, or one of both (both together equal ZeRO 1)
@@ -186,15 +187,19 @@ class Space:
         schedules, chunks = self._values("schedule", tuple(SCHEDULES)), self._values("vpp", tuple(v for _, v in found))
         return [(schedule, vpp) for schedule, vpp in found if schedule in schedules and vpp in chunks]
 
-    def experts(self, tp: int, rows: int) -> list[tuple[int, int]]:
-        """(ep, expert_tp) over `rows` = dp·cp times `tp` ranks."""
+    def experts(self, tp: int, rows: int) -> list[tuple[int, int, EpMethod]]:
+        """(ep, expert_tp, ep_method) over `rows` = dp·cp times `tp` ranks."""
         some = self.ask.model.moe is not None
         degrees = self._values("ep", divisors(rows) if some else (1,))
-        return list(product(degrees, self._values("expert_tp", (1, tp) if some and tp > 1 else (1,))))
+        cuts = self._values("expert_tp", (1, tp) if some and tp > 1 else (1,))
+        return [(ep, cut, method) for ep, cut in product(degrees, cuts) for method in self.ep_methods(ep)]
 
     def ep_methods(self, ep: int) -> tuple[EpMethod, ...]:
-        """How tokens get to experts that `ep` ranks share."""
-        return self._values("ep_method", (self.ask.ep_method(ep),))
+        """How tokens get to experts that `ep` ranks share; on one rank, the default alone."""
+        if ep > 1:
+            return self._values("ep_method", close_ep_methods(self.ask.model, ep))
+        default = (_PLAIN.ep_method,)
+        return tuple(m for m in default if m in self._values("ep_method", default))
 
     def methods(self, cp: int) -> tuple[CpMethod, ...]:
         """The ways of context parallelism to try over `cp` ranks; over one rank, the default alone."""
@@ -268,23 +273,23 @@ class Space:
             dp, tp, pp, cp = mesh
             for method in self.methods(cp):
                 pipelines, experts = self.pipelines(pp), self.experts(tp, dp * cp)
-                memories = {cut: self.memories(dp * cp, tp, cp, method, cut) for _, cut in experts}
+                memories = {cut: self.memories(dp * cp, tp, cp, method, cut) for _, cut, _ in experts}
                 why = legality.split(tp, cp, method)
                 if not why and not ask.tp_across_nodes and crosses_node(tp, gpus, node):
                     why = CROSSES
                 if why:
-                    refused[why] += len(pipelines) * sum(self._count(dp, memories[cut]) for _, cut in experts)
+                    refused[why] += len(pipelines) * sum(self._count(dp, memories[cut]) for _, cut, _ in experts)
                     continue
                 options = {
-                    (ep, cut): self._checked(legality, (dp, cp, method, ep, cut), memories[cut]) for ep, cut in experts
+                    (ep, cut): self._checked(legality, (dp, cp, method, ep, cut), memories[cut])
+                    for ep, cut, _ in experts
                 }
-                for pipeline, (ep, expert_tp) in product(pipelines, experts):
-                    for sent in self.ep_methods(ep):
-                        fixed = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "cp_method": method, **pipeline._asdict(),
-                                 "ep": ep, "expert_tp": expert_tp, "ep_method": sent, **self._edits}  # fmt: skip
-                        members = tuple(self._members(legality, fixed, options[ep, expert_tp], refused, sizes))
-                        if members:
-                            yield LayoutFamily(fixed, members)
+                for pipeline, (ep, expert_tp, sent) in product(pipelines, experts):
+                    fixed = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "cp_method": method, **pipeline._asdict(),
+                             "ep": ep, "expert_tp": expert_tp, "ep_method": sent, **self._edits}  # fmt: skip
+                    members = tuple(self._members(legality, fixed, options[ep, expert_tp], refused, sizes))
+                    if members:
+                        yield LayoutFamily(fixed, members)
 
     def _checked(
         self, legality: Legality, about: tuple[int, int, CpMethod, int, int], memories: list[MemoryOptions]
@@ -363,6 +368,7 @@ class Space:
 NOT_TRIED: Mapping[str, str] = {
     "attention": "other attention kernels",
     "experts": "other expert kernels",
+    "ep_method": "tokens gathered over many ranks",
     "fuse": "fewer fusions",
     "offload": "offload",
     "offload_optimizer": "offload_optimizer",

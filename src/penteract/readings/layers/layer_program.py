@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penteract.config.layout import Edit, Layout
 from penteract.config.mesh import Mesh
@@ -29,7 +29,7 @@ from penteract.ops.declarations.quantised.fp8 import knows_weights, reads_quanti
 from penteract.ops.do import Do
 from penteract.ops.offload import LAYER_INPUTS, OFFLOAD_OPS
 from penteract.ops.params import Param
-from penteract.ops.spec import Spec, Widths
+from penteract.ops.spec import Received, Spec, Widths
 from penteract.ops.tape import Site, Tape
 from penteract.parallel.tensor import chunk_tokens
 from penteract.readings.layers.expert_load import Balanced, Load
@@ -328,6 +328,13 @@ def _recorded(do: Do) -> _Recorded:
 def shapes(site: Site, load: Load) -> list[tuple[int, ...]]:
     """The input shapes of a site, as numbers."""
     return [tuple([d if isinstance(d, int) else load.received(d.layer, 0) for d in s.shape]) for s in site.ins]
+
+
+def attributes(site: Site, load: Load) -> Mapping[str, Any]:
+    """The attributes of a site, with sizes that routing gives as numbers."""
+    if not any(isinstance(value, Received) for value in site.attrs.values()):
+        return site.attrs
+    return {name: load.received(v.layer, 0) if isinstance(v, Received) else v for name, v in site.attrs.items()}
 
 
 def bytes_of(spec: Spec, widths: Widths, load: Load) -> Bytes:

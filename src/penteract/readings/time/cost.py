@@ -26,7 +26,7 @@ from penteract.parallel.known_weights import found_by_pass
 from penteract.parallel.matrix import Matrix, deal
 from penteract.readings.costs.rates import GroupSpan, Rates
 from penteract.readings.layers.expert_load import Load
-from penteract.readings.layers.layer_program import LayerProgram, bytes_of, shapes
+from penteract.readings.layers.layer_program import LayerProgram, attributes, bytes_of, shapes
 from penteract.readings.layers.reads import Memo
 from penteract.step import muon
 from penteract.step.update import bytes_moved
@@ -103,7 +103,7 @@ class DeviceCosts:
         self, declaration: OpDeclaration, site: Site, phase: Phase, specs: Mapping[int, Spec],
         registers: tuple[int, ...],
     ) -> CallCost:  # fmt: skip
-        call = CallShapes(phase, shapes(site, self.load), site.weights, site.attrs)
+        call = CallShapes(phase, shapes(site, self.load), site.weights, attributes(site, self.load))
         part, seconds = declaration.cost(
             self.rates, call, self.widths, lambda: [self.bytes_of(specs[r]) for r in registers]
         )

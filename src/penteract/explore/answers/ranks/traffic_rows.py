@@ -24,6 +24,8 @@ _WHAT: Mapping[str, str] = {
 _OF_AXIS: Mapping[tuple[str, str, str], str] = {
     ("all_to_all_v", "ep", ACTIVATIONS): "tokens to their experts, and back",
     ("all_to_all", "ep", ACTIVATIONS): "how many tokens come",
+    ("all_gather", "ep", ACTIVATIONS): "tokens to all ranks that share experts; gradients of their sums",
+    ("reduce_scatter", "ep", ACTIVATIONS): "what each rank's experts add to tokens; gradients of tokens",
     ("all_reduce", "tp", ACTIVATIONS): "maxima and sums of the loss",
     ("all_reduce", "sequence", ACTIVATIONS): "statistics of the routers",
 }

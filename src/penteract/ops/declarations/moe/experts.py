@@ -89,6 +89,12 @@ def sharing(attrs: Attrs) -> int:
     return attrs.get("ranks", 1)
 
 
+def moved_rows(attrs: Attrs, copies: int) -> int:
+    """The copies that `permute` makes: as many as routing gives this rank, where that is a number."""
+    rows = attrs.get("rows")
+    return rows if isinstance(rows, int) else copies // sharing(attrs)
+
+
 class ExpertPermutation(OpDeclaration):
     """experts [s, B, k] -> order [s·B·k] (a stable sort of the copies by expert), copies of each expert [X].
 
@@ -181,7 +187,7 @@ class Permute(OpDeclaration):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
         e, copies, width = Eager(widths), prod(ins[1]), ins[0][-1]
-        own = copies // sharing(attrs)
+        own = moved_rows(attrs, copies)
         n, token = own * width, e.each(copies, "index", "index")
         if phase == "forward":
             return token, e.sums(("index", own), ("compute", 2 * n))

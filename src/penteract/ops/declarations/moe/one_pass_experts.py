@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from math import prod
 
 from penteract.ops.declarations.declaration import FLOAT, Attrs, OpDeclaration, Shape
-from penteract.ops.declarations.moe.experts import ExpertPermutation, Permute, SortChunks, Unpermute, sharing
+from penteract.ops.declarations.moe.experts import (
+    ExpertPermutation,
+    Permute,
+    SortChunks,
+    Unpermute,
+    moved_rows,
+    sharing,
+)
 from penteract.ops.declarations.traffic import Eager, Kernel, Kernels
 from penteract.ops.spec import Widths
 
@@ -63,7 +70,7 @@ class OnePassPermute(Permute):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
         copies, compute = prod(ins[1]), widths["compute"]
-        moved = (prod(ins[0]) + copies // sharing(attrs) * ins[0][-1]) * compute
+        moved = (prod(ins[0]) + moved_rows(attrs, copies) * ins[0][-1]) * compute
         return _places(copies, widths), Kernel(moved + copies * PLACE)
 
 
