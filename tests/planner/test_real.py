@@ -32,6 +32,7 @@ from penteract.step.program import compile_step
 from planner.every_layout import ASKS, check_plan
 
 SEEDS = (0, 1, 2, 3, 4, 8)  # 5, 7 and 9 simulate a thousand layouts each, and 6 nearly as many
+SPREAD = 50  # rows of each question, evenly, of which some have bounds that say something
 ROWS = more(10)  # of each question that bounds are asked of
 
 
@@ -132,14 +133,13 @@ def test_bounds_lie_one_below_the_other(name: str) -> None:
     """Of a family, that of all its rows; of a row, rough and its own; of each layout its estimate's, that of a rank
     alone, and its simulated time; those by played passes and of a run's first step lie below the time, too."""
     ask = BOUNDED[name]
-    prices, shares = estimator(ask), list[float]()
+    prices = estimator(ask)
     rows = [row for family in Space(ask).families(Counter()) for row in Branch(family, prices).rows()]
     for row in Random(5).sample(rows, min(ROWS, len(rows))):
         layouts = [lay for lay in map(row.layout, row.memories) if not unfit(prices, lay)]
         rough, own = row.rough_bound(ask.global_batch_size), row.bound()
         of_family = [row.branch.rough_bound(ask.global_batch_size, mesh) for mesh in row.branch.meshes]
         whole = max(of_family)
-        shares.append(of_family[-1] / own)
         for lay in layouts:
             estimate = prices.estimate(lay)
             first, seconds = prices.first(estimate), prices.time(estimate).seconds
@@ -150,7 +150,10 @@ def test_bounds_lie_one_below_the_other(name: str) -> None:
             assert estimate.at_least <= prices.played(estimate) <= seconds * (1 + 1e-9), (lay, seconds)
             assert first <= seconds * (1 + 1e-9), (lay, first, seconds)
     # They say something, though launches are most of so small a step; with the calls of FlashAttention-4 the most.
-    assert max(shares) > 0.09
+    some = rows[:: max(1, len(rows) // SPREAD)]
+    assert (
+        max(row.branch.rough_bound(ask.global_batch_size, row.branch.meshes[-1]) / row.bound() for row in some) > 0.09
+    )
 
 
 @pytest.mark.parametrize("pins", [OFFLOADED, {"tp": (4,), "recompute": ("none", "nothing", "full")}], ids=str)

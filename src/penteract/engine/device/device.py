@@ -369,3 +369,8 @@ def pick_device(wanted: str, local: int) -> torch.device:
                        fix="fewer ranks on this host, or --precision.device cpu")  # fmt: skip
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
+
+
+def picked(at: torch.device) -> str:
+    """The value of `precision.device` that selects this device again."""
+    return at.type

@@ -16,6 +16,7 @@ from penteract.config.resolve.resolved_run import resolve
 from penteract.config.resolve.write_run_file import run_values
 from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.data.description import describe
+from penteract.engine.device.device import picked
 from penteract.engine.rank.failures import from_exception
 from penteract.engine.rank.rank import Rank, join
 from penteract.engine.rank.run_key import take_key
@@ -47,7 +48,7 @@ def work(
     stopping.patience = max(stopping.patience, 2 * options.grace)
     with watched(rank, options.folder, stopping, final, parting, launcher_reports=launcher_reports):
         if rank.number == 0:  # the others have read the run's file: they have joined
-            rundir.keep_device(options.folder, rank.device.type)
+            rundir.keep_device(options.folder, picked(rank.device))
         session = Session(spec, rank, options, stopping)
         session.open()
         stopping.enter(Phase.WORKING, str(options.folder))
