@@ -11,7 +11,7 @@ Bytes = int
 Flops = int
 Seconds = float
 
-_TIMES = 3  # a larger factor is no percentage
+LARGE_FACTOR = 3  # from which on a comparison is no percentage
 _SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12,
            "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
 
@@ -62,7 +62,7 @@ def show_pace(ratio: float, whom: str = "", *, verb: bool = False) -> str:
     """How something compares that takes `ratio` times as long as `whom`: 20.0% slower, 15 times as long. `verb`: with
     what a sentence needs before it."""
     for takes, factor, word in (("takes ", ratio, "long"), ("is ", 1 / max(ratio, 1e-9), "fast")):
-        if factor >= _TIMES:
+        if factor >= LARGE_FACTOR:
             times = f"{factor:.{0 if factor >= 9.95 else 1}f} times as {word}"
             return f"{takes * verb}{times}{f' as {whom}' * bool(whom)}"
     word = "slower" if ratio > 1 else "faster"

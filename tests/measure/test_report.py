@@ -218,7 +218,7 @@ def test_reserved_and_device_memory_of_fresh_processes_are_predicted(today: list
     """Within 1 % and 256 MiB, though only the first case of each kind has told what a process takes."""
     rows = [row for row in today if row.group.startswith("bench_")]
     assert len(rows) == 125  # 22 of them planned as they were routed, too
-    unknown = [row.name for row in rows if row.predicted.reserved is None]  # groups that carry messages too
+    unknown = [row.name for row in rows if row.predicted.reserved is None]  # groups that carry messages, routed sizes
     carried = ("_ep2_", "_cp-method-ulysses_", "tp2_")  # of tp the rows that read other ranks' registers
     assert len(unknown) == 59 and all(any(part in name for part in carried) for name in unknown)
     for row in (row for row in rows if row.predicted.reserved is not None):

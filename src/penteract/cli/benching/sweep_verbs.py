@@ -24,9 +24,9 @@ from penteract.measure.results.heat_map import heat_map
 from penteract.measure.results.heat_map_svg import to_svg
 from penteract.measure.schemas.sweep_folder import SweepFolder
 from penteract.planner.report.trace import check_file
+from penteract.units import LARGE_FACTOR
 
 _REFRESH_S = 1.0
-_TIMES = 3.0  # a larger factor is no percentage
 
 
 def status(
@@ -117,7 +117,7 @@ def _show_comparison(found: SweepComparison, *, json: bool, again: bool) -> None
         print(to_json.dumps(asdict(found) | {"pairs": rows, "line": found.line}))
         return
     for p in found.pairs:
-        change = f"{p.slower - 1:+.1%}" if p.slower < _TIMES else f"{p.slower:.1f} times"
+        change = f"{p.slower - 1:+.1%}" if p.slower < LARGE_FACTOR else f"{p.slower:.1f} times"
         show(f"{change:>10}  {p.second.case.name}  {p.second.case.layout_text}")
     if found.missing:
         show(f"not compared: {', '.join(found.missing[:8])}{', …' * (len(found.missing) > 8)}")

@@ -13,7 +13,7 @@ def lighter_ep_method(model: ModelSpec, ep: int) -> EpMethod:
 
 
 def close_ep_methods(model: ModelSpec, ep: int) -> tuple[EpMethod, ...]:
-    """Those of which none sends twice as much as the other where gathering sends more: links, and what runs beside
-    them, may decide. Where it sends less, it has less to sort, too."""
+    """Both, where gathering sends as much as all-to-all or up to twice that: links, and what runs beside them, decide.
+    Else the lighter one: where gathering sends less, there is less to sort, too."""
     top_k = model.moe.top_k if model.moe is not None else 0
     return EP_METHODS if ep > 1 and top_k <= ep <= 2 * top_k else (lighter_ep_method(model, ep),)

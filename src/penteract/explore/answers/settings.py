@@ -167,17 +167,8 @@ class Settings:
 
 _KERNELS = ("attention", "experts", "fuse")  # of which some are for some GPUs
 _RULED = (
-    "schedule",
-    "cp_method",
-    "ep_method",
-    "attention",
-    "loss",
-    "elementwise",
-    "experts",
-    "collectives",
-    "zero",
-    "fuse",
-)
+    "schedule", "cp_method", "ep_method", "attention", "loss", "elementwise", "experts", "collectives", "zero", "fuse",
+)  # fmt: skip
 
 
 def _own(page: Question, name: str) -> Value:

@@ -11,10 +11,10 @@ from penteract.config.rules.case import KEYS
 from penteract.errors import BadInput
 from penteract.measure.results.signed_rank import SignedRank, least_pairs, signed_rank
 from penteract.measure.schemas.sweep import Sweep, SweepCase, SweepRow
+from penteract.units import LARGE_FACTOR
 
 CONFIDENCE = 0.95
 _SHOWN = 0.005  # per cent: less is no difference in words
-_TIMES = 3.0  # a larger factor is no percentage
 Key = Callable[[SweepCase], tuple[object, ...]]
 
 
@@ -54,7 +54,7 @@ class SweepComparison:
     @property
     def line(self) -> str:
         """The answer as a sentence."""
-        if max(self.high, 1 / max(self.low, 1e-9)) >= _TIMES:
+        if max(self.high, 1 / max(self.low, 1e-9)) >= LARGE_FACTOR:
             change, span = f"{self.middle:.2g} times as long", f"{self.low:.2g} to {self.high:.2g} times"
             verb, looks = "takes", "seems to take"
         else:

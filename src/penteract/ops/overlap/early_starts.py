@@ -8,7 +8,7 @@ in their order, which is that of their stream. All stays within its list and its
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from penteract.ops.declarations import OPS
 from penteract.ops.tape import Call
@@ -21,10 +21,12 @@ def overlap(calls: Iterable[Call]) -> list[Call]:
         return given
     begun = list[Call]()
     for call in given:
-        begun.insert(_begins(begun, call) if _overlaps(call) and call.phase == "start" else len(begun), call)
+        moves = _overlaps(call) and call.phase == "start"
+        begun.insert(_behind(begun, _keeps_behind, call) if moves else len(begun), call)
     ended = list[Call]()  # from the last to the first
     for call in reversed(begun):
-        ended.insert(_ends(ended, call) if _overlaps(call) and call.phase == "finish" else len(ended), call)
+        moves = _overlaps(call) and call.phase == "finish"
+        ended.insert(_behind(ended, _needs, call) if moves else len(ended), call)
     return ended[::-1]
 
 
@@ -32,12 +34,9 @@ def _overlaps(call: Call) -> bool:
     return bool(call.site.attrs.get("overlaps"))
 
 
-def _begins(before: list[Call], start: Call) -> int:
-    """Where it may begin among the calls before it."""
-    at = len(before)
-    while at and not _keeps_behind(before[at - 1], start):
-        at -= 1
-    return at
+def _behind(calls: list[Call], stops: Callable[[Call, Call], bool], moved: Call) -> int:
+    """The place behind the last of these calls that stops what is moved."""
+    return next((at for at in range(len(calls), 0, -1) if stops(calls[at - 1], moved)), 0)
 
 
 def _keeps_behind(other: Call, start: Call) -> bool:
@@ -46,14 +45,6 @@ def _keeps_behind(other: Call, start: Call) -> bool:
     # What a finished collective leaves is there only then.
     makes |= other.phase == "finish" and other.ins[-1] in start.ins
     return same_stream or makes or other.site.layer != start.site.layer
-
-
-def _ends(after: list[Call], finish: Call) -> int:
-    """Where it may be waited for among the calls after it, the last of which comes first."""
-    at = len(after)
-    while at and not _needs(after[at - 1], finish):
-        at -= 1
-    return at
 
 
 def _needs(other: Call, finish: Call) -> bool:

@@ -114,7 +114,7 @@ class Space:
     last_stage_less_layers 0, and what leaves the slowest pipeline rank the least work (`balanced`)
     ep, expert_tp          for a model with experts: divisors of dp·cp; whole experts, or split over tp
     cp_method              all, if cp > 1
-    ep_method              what sends less; both, if gathered tokens are at most twice as many as those that are sent
+    ep_method              what sends less; both, where gathering sends as much as all-to-all or up to twice that
     zero                   0 to 3; only 0 if no two ranks share parameters (dp·cp = 1)
     shard_group            all ranks that share parameters; on several nodes also those of one node, if that divides
     reduce_scatter_once,   with ZeRO 3 and several micro-batches: neither, or one of both (both together equal ZeRO 1)
@@ -282,7 +282,7 @@ class Space:
                     continue
                 options = {
                     (ep, cut): self._checked(legality, (dp, cp, method, ep, cut), memories[cut])
-                    for ep, cut, _ in experts
+                    for ep, cut in dict.fromkeys((ep, cut) for ep, cut, _ in experts)
                 }
                 for pipeline, (ep, expert_tp, sent) in product(pipelines, experts):
                     fixed = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "cp_method": method, **pipeline._asdict(),
