@@ -9,7 +9,9 @@ import torch
 
 from penteract.config.resolve.resolved_run import resolve
 from penteract.engine.data import open_samples, open_tokenizer
+from penteract.engine.executor import registers as executor_registers
 from penteract.engine.executor.registers import Registers
+from penteract.engine.kernels.kernel import bound
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session.trainer import Trainer
 from precisions import differ, kept
@@ -85,3 +87,19 @@ def test_after_a_step_that_was_cut_short_all_is_made_anew() -> None:
         trained(one, 1)
     trained(one, 1)
     assert not one.run.registers.reuses_fixed and one.run.registers.bound
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 4])
+def test_weight_gradients_are_added_where_the_price_says_so(micro_batch_size: int) -> None:
+    """Of a step's only micro-batch each is written: plans price no reading of what is there."""
+    one = trainer("tiny", (f"batch.micro_batch_size={micro_batch_size}", "model.tied=false"))
+    added = set[bool]()
+
+    def observed(phase: object, *about: object) -> object:
+        if isinstance(about[-1], bool):  # a weight gradient
+            added.add(about[-1])
+        return bound(phase, *about)  # type: ignore[arg-type]
+
+    with patch.object(executor_registers, "bound", observed):
+        trained(one, 1)
+    assert added == ({False, True} if one.spec.layout.adds_gradients else {False})

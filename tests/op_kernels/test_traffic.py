@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
+from math import prod
 from typing import Any
 
 import pytest
@@ -201,11 +202,28 @@ def test_a_call_costs_the_sum_of_its_kernels() -> None:
         RECIPES["bf16"].widths,
     )
     kernel = OPS["exp_sum"].declaration
-    kernels = kernel.traffic(*call, widths)
+    kernels = kernel.traffic(*call.of_op, widths)
     assert kernels is not None
     _, seconds = kernel.cost(rates, call, widths, list)
     assert rates.asked == [k[:2] for k in kernels]
     assert seconds == pytest.approx(sum(k.times * k.moved for k in kernels))
+
+
+@pytest.mark.parametrize("name", ["linear", "expert_linear"])
+def test_a_weight_gradient_that_adds_reads_its_bucket(name: str) -> None:
+    widths, weights = RECIPES["bf16"].widths, [(6, 10)] if name == "linear" else [(3, 6, 10)]
+    call = CallShapes("weight_gradient", [(12, 10), (3,)], weights, {})
+    written = call._replace(adds=False).in_bucket(widths)
+    assert written == sum(map(prod, weights)) * widths["gradient"] and call.in_bucket(widths) == 2 * written
+    took = [cost_of(name, one, widths) for one in (call, call._replace(adds=False))]
+    assert took[0] - took[1] == written
+
+
+def cost_of(name: str, call: CallShapes, widths: Any) -> float:
+    """Bytes of all but its products."""
+    rates: Any = Told()
+    rates.product = lambda p: 0.0
+    return OPS[name].declaration.cost(rates, call, widths, list)[1]
 
 
 def test_what_declares_no_kernels_reads_and_writes_its_registers_once() -> None:

@@ -151,6 +151,11 @@ class Layout:
         return self.zero >= 2
 
     @property
+    def adds_gradients(self) -> bool:
+        """Whether weight gradients of some micro-batch are added to those of others."""
+        return self.gradient_accumulation_steps > 1
+
+    @property
     def updates_whole(self) -> bool:
         """Whether a rank updates all of each parameter that it holds."""
         return not self.zero or self.world == 1

@@ -48,12 +48,23 @@ def product_flops(products: Iterable[Product]) -> int:
 
 
 class CallShapes(NamedTuple):
-    """The shapes of one call of an op, as numbers."""
+    """The shapes of one call of an op, as numbers. `adds`: whether a weight gradient is added to what its bucket has;
+    else it is written there."""
 
     phase: str
     ins: Sequence[Shape]
     weights: Sequence[Shape]
     attrs: Attrs
+    adds: bool = True
+
+    @property
+    def of_op(self) -> tuple[str, Sequence[Shape], Sequence[Shape], Attrs]:
+        """What `products`, `workspace` and `traffic` take."""
+        return self[:4]
+
+    def in_bucket(self, widths: Widths) -> Bytes:
+        """Bytes of a bucket that a weight gradient with products writes; those that it reads where it adds, too."""
+        return (1 + self.adds) * sum(map(prod, self.weights)) * widths["gradient"]
 
 
 class WorkRates(Protocol):
@@ -150,23 +161,23 @@ class OpDeclaration:
     def timed_products(self, call: CallShapes) -> tuple[Product, ...]:
         """The products whose time its kernel takes, with the FLOPs of the op's: other than those where one kernel
         makes all of them."""
-        return self.products(*call)
+        return self.products(*call.of_op)
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         """-> the part of a step under which one call is reported ("compute", "attention" or "pointwise"), and its
         seconds.
 
         Products take the time of their shape, other kernels that of their memory traffic. A call with products also
-        writes and reads its workspace once, and adds its weight gradient to the one in the bucket.
+        writes and reads its workspace once, and writes its weight gradient into the bucket, or adds it to the one there.
 
         `registers`: returns the bytes of each register that it reads or writes.
         """
         products = self.timed_products(call)
-        if not products and (kernels := self.traffic(*call, widths)) is not None:
+        if not products and (kernels := self.traffic(*call.of_op, widths)) is not None:
             return "pointwise", fsum([k.times * rates.moved(k.moved, k.walked) for k in kernels])
-        extra = 2 * self.workspace(*call, widths)
+        extra = 2 * self.workspace(*call.of_op, widths)
         if call.phase == "weight_gradient":
-            extra += 2 * sum(map(prod, call.weights)) * widths["gradient"]
+            extra += call.in_bucket(widths)
         if products:
             return self.part, fsum(map(rates.product, products)) + (rates.moved(extra) if extra else 0.0)
         sizes = registers()

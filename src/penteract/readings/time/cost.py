@@ -37,7 +37,7 @@ DIMENSION: Mapping[str, Part] = {name: axis.dimension for name, axis in AXES.ite
 ScaleReduce = tuple[str, Seconds]  # the all-reduce of a scale that a kernel needs first: its axis, its seconds
 Cost = tuple[Part, Seconds, ScaleReduce | None]
 CallCost = tuple[Part, Seconds, str, int]  # the same in any layout: the axis, how many scales are reduced over it first
-CallKey = tuple[OpDeclaration, Site, Phase, Load]
+CallKey = tuple[OpDeclaration, Site, Phase, Load, bool]
 Wire = tuple[str, tuple[int, ...], Seconds]  # a collective, its ranks
 
 
@@ -45,6 +45,8 @@ Wire = tuple[str, tuple[int, ...], Seconds]  # a collective, its ranks
 class DeviceCosts:
     """Seconds of the calls of a rank: from rates, the size of a node, and the spread of its groups over nodes.
 
+    adds    whether weight gradients are added to those of other micro-batches. Where a step has several, all are priced
+            as those that add, though the first writes, and with ZeRO 2 and 3 each
     costs   cached seconds of calls, shared by layouts that choose the same implementation
     spans   cached spans of axes, shared by layouts; `own`: those of this one
     """
@@ -54,6 +56,7 @@ class DeviceCosts:
     mesh: Mesh
     gpus_per_node: int
     load: Load
+    adds: bool = True
     costs: dict[CallKey, CallCost] = field(default_factory=dict[CallKey, CallCost])
     spans: Memo[GroupSpan] = field(default_factory=Memo[GroupSpan])
     own: dict[str, GroupSpan] = field(default_factory=dict[str, GroupSpan], compare=False)
@@ -91,7 +94,7 @@ class DeviceCosts:
     def call(self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...]) -> Cost:
         """The cost of a call, by the implementation that serves it."""
         declaration = declaration_of(site, self.mesh.layout)
-        key = (declaration, site, phase, self.load)
+        key = (declaration, site, phase, self.load, self.adds or phase != "weight_gradient")
         if (found := self.costs.get(key)) is None:
             found = self.costs[key] = self._call(declaration, site, phase, specs, registers)
         part, seconds, axis, n = found
@@ -103,7 +106,7 @@ class DeviceCosts:
         self, declaration: OpDeclaration, site: Site, phase: Phase, specs: Mapping[int, Spec],
         registers: tuple[int, ...],
     ) -> CallCost:  # fmt: skip
-        call = CallShapes(phase, shapes(site, self.load), site.weights, attributes(site, self.load))
+        call = CallShapes(phase, shapes(site, self.load), site.weights, attributes(site, self.load), self.adds)
         part, seconds = declaration.cost(
             self.rates, call, self.widths, lambda: [self.bytes_of(specs[r]) for r in registers]
         )

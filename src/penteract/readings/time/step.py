@@ -288,7 +288,9 @@ class StepClock:
     def device(self, layout: Layout) -> DeviceCosts:
         """Seconds of the calls of a rank's passes."""
         load, node = self.composer.load(layout), self.cluster.gpus_per_node
-        return DeviceCosts(self.rates, self.composer.widths, Mesh(layout), node, load, self.costs, self.spans)
+        return DeviceCosts(
+            self.rates, self.composer.widths, Mesh(layout), node, load, layout.adds_gradients, self.costs, self.spans
+        )  # fmt: skip
 
     @property
     def slower(self) -> int:

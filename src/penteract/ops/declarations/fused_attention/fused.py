@@ -40,7 +40,7 @@ class FusedAttention(Attention):
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         """By FLOPs and by elements, from measurements of the whole kernel. Masked scores are not computed."""
         backward, size = call.phase != "forward", int(call.attrs["head_size"])
-        flops, elements = self.flops(*call), prod(call.ins[0])
+        flops, elements = self.flops(*call.of_op), prod(call.ins[0])
         return self.part, rates.attention(
             flops, elements, backward=backward, causal=True, head_size=size, kernel=self.speed
         )

@@ -72,9 +72,9 @@ class NarrowRouter(Router):
         return split, *[added] * (PARTS - 1), e.each(table, "stat", "gradient", "gradient")
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
-        if (kernels := self.traffic(*call, widths)) is None:
+        if (kernels := self.traffic(*call.of_op, widths)) is None:
             return super().cost(rates, call, widths, registers)
-        (one,) = self.products(*call)
+        (one,) = self.products(*call.of_op)
         product = _of_parts(call.phase, one) if _narrow(widths) and call.phase != "forward" else one
         return self.part, rates.product(product) + fsum([k.times * rates.moved(k.moved, k.walked) for k in kernels])
 

@@ -121,11 +121,13 @@ class ScaledLinear(Linear):
         return (amax_rows + m + n) * k * widths["compute"] + (m + n) * k * FP8_BYTES
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
-        """FP8 products, and the passes that quantise. A weight gradient is computed outside its bucket, then added."""
+        """FP8 products, and the passes that quantise. A weight gradient is computed outside its bucket, then
+        copied or added."""
         passes = self.passes(call.phase, call.ins, call.weights, widths)
         if call.phase == "weight_gradient":
-            passes += 2 * prod(call.weights[0]) * (widths["gradient"] + widths["compute"])
-        return self.part, fsum(map(rates.scaled, self.products(*call))) + rates.moved(passes)
+            made = 2 * prod(call.weights[0]) * widths["compute"]
+            passes += made + call._replace(weights=call.weights[:1]).in_bucket(widths)
+        return self.part, fsum(map(rates.scaled, self.products(*call.of_op))) + rates.moved(passes)
 
 
 def aligned(scales: int) -> int:

@@ -85,7 +85,7 @@ class ScaledExpertLinear(ExpertLinear):
         if not self.in_fp8(call.phase):
             return super().cost(rates, call, widths, registers)
         passes = self.passes(call.phase, call.ins, call.weights, widths)
-        return self.part, fsum(map(rates.scaled, self.products(*call))) + rates.moved(passes)
+        return self.part, fsum(map(rates.scaled, self.products(*call.of_op))) + rates.moved(passes)
 
 
 @cache

@@ -153,7 +153,7 @@ class Fp8Linear(Linear):
         """Bytes read and written for casts: values for their largest, unless it is known, and for their data; data."""
         of_weights, tokens = sum(map(prod, weights)), prod(ins[0][:-1])
         if phase == "weight_gradient":
-            return 2 * of_weights * widths["gradient"]
+            return 0
         read = widths["compute"]
         if phase == "forward":
             return of_weights * ((1 if attrs.get("known_weights") else 2) * read + FP8_BYTES)
@@ -162,8 +162,10 @@ class Fp8Linear(Linear):
         return of_gradient * (reads * read + 2 * FP8_BYTES) + of_weights * (read + FP8_BYTES)
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
-        passes = self.passes(call.phase, call.ins, call.weights, call.attrs, widths)
-        seconds = fsum(map(rates.scaled, self.products(*call))) + rates.moved(passes)
+        passes = self.passes(*call.of_op, widths)
+        if call.phase == "weight_gradient":
+            passes += call.in_bucket(widths)
+        seconds = fsum(map(rates.scaled, self.products(*call.of_op))) + rates.moved(passes)
         if call.phase == "forward" and len(call.ins) > POSITIONS:
             seconds += self._turned(rates, [call.ins[0], call.ins[POSITIONS]], call.attrs, widths)
         return self.part, seconds

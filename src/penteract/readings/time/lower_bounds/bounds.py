@@ -137,13 +137,14 @@ class Bounds:
         return without_order_of_backward(quick) if joined else quick
 
     def quickest(self, layout: Layout, largest: int) -> Sequence[Passes]:
-        """Seconds of passes at the best rates, with a micro-batch of `largest` sequences. Layouts that differ only in
-        the micro-batch size have the same."""
+        """Seconds of passes at the best rates, with a micro-batch of `largest` sequences, the only one of a step: its
+        weight gradients are added to nothing. Layouts that differ only in the micro-batch size have the same."""
         if self._best is None:
             steps = self.steps
             self._best = Bounds(StepClock(steps.composer, steps.cluster, steps.rates.at_best()))
         chunk = self.steps.composer.sequence_length * largest if layout.loss == "chunked" else 0
-        return self._best.passes(changed(layout, micro_batch_size=largest, loss_chunk=chunk))
+        one = changed(layout, micro_batch_size=largest, loss_chunk=chunk, gradient_accumulation_steps=1)
+        return self._best.passes(one)
 
     def played(self, layout: Layout) -> Seconds:
         """The bound from passes and messages with all waits of the schedule, and of bucket events within passes."""
