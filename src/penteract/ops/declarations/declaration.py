@@ -168,7 +168,7 @@ class OpDeclaration:
         seconds.
 
         Products take the time of their shape, other kernels that of their memory traffic. A call with products also
-        writes and reads its workspace once, and writes its weight gradient into the bucket, or adds it to the one there.
+        writes and reads its workspace once, and writes its weight gradient into the bucket or adds it there.
 
         `registers`: returns the bytes of each register that it reads or writes.
         """
