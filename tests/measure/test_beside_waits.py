@@ -1,4 +1,4 @@
-"""Steps that `benchmarks/beside_ours.py` profiles after those it times: of two ranks on CPUs, and of ranks that fail."""
+"""Steps that `benchmarks/beside_ours.py` profiles after those it times: of two ranks on CPUs, and of some that fail."""
 
 from __future__ import annotations
 
