@@ -109,6 +109,7 @@ def write_with_profile(
     once, and so the launcher the others: these may wait for it in a collective. All end after `limit` seconds."""
     if rank.number == 0:
         write_record({**record, "not_profiled": UNFINISHED}, out)
+    rank.barrier()  # a rank that fails writes after that
     try:
         with ended_after(limit):
             found = profile()

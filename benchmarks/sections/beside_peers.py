@@ -70,16 +70,18 @@ def waits_by_axis(found: Record) -> tuple[str, ...]:
         " it there is less."
     ] * bool(profiles)
     rows = [
-        (BESIDE[case], axis, *(f"{wait[key]:.1f}" for key in ("planned_ms", "measured_ms", "planned_slower_ms")))
+        (BESIDE[case], axis, *(f"{wait[key]:.1f}" for key in ("planned_ms", "measured_ms", "idle_ms", "planned_slower_ms")))
         for case, one in profiles.items() if len(one["ranks"]) > 1
         for axis, wait in one["exposed"].items() if max(wait.values()) >= LEAST
     ]  # fmt: skip
     if rows:
         about += ["Exposed communication, by axis: milliseconds of a step in which compute waits for a collective or a message,"
-                  " planned and measured in up to three steps after those that are timed; and by how much the plan has compute"
-                  " slower beside it, which the measured times of products contain. In the update, ranks wait for the last"
+                  " planned and measured in up to three steps after those that are timed; how much of the idle time is a wait for"
+                  " one that no kernel shows; and by how much the plan has compute slower beside it, which the measured times of products contain. In the update, ranks wait for the last"
                   " one."]  # fmt: skip
-    tables = [table("case | axis | planned, ms | measured, ms | compute planned slower by, ms", rows)] * bool(rows)
+    tables = [
+        table("case | axis | planned, ms | measured, ms | idle for it, ms | compute planned slower by, ms", rows)
+    ] * bool(rows)
     return paragraph(" ".join([*about, *(f"{one}." for one in missing)])), *tables
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from penteract.engine.rank.rank import Rank, join
 from penteract.engine.session.trainer import Trainer
 from penteract.measure.profile.prediction import predict
 from penteract.measure.profile.recording import Recording
-from penteract.measure.profile.trace_events import recorded_steps
+from penteract.measure.profile.trace_events import RecordedStep, Span, recorded_steps
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 PROFILES = Path(__file__).parent / "profiles"
@@ -102,7 +103,7 @@ def test_two_ranks_say_where_they_wait(tmp_path: Path, word: str, axis: str) -> 
     found = record.pop("profile")
     assert record == TIMED
     assert found["steps"] == 2
-    assert {"measured_ms", "planned_ms", "planned_slower_ms"} == {*found["exposed"][axis]}
+    assert {"measured_ms", "planned_ms", "planned_slower_ms", "idle_ms"} == {*found["exposed"][axis]}
     assert found["exposed"][axis]["measured_ms"] > 0
     assert found["exposed"][axis]["planned_ms"] > 0
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
@@ -156,6 +157,31 @@ def test_a_collective_that_compute_hides_is_not_exposed() -> None:
     recording = Recording(0, 0, True, {}, [], steps)
     found = waits.measured_waits(recording, lambda name: parts.get(name, "unmatched"))
     assert found == {"tensor": 20_000_000}
+
+
+def test_idle_time_behind_a_wait_is_of_what_it_waits_for() -> None:
+    """Of three gaps the first is behind a wait, half of the second too, as the host asks late, and the third is not."""
+    names = ("forward linear (a.py:1)", "finish all_gather (a.py:2)", "forward linear (a.py:3)")
+    calls = [Span("call", name, "", begin, 1) for begin, name in zip((0, 2, 4), names, strict=True)]
+    calls += [Span("call", names[1], "", 55, 1), Span("call", names[0], "", 65, 1), Span("call", names[2], "", 92, 1)]
+    kernels = [Span("compute", names[0], "k", begin, 20, 7, asked)
+               for begin, asked in ((10, 0), (40, 4), (70, 65), (93, 66))]  # fmt: skip
+    steps = [RecordedStep(0, 113, sorted([*calls, *kernels], key=lambda span: span.begin))]
+    found = import_module("beside_waits").idle_waits(
+        Recording(0, 0, True, {}, [], steps), lambda name: "tensor" if "all_gather" in name else "compute"
+    )
+    assert found == {"tensor": 1000 * (10 + 5)}
+
+
+def test_a_copy_that_waits_for_another_rank_is_its_axis() -> None:
+    """Ranks meet before they read each other's memory, by no kernel."""
+    copy = Span("collective", "start all_gather", "Memcpy PtoP", 30, 10, 9, -3)
+    spans = [Span("compute", "a", "k", 0, 10, 7, -5), copy, Span("compute", "b", "k", 40, 10, 7, -1)]
+    recording = Recording(0, 0, True, {}, [], [RecordedStep(0, 50, spans)])
+    part: Callable[[str], str] = lambda name: "tensor" if "all_gather" in name else "compute"  # noqa: E731
+    waits = import_module("beside_waits")
+    assert waits.idle_waits(recording, part) == {"tensor": 20_000}
+    assert waits.measured_waits(recording, part) == {"tensor": 10_000}
 
 
 @pytest.mark.parametrize(
