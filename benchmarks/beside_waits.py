@@ -148,7 +148,7 @@ def _ms(picoseconds: int) -> float:
 
 def limit_of(step_ms: float, most: int) -> float:
     """Seconds after which profiling hangs: a multiple of what its steps need, and what it needs beside them."""
-    return 60 + 4 * (sum(steps_to_profile(step_ms, most)) + 1) * step_ms / 1e3
+    return 40 + 4 * (sum(steps_to_profile(step_ms, most)) + 1) * step_ms / 1e3
 
 
 @contextmanager
