@@ -1,8 +1,9 @@
 """Our side of `beside_torchtitan.py`: one run, in a process of its own.
 
-    python benchmarks/beside_ours.py CASE OUT.json ['{"attention": "cudnn"}' ['{"gradient": "bf16"}']]
+    python benchmarks/beside_ours.py CASE OUT.json ['{"attention": "cudnn"}' ['{"gradient": "bf16"}' [3]]]
 
-The optional arguments change fields of the layout and of the precision.
+The optional arguments change fields of the layout and of the precision, and say how many steps to profile after those that are
+timed (`beside_waits.py`); 0: none. The record is there before they begin: without them it says why (`not_profiled`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,11 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 
 import numpy as np
 import torch
-from beside_sides import CASES, DRAWN, WARM, Case, Clock, batches, write_record
+from beside_sides import CASES, DRAWN, UNFINISHED, WARM, Case, Clock, batches, write_record
+from beside_waits import ended_after, limit_of, profile_steps
 
 from penteract.config.catalog import model as find_model
-from penteract.config.hardware import cluster
+from penteract.config.hardware import Cluster, cluster
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.rules.expert_kernels import fastest_experts
@@ -30,7 +34,7 @@ from penteract.config.rules.kernel_limits import FA4, QUACK, fastest_attention, 
 from penteract.config.run import Data, LearningRateSchedule, Optimizer, Precision, RunSpec, Training
 from penteract.engine.data.pack import Sample
 from penteract.engine.device.device import device_of
-from penteract.engine.rank.rank import join
+from penteract.engine.rank.rank import Rank, join
 from penteract.engine.session.garbage import collect_after, collected_between_steps
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.parallel import direct
@@ -85,14 +89,39 @@ def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> Run
     )  # fmt: skip
 
 
+def gpus_of(run: RunSpec) -> Cluster:
+    """As many GPUs as the run has, of this one's kind."""
+    kinds = ("H200", "H100", "A100")
+    return cluster(next(f"{run.layout.world}x{name}" for name in kinds if name in torch.cuda.get_device_name()))
+
+
 def predicted(run: RunSpec) -> dict[str, Any]:
     """Planned time and memory of this run on this GPU."""
-    cluster_name = next(
-        f"{run.layout.world}x{name}" for name in ("H200", "H100", "A100") if name in torch.cuda.get_device_name()
-    )
-    estimator = Estimator.of_run(run, cluster(cluster_name))
+    estimator = Estimator.of_run(run, gpus_of(run))
     estimate = estimator.estimate(run.layout)
     return {"planned_ms": 1e3 * estimator.time(estimate).seconds, "planned_gib": gib(estimate.allocated)}
+
+
+def write_with_profile(
+    record: Mapping[str, Any], out: Path, rank: Rank, profile: Callable[[], dict[str, Any]], limit: float
+) -> None:
+    """Write the record, then again with what `profile` finds, or with why it found nothing. A rank that fails ends at
+    once, and so the launcher the others: these may wait for it in a collective. All end after `limit` seconds."""
+    if rank.number == 0:
+        write_record({**record, "not_profiled": UNFINISHED}, out)
+    rank.barrier()  # a rank that fails writes after that
+    try:
+        with ended_after(limit):
+            found = profile()
+            rank.barrier()  # who fails until here is named in the record
+        if rank.number == 0:
+            write_record({**record, "profile": found}, out)
+    except Exception as error:
+        traceback.print_exc()
+        why = " ".join(f"rank {rank.number}: {type(error).__name__}: {error}".split())[:300]
+        write_record({**record, "not_profiled": why}, out)
+        sys.stdout.flush()
+        os._exit(1)
 
 
 def main() -> None:
@@ -100,7 +129,8 @@ def main() -> None:
     case = CASES[name]
     torch.set_grad_enabled(False)
     rank = join(os.environ if case.gpus > 1 else {}, "cuda")
-    run = run_of(case, *(json.loads(text) for text in (*more, "{}", "{}")[:2]))
+    layout, precision, most = (*more, *("{}", "{}", "3")[len(more) :])
+    run = run_of(case, json.loads(layout), json.loads(precision))
     plan = predicted(run)
     samples, trainer = RandomBatches(case), Trainer.build(run, rank)
     size = run.layout.global_batch_size
@@ -116,7 +146,13 @@ def main() -> None:
     losses.append(pending.pop(0)().loss)
     gradient = run.precision.policy.gradient
     record = clock.report(losses, "cpu", gradient=gradient, layout=asdict(run.layout), **plan)
-    if rank.number == 0:
+    if int(most):
+        step_ms = record["median_ms"]
+        more_steps = partial(
+            profile_steps, trainer, samples, gpus_of(run), done=case.steps, step_ms=step_ms, most=int(most)
+        )
+        write_with_profile(record, Path(out), rank, more_steps, limit_of(step_ms, int(most)))
+    elif rank.number == 0:
         write_record(record, Path(out))
 
 

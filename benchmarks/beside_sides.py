@@ -6,6 +6,7 @@ There are four batches of random tokens, which are used in turn. A model that tr
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import torch
 DRAWN = 4  # batches
 STEPS, MEASURED = 18, 10  # steps of a run; the last ten are measured
 WARM = 2  # steps until the learning rate is full
+UNFINISHED = "the process ended in profiled steps"  # the field `not_profiled` of a run that no rank replaced
 
 
 @dataclass(frozen=True)
@@ -154,5 +156,7 @@ class Clock:
 
 
 def write_record(record: Mapping[str, Any], out: Path) -> None:
-    """Write the record for the process that started this one."""
-    out.write_text(json.dumps(record))
+    """Write the record for the process that started this one: whole or not at all."""
+    fresh = out.with_suffix(f".{os.getpid()}")
+    fresh.write_text(json.dumps(record))
+    fresh.replace(out)

@@ -10,7 +10,8 @@ enough for another run. A later call with the same FILE.json continues.
 
 The ratio of a row is our tokens per second over torchtitan's, each the median of the runs. Clock, power and temperature are
 medians of what nvidia-smi reports, twice a second, while steps are measured. A run is left out if its loss is not finite or
-does not fall. Without network access, install torchtitan from wheels: torchtitan, torchao 0.17.0, torchdata, tyro.
+does not fall. Our runs go on for a few steps under torch's profiler, which are not timed: `beside_waits.py` says what the
+record has of them. Without network access, install torchtitan from wheels: torchtitan, torchao 0.17.0, torchdata, tyro.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from beside_sides import CASES
+from beside_sides import CASES, UNFINISHED
 from provenance import hexadecimal, provenance
 
 HERE = Path(__file__).parent
@@ -102,6 +103,8 @@ def run(command: list[str], monitor: GpuMonitor, limit: float) -> dict[str, Any]
                 os.killpg(process.pid, signal.SIGKILL)  # its ranks too
                 why = f"it ran past {limit:.0f} s"
         found = json.loads(out.read_text()) if out.exists() else {"failed": why}
+    if found.get("not_profiled") == UNFINISHED:
+        found["not_profiled"] += f": {why[-500:]}"
     if "between" in found:
         found |= monitor.between(*found.pop("between"))
     return found | {"took_s": round(time.monotonic() - begun, 1)}
@@ -134,7 +137,7 @@ def summarise(row: dict[str, Any]) -> None:
 def remaining_runs(row: dict[str, Any], args: argparse.Namespace) -> Iterator[list[str]]:
     """The commands of the runs that a case still needs: torchtitan in both modes with ours between them, then pairs whose
     order alternates."""
-    ours = ["beside_ours.py", row["case"], "OUT", args.layout, args.precision]
+    ours = ["beside_ours.py", row["case"], "OUT", args.layout, args.precision, str(args.profiled)]
     tried = {mode: [r for r in row["peer_runs"] if r.get("tried") == mode] for mode in MODES}
     modes = args.modes.split(",")
     if (case := CASES[row["case"]]).gpus > 1:  # E4 has none: ours alone
@@ -177,6 +180,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3, help="runs of each side")
     parser.add_argument("--modes", default=",".join(MODES), help="modes of torchtitan to try")
     parser.add_argument("--budget", type=float, default=1e6, help="seconds of this call")
+    parser.add_argument("--profiled", type=int, default=3, help="steps of ours to profile at most; 0: none")
     parser.add_argument("--layout", default="{}", help="fields of our layout to change, as JSON")
     parser.add_argument("--precision", default="{}", help="fields of our precision to change, as JSON")
     parser.add_argument("--commit", default="", type=hexadecimal)
@@ -203,7 +207,7 @@ def main() -> None:
             summarise(row)
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps(record, indent=1) + "\n")
-            short = {k: found[k] for k in ("mode", "tok_s_gpu", "median_ms", "clock_mhz", "power_w", "learns", "took_s", "failed") if k in found}  # fmt: skip
+            short = {k: found[k] for k in ("mode", "tok_s_gpu", "median_ms", "clock_mhz", "power_w", "learns", "took_s", "failed", "not_profiled") if k in found}  # fmt: skip
             print(name, "torchtitan" if theirs else "penteract", json.dumps(short), "ratio", row["ratio"], flush=True)
             if "failed" in found:
                 print(f"{name}: no ratio without both sides; {found['failed']}", file=sys.stderr)

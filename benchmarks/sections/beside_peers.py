@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sections.page_parts import Record, percent, record, section, table
+from sections.page_parts import Record, paragraph, percent, record, section, table
 
 BESIDE = {
     "A1": "8 layers of Llama-3-8B, 8,192 tokens, 2 sequences", "B1": "1B, 4,096 tokens, 4 sequences",
@@ -26,23 +26,63 @@ ASKED = {"A1": 1.10, "A1_fp8": 1.20, "B1": 1.13, "E1": 1.15, "F1": 1.55, "A4": 1
          "F4": 1.50, "D4": 1.12, "A4_fp8": 1.18}  # fmt: skip
 
 
+LEAST = 0.05  # milliseconds: a row of the table of waits has one number that is not less
+
+
+def profile_of(row: Record) -> Record | None:
+    """What our last run with profiled steps has of them."""
+    return next((run["profile"] for run in reversed(row["our_runs"]) if "profile" in run), None)
+
+
 def beside_table(found: Record) -> str:
-    """Both sides of each row of a record of `beside_torchtitan.py`."""
+    """Both sides of each row of a record of `beside_torchtitan.py`. The last column: if it has profiled steps."""
+    profiles = [profile_of(row) for row in found["rows"]]
+    idle = [(percent(one["idle"]) if one else "",) if any(profiles) else () for one in profiles]
     rows = [
         (
             BESIDE[row["case"]], f"{row['peer_tok_s_gpu'][row['peer_mode']]:,.0f}" if row["peer_runs"] else "",
             f"{row['tok_s_gpu']:,.0f}", f"{row['ratio']:.2f}" if row["peer_runs"] else "",
             f"{len(row['our_runs'])} and {len(row['peer_runs'])}", f"{row['planned_over_measured']:.2f}",
             f"{row['our_runs'][-1]['allocated_gib']:.1f} ({row['planned_gib']:.1f} predicted)",
-            f"{row['peer_runs'][-1]['allocated_gib']:.1f}" if row["peer_runs"] else "",
+            f"{row['peer_runs'][-1]['allocated_gib']:.1f}" if row["peer_runs"] else "", *last,
         )
-        for row in found["rows"]
+        for row, last in zip(found["rows"], idle, strict=True)
     ]  # fmt: skip
     return table(
         "case | torchtitan, tokens/s/GPU | ours, tokens/s/GPU | ours/torchtitan | runs, ours and theirs"
-        " | planned/measured | ours, GiB | torchtitan, GiB",
+        " | planned/measured | ours, GiB | torchtitan, GiB" + " | ours, idle" * any(profiles),
         rows,
     )
+
+
+def waits_by_axis(found: Record) -> tuple[str, ...]:
+    """What our steps wait for, planned and measured: a paragraph, and a table of rows of several GPUs. Nothing for a
+    record without profiled steps."""
+    profiles = {row["case"]: one for row in found["rows"] if (one := profile_of(row))}
+    missing = [
+        f'"{BESIDE[row["case"]]}" is not profiled: {row["our_runs"][-1]["not_profiled"]}'
+        for row in found["rows"] if row["our_runs"] and "not_profiled" in row["our_runs"][-1]
+    ]  # fmt: skip
+    if not (profiles or missing):
+        return ()
+    about = [
+        "Idle is the share of a step in which nothing runs on the GPU, with torch's profiler, which slows the host: without"
+        " it there is less."
+    ] * bool(profiles)
+    rows = [
+        (BESIDE[case], axis, *(f"{wait[key]:.1f}" for key in ("planned_ms", "measured_ms", "idle_ms", "planned_slower_ms")))
+        for case, one in profiles.items() if len(one["ranks"]) > 1
+        for axis, wait in one["exposed"].items() if max(wait.values()) >= LEAST
+    ]  # fmt: skip
+    if rows:
+        about += ["Exposed communication, by axis: milliseconds of a step in which compute waits for a collective or a message,"
+                  " planned and measured in up to three steps after those that are timed; how much of the idle time is a wait for"
+                  " one that no kernel shows; and by how much the plan has compute slower beside it, which the measured times of products contain. In the update, ranks wait for the last"
+                  " one."]  # fmt: skip
+    tables = [
+        table("case | axis | planned, ms | measured, ms | idle for it, ms | compute planned slower by, ms", rows)
+    ] * bool(rows)
+    return paragraph(" ".join([*about, *(f"{one}." for one in missing)])), *tables
 
 
 def more_memory(found: Record) -> str:
@@ -83,6 +123,7 @@ run at the rate that power allows, attention below it. In FP8 the output project
 fp32, and products of gradients accumulate as torchao's do by default. {more_memory(found).capitalize()}. The planned time of
 "{BESIDE[worst["case"]]}" is {worst["planned_over_measured"]:.2f} times the measured time.""",
         beside_table(found),
+        *waits_by_axis(found),
         records=["beside_torchtitan.json"],
     )
 
@@ -114,7 +155,9 @@ waits of the rank that is ahead, where {sums["predicted"] / 1e9:.0f} are planned
 the first are written. Other products take as much more beside collectives. The plan counts {-lost["Exposed: data"]:.1f} ms of that as exposed communication.
 The slower card adds {lost["Slowest rank"]:.1f} ms.""",
         beside_table(two),
+        *waits_by_axis(two),
         beside_table(h100),
+        *waits_by_axis(h100),
         records=[
             "beside_torchtitan_two.json",
             "beside_torchtitan_h100.json",
@@ -154,6 +197,7 @@ Where data parallelism lost time before that change, by `penteract profile` of s
 {profile["step"]["measured"] / 1e9:,.0f}, nearly all of that beside compute; the plan had {gather[0] + scatter[0]:,.0f} ms for them. Products took {lost["Matmuls"]:,.0f} ms more than
 planned, attention {lost["Attention"]:,.0f} ms.""",
         beside_table(found),
+        *waits_by_axis(found),
         records=["beside_torchtitan_four.json", "profile_a4_h200.json"],
     )
 

@@ -52,9 +52,14 @@ def planned_ms(group: str) -> dict[str, float]:
 
 def section(title: str, prose: str, *tables: str, records: Sequence[str]) -> str:
     """A heading, paragraphs, tables, and a list of the records they come from."""
-    filled = [textwrap.fill(one, 120, break_long_words=False, break_on_hyphens=False) for one in prose.split("\n\n")]
+    filled = [paragraph(one) for one in prose.split("\n\n")]
     listed = "\n".join(f"- {origin(file)}" for file in records)
     return "\n\n".join([f"## {title}", *filled, *tables, f"Records:\n\n{listed}"])
+
+
+def paragraph(prose: str) -> str:
+    """A paragraph, in lines."""
+    return textwrap.fill(prose, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def origin(file: str) -> str:

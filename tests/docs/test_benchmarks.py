@@ -78,3 +78,37 @@ def test_what_is_planned_for_records_is_what_the_record_says(monkeypatch: pytest
             assert told[name]["planned_ms"] == pytest.approx(planned, abs=0.006), (group, name)
             assert told[name]["measured_ms"] == pytest.approx(measured, abs=0.006)
             assert same is not False, (group, name)
+
+
+@pytest.fixture
+def beside_peers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    return importlib.import_module("sections.beside_peers")
+
+
+def _beside(*runs: dict[str, Any]) -> dict[str, Any]:
+    both, peer = {"allocated_gib": 60.0}, {"peer_mode": "stock", "peer_tok_s_gpu": {"stock": 100}}
+    return {"rows": [
+        {"case": case, "peer_runs": [both], "our_runs": [both | run], **peer, "tok_s_gpu": 110, "ratio": 1.1,
+         "planned_over_measured": 0.99, "planned_gib": 60.0}
+        for case, run in zip(("A2", "tp2", "pp2"), runs, strict=True)
+    ]}  # fmt: skip
+
+
+def test_waits_are_shown_where_a_record_has_them(beside_peers: Any) -> None:
+    none: dict[str, float] = {"measured_ms": 0.04, "planned_ms": 0.0, "planned_slower_ms": 0.0, "idle_ms": 0.0}
+    data: dict[str, float] = {"measured_ms": 5.46, "planned_ms": 5.49, "planned_slower_ms": 11.81, "idle_ms": 0.2}
+    one = {"profile": {"idle": 0.0021, "exposed": {"data": data, "update": none}, "ranks": [{}, {}]}}
+    found = _beside(one, {}, {"not_profiled": "rank 1: ValueError: no trace"})
+    head, _, *rows = beside_peers.beside_table(found).splitlines()
+    assert head.endswith("| torchtitan, GiB | ours, idle |")
+    assert [row.split(" | ")[-1] for row in rows] == ["0.2 % |", " |", " |"]
+    about, table = beside_peers.waits_by_axis(found)
+    assert about.replace("\n", " ").endswith('16 micro-batches" is not profiled: rank 1: ValueError: no trace.')
+    assert table.splitlines()[2:] == [f"| {beside_peers.BESIDE['A2']} | data | 5.5 | 5.5 | 0.2 | 11.8 |"]
+
+
+def test_a_record_without_them_is_shown_as_before(beside_peers: Any) -> None:
+    found = _beside({}, {}, {})
+    assert beside_peers.waits_by_axis(found) == ()
+    assert beside_peers.beside_table(found).splitlines()[0].endswith("| torchtitan, GiB |")

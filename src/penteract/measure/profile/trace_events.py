@@ -13,8 +13,8 @@ Kind = Literal["call", "compute", "collective", "wait", "copy"]
 TraceRows = Sequence[Mapping[str, Any]]
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
-# In these calls of a CPU run, what is not an operator is waiting.
-_WAITING = ("finish ", "wait ", "all_reduce ", "recv ", names.ADD, names.WIDEN)
+# Calls in which a step waits for others: of a CPU run, what is not an operator in them is waiting.
+WAITING = ("finish ", "wait ", "all_reduce ", "recv ", names.ADD, names.WIDEN)
 _OF_TORCH = ("gloo:", "nccl:", "unknown")  # annotations by torch itself, within those of the program
 # torch's operator that starts a collective -> gloo's own event of it.
 _GLOO = {
@@ -31,6 +31,7 @@ class Span(NamedTuple):
             "collective" (also while it is hidden), "copy"; "wait": a CPU waits for one
     name    of the program's part that launched it; "" for none
     kernel  its kernel or operator; "" for a call
+    asked   on a device: when the host asked for it
     """
 
     kind: Kind
@@ -39,11 +40,16 @@ class Span(NamedTuple):
     begin: int
     nanoseconds: int
     stream: int = 0
+    asked: int = 0
 
     @property
     def end(self) -> int:
         """When it is over."""
         return self.begin + self.nanoseconds
+
+    def since(self, moment: int) -> Span:
+        """The same, in nanoseconds from a moment."""
+        return self._replace(begin=self.begin - moment, asked=self.asked - moment)
 
 
 class RecordedStep(NamedTuple):
@@ -74,7 +80,7 @@ def recorded_steps(exported: Mapping[str, Any], numbers: Sequence[int]) -> list[
         whole = _annotation(rows, step_name(number))
         found = device_spans(rows, step_name(number)) if on_device else host_spans(rows, step_name(number))
         begin = nanoseconds(whole["ts"])
-        spans[number] = [span._replace(begin=span.begin + begin) for span in found]
+        spans[number] = [span.since(-begin) for span in found]
         ran = [s for s in spans[number] if s.kind != "call"] if on_device else []
         last = max((s.end for s in ran if s.kind == "compute"), default=max((s.end for s in ran), default=0))
         ends[number] = last or begin + nanoseconds(whole["dur"])
@@ -85,7 +91,7 @@ def recorded_steps(exported: Mapping[str, Any], numbers: Sequence[int]) -> list[
         own = spans[number]
         if on_device:
             own = [s for s in own if s.kind == "call"] + [s for s in ran if begin <= s.begin < end]
-        own = [span._replace(begin=span.begin - begin) for span in own]
+        own = [span.since(begin) for span in own]
         own.sort(key=lambda span: span.begin)
         steps.append(RecordedStep(base + begin, end - begin, own))
     return steps
@@ -104,7 +110,8 @@ def device_spans(rows: TraceRows, step: str) -> list[Span]:
         if at is None or not parts.begin <= at <= parts.end:
             continue
         kernel, stream = str(row["name"]), int(row["args"].get("stream", 0))
-        spans.append(parts.span(_kind(row["cat"], kernel), parts.at(at), kernel, row, stream))
+        span = parts.span(_kind(row["cat"], kernel), parts.at(at), kernel, row, stream)
+        spans.append(span._replace(asked=nanoseconds(at - parts.begin)))
     return sorted(spans, key=lambda span: span.begin)
 
 
@@ -120,7 +127,7 @@ def host_spans(rows: TraceRows, step: str) -> list[Span]:
         kind: Kind = "copy" if parts.name(i) in ("to_host", "from_host") else "compute"
         inside[i].append(parts.span(kind, parts.name(i), str(row["name"]), row, 0))
     for i, (_, _, name) in enumerate(parts.parts):
-        if name.startswith(_WAITING):
+        if name.startswith(WAITING):
             spans += _between(parts.call(i), inside[i])
     spans += (span for some in inside.values() for span in some)
     spans += _gloo(rows, parts, ops)

@@ -7,23 +7,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from penteract.measure.profile.recording import Recording
-from penteract.measure.profile.trace_events import RecordedStep, Span
+from penteract.measure.profile.trace_events import Kind, RecordedStep, Span
 
 PartOf = Callable[[str], str]
 GAPS = "launch"  # the part of moments in which nothing runs
 OWN = ("compute", "attention", "pointwise", "update", "unmatched")  # parts that are a rank's own work
 # On a GPU a collective that runs while nothing computes is exposed. On a CPU it runs in threads of gloo: exposed is
 # what the main thread waits for.
-_SHOWN = {True: ("compute", "collective", "copy"), False: ("compute", "wait", "copy")}
+_SHOWN: Mapping[bool, tuple[Kind, ...]] = {
+    True: ("compute", "collective", "copy"), False: ("compute", "wait", "copy")
+}  # fmt: skip
 
 
 class PartMoment(NamedTuple):
-    """A stretch of a step, in nanoseconds from its beginning: its part, and what ran; "" for nothing."""
+    """A stretch of a step, in nanoseconds from its beginning: its part, and the name and kind of what ran; "" and None
+    for nothing."""
 
     begin: int
     end: int
     part: str
     name: str
+    kind: Kind | None
 
 
 def moments(step: RecordedStep, part_of: PartOf, *, on_device: bool) -> Iterator[PartMoment]:
@@ -46,24 +50,26 @@ def moments(step: RecordedStep, part_of: PartOf, *, on_device: bool) -> Iterator
         else:
             running.discard(i)
     if at < step.nanoseconds:
-        yield PartMoment(at, step.nanoseconds, GAPS, "")
+        yield PartMoment(at, step.nanoseconds, GAPS, "", None)
 
 
 def attribute(step: RecordedStep, part_of: PartOf, *, on_device: bool) -> Counter[str]:
     """Nanoseconds of a step by part; they sum to the step."""
     found = Counter[str]()
-    for begin, end, part, _ in moments(step, part_of, on_device=on_device):
-        found[part] += end - begin
+    for moment in moments(step, part_of, on_device=on_device):
+        found[moment.part] += moment.end - moment.begin
     return found
 
 
-def _what(spans: list[Span], running: Iterable[int], kinds: tuple[str, ...], part_of: PartOf) -> tuple[str, str]:
-    """The part and the name of what counts among the spans that run."""
+def _what(
+    spans: list[Span], running: Iterable[int], kinds: tuple[Kind, ...], part_of: PartOf
+) -> tuple[str, str, Kind | None]:
+    """The part, the name and the kind of what counts among the spans that run."""
     chosen = min(((kinds.index(spans[i].kind), spans[i].begin, i) for i in running), default=None)
     if chosen is None:
-        return GAPS, ""
+        return GAPS, "", None
     span = spans[chosen[2]]
-    return "host" if span.kind == "copy" else part_of(span.name), span.name
+    return "host" if span.kind == "copy" else part_of(span.name), span.name, span.kind
 
 
 def rank_parts(recording: Recording, part_of: PartOf) -> dict[str, int]:

@@ -73,13 +73,14 @@ def bare(
 
 
 def profiled(
-    steps: TrainedSteps, *, count: int = PROFILED, barrier: Callable[[], None] = lambda: None
+    steps: TrainedSteps, *, count: int = PROFILED, warm: int = 1, barrier: Callable[[], None] = lambda: None
 ) -> list[RecordedStep]:
-    """The last `count` of `count` + 1 steps under torch's profiler, after one with names alone."""
+    """The last `count` of `count` + 1 steps under torch's profiler, after `warm` with names alone."""
     if steps.trainer.rank.device.type == "cpu":  # else each rank prints two lines of the profiler's own marks
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with named(steps.trainer), collected_between_steps():
-        steps.one()
+        for _ in range(warm):
+            steps.one()
         barrier()
         with profile(activities=_activities(steps.trainer.rank.device)) as seen:
             first = steps.done + 1
