@@ -106,7 +106,8 @@ CASES = {case.name: case for case in (
     Case("E4", **_FOUR | {"sequence_length": 131_072}, micro_batch_size=1, steps=15, rate=3e-5, layout={
         "tp": 4, "recompute": ("tp_all_gather", "rms_norm", "swiglu"), "fuse": ("norm", "mlp", "qkv", "loss")}),
     Case("F4", "qwen3-30b-a3b", {"layers": 16}, "qwen3", "30B-A3B", {"n_layers": 16, "max_seq_len": 4096}, 4096, 4,
-         151_936, parts={"moe": {"balance": "none"}}, gpus=4, peer_modes=("stock",), layout={"dp": 4, "zero": 2},
+         151_936, parts={"moe": {"balance": "none"}}, gpus=4, peer_modes=("stock",), layout={
+             "dp": 4, "ep": 2, "ep_method": "all_gather", "zero": 1},
          peer_arguments=("--parallelism.expert_parallel_degree", "4")),
 )}  # fmt: skip
 
