@@ -1,8 +1,9 @@
 """The time of operations on a hot device.
 
-In a training step, power limits the clock of a GPU, so bursts are faster than any step. About 20 ms of large products
-run before each operation that is timed. Attention may take most of a step and needs less power than products, so that
-the clock is higher there: it is timed between the products of its layer.
+In a training step, power limits the clock of a GPU, so bursts are faster than any step: large products run for 300 ms,
+until the clock has settled, and for about 20 ms before each round of the operation that is timed. The device never
+idles between rounds. Attention may take most of a step and needs less power than products, so that the clock is higher
+there: it is timed between the products of its layer.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class HotClock:
 
     device: torch.device
     _filler: Op | None = field(default=None, init=False)
-    _fill: int = field(default=0, init=False)
+    _filler_ms: float = field(default=0.0, init=False)
 
     def microseconds(self, op: Op) -> float:
         """Of one operation, after warming up."""
@@ -39,11 +40,13 @@ class HotClock:
         op()
         torch.cuda.synchronize()
         times = max(1, min(MOST_REPEATS, round(REPEAT_MS / max(_events(op, 2), 1e-3))))
-        found = list[float]()
+        self.heat(WARM_MS)
+        marks = list[tuple[torch.cuda.Event, torch.cuda.Event]]()
         for _ in range(ROUNDS):
             self.heat()
-            found.append(_events(op, times))
-        return 1e3 * statistics.median(found)
+            marks.append(_marked(op, times))
+        torch.cuda.synchronize()
+        return 1e3 * statistics.median(begin.elapsed_time(end) / times for begin, end in marks)
 
     def microseconds_in_layer(self, op: Op, around: float) -> float:
         """Of one operation between products of `around` FLOPs, once the clock has settled."""
@@ -56,14 +59,11 @@ class HotClock:
         products = max(1, round(calls * around / FILLER_FLOPS))
         each = _events(op, 2) * calls + _events(self.filler, 2) * products
         warm, timed = (max(3, ceil(ms / each)) for ms in (WARM_MS, TIMED_MS))
-        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(warm + timed)]
-        for begin, end in marks:
+        marks = list[tuple[torch.cuda.Event, torch.cuda.Event]]()
+        for _ in range(warm + timed):
             for _ in range(products):
                 self.filler()
-            begin.record()
-            for _ in range(calls):
-                op()
-            end.record()
+            marks.append(_marked(op, calls))
         torch.cuda.synchronize()
         return 1e3 * statistics.median(begin.elapsed_time(end) / calls for begin, end in marks[warm:])
 
@@ -90,10 +90,10 @@ class HotClock:
         """The product of bf16 matrices of 8192 by 8192 that heats: `FILLER_FLOPS`."""
         return self._filler or self._heater()
 
-    def heat(self) -> None:
-        """About 20 ms of large products on the device. The host goes on."""
+    def heat(self, milliseconds: float = FILL_MS) -> None:
+        """About so long of large products on the device. The host goes on."""
         filler = self.filler
-        for _ in range(self._fill):
+        for _ in range(max(1, round(milliseconds / self._filler_ms))):
             filler()
 
     def _heater(self) -> Op:
@@ -103,20 +103,26 @@ class HotClock:
             torch.mm(a, b, out=out)
 
         heat()
-        self._fill = max(1, round(FILL_MS / _events(heat, 10)))
+        self._filler_ms = _events(heat, 10)
         self._filler = heat
         return heat
 
 
 def _events(op: Op, times: int) -> float:
     """Milliseconds of one of `times` operations, by the device's own clock."""
+    begin, end = _marked(op, times)
+    end.synchronize()
+    return begin.elapsed_time(end) / times
+
+
+def _marked(op: Op, times: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Events of the device before `times` operations and after them. The host goes on."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(times):
         op()
     end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / times
+    return begin, end
 
 
 def _on_cpu(op: Op) -> float:
