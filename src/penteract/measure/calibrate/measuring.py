@@ -81,15 +81,19 @@ def measure(every: Sequence[Workload], rows: MeasuredRows, clock: HotClock, budg
 
 
 def _one(workload: Workload, clock: HotClock) -> float | None:
-    """Microseconds; None where the device has too little memory, or the library refuses the shape."""
+    """Microseconds; None where the device has too little memory, or the library refuses the shape. A GPU's memory is
+    freed only where it is short: meanwhile the GPU would cool down."""
     try:
         return workload.microseconds(clock)
-    except (RuntimeError, NotImplementedError):  # torch's out of memory is one
+    except torch.cuda.OutOfMemoryError:
+        gc.collect()
+        torch.cuda.empty_cache()
+    except (RuntimeError, NotImplementedError):
         return None
-    finally:
-        if clock.device.type == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()
+    try:
+        return workload.microseconds(clock)
+    except RuntimeError:
+        return None
 
 
 def versions(device: torch.device) -> dict[str, str]:
