@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
+from penteract.config.device_words import device_word, of_cpu
 from penteract.config.files.keys import ELSEWHERE, keys
 from penteract.config.files.sections import Kernels
 from penteract.config.hardware import HEADROOM, Cluster
@@ -158,6 +159,15 @@ class Ask:
             ep_method=ask.ep_method(layout.ep),
         )  # fmt: skip
         return as_text(layout, usual)
+
+    def devices(self, count: int = 1) -> str:
+        """What one rank has, or so many, in words: GPUs, or processes of a CPU."""
+        return device_word(count, on_cpus=of_cpu(self.cluster))
+
+    @property
+    def more_memory(self) -> str:
+        """What would have room for what does not fit: processes of a CPU share its memory, so more of them do not."""
+        return "a host with more memory" if of_cpu(self.cluster) else "more GPUs"
 
     @property
     def usable(self) -> int:
