@@ -10,7 +10,7 @@ from typing import Any
 from penteract.config.device_words import device_word, of_cpu
 from penteract.config.files.keys import ELSEWHERE, keys
 from penteract.config.files.sections import Kernels
-from penteract.config.hardware import HEADROOM, Cluster
+from penteract.config.hardware import HEADROOM, Cluster, Gpu
 from penteract.config.layout import (
     ATTENTION_KERNELS,
     COLLECTIVES,
@@ -113,9 +113,14 @@ class Ask:
         """The question in one precision, for each of them."""
         return tuple(replace(self, precision=p, also=()) for p in (self.precision, *self.also))
 
+    @property
+    def gpu(self) -> Gpu | None:
+        """What kernels are chosen for; None for a CPU, which runs none that are written for GPUs."""
+        return None if of_cpu(self.cluster) else self.cluster.gpu
+
     def attention(self, cp: int, method: CpMethod) -> AttentionKernel:
         """The fastest attention kernel for such layouts on GPUs; the reference kernel without a GPU."""
-        gpu = self.cluster.gpu
+        gpu = self.gpu
         if gpu is None:
             return "reference"
         return fastest_attention(self.model, cp, method, self.precision, self.packages, capability=gpu.capability)
@@ -123,11 +128,11 @@ class Ask:
     @property
     def elementwise(self) -> Elementwise:
         """The fastest elementwise kernels on GPUs; the reference kernels without a GPU."""
-        return "reference" if self.cluster.gpu is None else fastest_elementwise(self.precision)
+        return "reference" if self.gpu is None else fastest_elementwise(self.precision)
 
     def fuse(self, tp: int, elementwise: Elementwise) -> tuple[Fusion, ...]:
         """The ops that are fused where these kernels compute them: all with Triton's, none with plain torch."""
-        gpu = self.cluster.gpu
+        gpu = self.gpu
         if elementwise == "reference":
             return ()
         if gpu is None:
@@ -136,7 +141,7 @@ class Ask:
 
     def experts(self, expert_tp: int) -> ExpertKernel:
         """The fastest kernel for experts' products on GPUs; the reference kernel without a GPU."""
-        gpu, part = self.cluster.gpu, Layout(expert_tp=expert_tp)
+        gpu, part = self.gpu, Layout(expert_tp=expert_tp)
         if gpu is None:
             return "reference"
         return fastest_experts(self.model, part, self.precision, self.packages, capability=gpu.capability)

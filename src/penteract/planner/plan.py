@@ -51,8 +51,7 @@ SLOWER_FP8 = ("FP8 gains less than planned: recorded steps took 1.05 to 1.15 tim
 EVEN_EXPERTS = ("where ep > 1, experts of every {one} are planned with as many tokens as those of the others: in "
                 "training, the {one} with the most takes more memory, and all wait for it; --imbalance 1.2 plans for "
                 "20 % more")  # fmt: skip
-
-
+SHARED_CPU = "processes of a CPU share its cores and its memory; here each is planned with all of both"
 NOT_REACHED = "not looked at: the search was stopped"
 
 
@@ -161,6 +160,8 @@ class Plan:
             notes.append(SLOWER_FP8)
         if self.ask.imbalance == 1 and any(one.layout.ep > 1 for one in self.layouts):
             notes.append(EVEN_EXPERTS.format(one=self.ask.devices()))
+        if of_cpu(self.ask.cluster) and self.ask.cluster.gpus > 1:
+            notes.append(SHARED_CPU)
         return tuple(notes)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from penteract.api import plan
 from penteract.config.catalog.hardware import FOLDER
 from penteract.config.device_words import CPU, device_word, of_cpu
 from penteract.config.hardware import cluster
+from penteract.config.resolve.resolved_run import resolve
+from penteract.measure.rehearse.rehearsing import target_of
 
 MEASURED = (FOLDER / "8xh200.toml").read_text(encoding="utf-8")
 MEASURED = re.sub(r"^\[process\]\n(?:\w+ = .*\n)*", "", MEASURED, flags=re.MULTILINE)  # of GPUs alone
@@ -46,6 +49,29 @@ def test_its_ranks_are_processes_throughout(tell: Tell, mine: Path) -> None:
     of_processes(mine, 4)
     shared = tell("plan", *STEP, "--fix", "pp=2", "--why", 1).out
     assert "What takes the memory of the fullest process, of pipeline rank" in shared and "GPU" not in shared
+
+
+def test_its_kernels_run_on_a_cpu(tell: Tell, started: list[dict[str, Any]], mine: Path) -> None:
+    """Those for GPUs were planned, and `train` then refused the run file."""
+    assert tell("plan", *STEP, "--out", "run.toml").code == 0
+    layout = resolve("run.toml").run.layout
+    assert (layout.elementwise, layout.attention, layout.fuse) == ("reference", "reference", ())
+    told = tell("train", "run.toml")
+    assert (told.code, told.err, len(started)) == (0, "", 1)
+    of_experts = plan("tiny-moe", str(mine), sequence_length=256, batch="16seqs", precision="fp32").best
+    assert of_experts.layout.experts == "reference"
+    assert target_of(started[0]["resolved"].run, cluster(str(mine))).type == "cpu"
+
+
+def test_several_processes_are_said_to_share_it(tell: Tell, mine: Path) -> None:
+    note = "Note: processes of a CPU share its cores and its memory; here each is planned with all of both"
+    assert note not in tell("plan", *STEP).out
+    of_processes(mine, 2)
+    assert note in tell("plan", *STEP).out
+
+
+def test_a_cpu_is_measured_not_named(tell: Tell) -> None:
+    assert tell("plan", "tiny", "--gpus", "cpu").err.endswith(" · fix: penteract calibrate, then --gpus here\n")
 
 
 def test_more_processes_are_no_fix_where_memory_is_short(tell: Tell, mine: Path) -> None:

@@ -79,8 +79,9 @@ def counted(plan: Plan, seconds: float) -> str:
     if counts.between.looked_at:
         b = counts.between
         looked, tried, fit = map(show_whole, (b.looked_at, b.tried, b.fit))
-        lines.append(f"Selective recomputation: for {looked} layouts that fit with full recomputation, "
-                    f"{tried} selective variants were tried; {fit} fit.")  # fmt: skip
+        one = b.looked_at == 1
+        lines.append(f"Selective recomputation: for {looked} {'layout that fits' if one else 'layouts that fit'} with "
+                    f"full recomputation, {tried} selective variants were tried; {fit} fit.")  # fmt: skip
     return "\n".join(lines)
 
 
