@@ -186,7 +186,7 @@ def check_kernels(ask: Ask, layout: Layout, flag: str) -> None:
     def fastest(setting: str) -> str:
         able = {
             "attention": ask.attention(layout.cp, layout.cp_method), "experts": ask.experts(layout.expert_tp),
-            "fuse": fusions_word(ask.fuse(layout.tp, layout.elementwise)),
+            "fuse": fusions_word(ask.fuse(layout.tp, layout.elementwise)), "elementwise": ask.elementwise,
         }  # fmt: skip
         return f"{flag} {setting}={able[setting]}, or leave {setting} out"
 

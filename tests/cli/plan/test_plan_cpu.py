@@ -63,6 +63,16 @@ def test_its_kernels_run_on_a_cpu(tell: Tell, started: list[dict[str, Any]], min
     assert target_of(started[0]["resolved"].run, cluster(str(mine))).type == "cpu"
 
 
+@pytest.mark.parametrize("kernel", ["elementwise=triton", "attention=flash", "attention=cudnn"])
+def test_kernels_for_gpus_are_refused(tell: Tell, mine: Path, kernel: str) -> None:
+    assert mine.is_file()
+    setting = kernel.partition("=")[0]
+    for option in ("--fix", "--layout"):
+        told = tell("plan", *STEP, option, kernel)
+        assert told.code == 2 and told.err.endswith(f" · fix: {option} {setting}=reference, or leave {setting} out\n")
+    assert tell("plan", *STEP, "--fix", f"{setting}=reference").code == 0
+
+
 def test_several_processes_are_said_to_share_it(tell: Tell, mine: Path) -> None:
     note = "Note: processes of a CPU share its cores and its memory; here each is planned with all of both"
     assert note not in tell("plan", *STEP).out
