@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from faults.test_saved_state import session
 from penteract.config.layout import Layout
 from penteract.config.resolve.presets import TINY, TINY_MOE
 from penteract.config.resolve.resolved_run import resolve
@@ -88,6 +89,19 @@ def test_a_run_that_stays_on_the_cpu_where_gpus_are_says_so(monkeypatch: pytest.
     assert stays_on_cpus(on_cpus, f"{resume} --precision.device cpu") == "" == stays_on_cpus(anew, resume)
     there[0] = False
     assert stays_on_cpus(on_cpus, resume) == ""
+
+
+def test_a_resumed_run_tells_its_device_and_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (run := tmp_path / "run").mkdir()
+    session(run, "--training.steps=2", "--precision.device=cpu").go()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    caplog.set_level("INFO", logger="penteract")
+    session(run, "--training.steps=3", "--precision.device=cpu", resume=True)
+    assert "resumed from step 2 of run" in caplog.messages
+    assert any(line.startswith("this run computes on the CPU as when it began") for line in caplog.messages)
 
 
 @pytest.mark.parametrize(
