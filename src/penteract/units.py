@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from math import isfinite
+from pathlib import Path
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -78,6 +79,12 @@ def printable(text: str, most: int = 0) -> str:
     """A text for a message: "?" for what does not print, and cut after `most` characters (0: all of it)."""
     safe = "".join(c if c.isprintable() else "?" for c in text)
     return f"{safe[: most - 3]}..." if 0 < most < len(safe) else safe
+
+
+def show_path(path: Path) -> str:
+    """A path for people: from the current folder where it lies in it, else as it is."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
 
 
 def show_seconds(s: Seconds) -> str:

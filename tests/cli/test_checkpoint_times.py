@@ -1,10 +1,12 @@
-"""When a checkpoint was saved, as `penteract checkpoints` says."""
+"""What `penteract checkpoints` says: when each was saved, and of which run there are none."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from penteract.cli.checkpoints import _row
 
@@ -20,3 +22,10 @@ def test_a_checkpoint_that_is_proven_later_was_saved_when_its_manifest_was_writt
     manifest.unlink()  # of a damaged one
     os.utime(tmp_path, (2e9, 2e9))
     assert _row(one, tmp_path, "damaged").saved == "2033-05-18T03:33:20+00:00"
+
+
+def test_a_run_without_checkpoints_is_named(tell: Callable[..., Any], tmp_path: Path) -> None:
+    """`latest` may be one that has just begun."""
+    (tmp_path / "runs" / "a" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "run.toml").touch()
+    assert tell("checkpoints", "latest").out == "runs/a: no checkpoints yet\n"

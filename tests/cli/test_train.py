@@ -178,6 +178,8 @@ UNSECTIONED = "error[USAGE]: a value of the run is named with its section · fou
         (["--resume", "\0"], "error[RUN]: no such folder"),
         (["--compare", "."], "error[RUN]: a folder without run.toml is no run"),
         (["none.toml"], "error[FILE]: cannot be read: No such file"),
+        (["tiny-moe"], "error[FILE]: the name of a preset or a model, where a run file is expected · found tiny-moe"),
+        (["llama-3.1-8b"], "error[FILE]: the name of a preset or a model, where a run file is expected"),
         (["data.source=none.txt"], "error[FILE]: no such file or folder · data.source (--data.source) · found none"),
         (["tokenizer.source=none.json"], "error[FILE]: no such file or folder · tokenizer.source"),
         (["--tp", "4"], "error[USAGE]: a value of the run is named with its section · found --tp · fix: --parallel.tp"),

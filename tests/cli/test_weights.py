@@ -158,12 +158,29 @@ def test_another_model_is_named_by_field(tell: Tell, started: Calls, llama: Path
 
 def test_what_is_nowhere_or_nothing(tell: Tell, started: Calls, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for name, line in (("none", "RUN]: no such folder · --init"), ("empty", "WEIGHTS]: no weights here · --init"),
-                       ("latest", "RUN]: there is no run yet"), ("\0", "RUN]: no such folder")):  # fmt: skip
+    for name, line in (("none", "WEIGHTS]: no such folder · --init"), ("empty", "WEIGHTS]: no weights here · --init"),
+                       ("latest", "RUN]: there is no run yet"), ("\0", "WEIGHTS]: no such folder")):  # fmt: skip
         told = tell("train", "--init", name)
         assert told.code == 2 and line in told.err
     run = a_run(tmp_path / "runs" / "a")
     assert "found --resume and --init" in tell("train", "--init", run, "--resume", run).err
+    assert not started
+
+
+def test_the_weights_that_were_probably_meant(tell: Tell, started: Calls, llama: Path, tmp_path: Path) -> None:
+    (run := a_run(tmp_path / "runs" / "a-run-of-today") / "checkpoints" / "step-00000040").mkdir()
+    (run / "manifest.json").touch()
+    (tmp_path / "lama.txt").touch()
+    for name, fix in (
+        ("lama", "--init llama"), ("./llama-", "--init llama"), ("a-run-of-tody", "--init runs/a-run-of-today"),
+        ("runs/a-run-of-today/checkpoints/step-40", "--init runs/a-run-of-today/checkpoints/step-00000040"),
+        ("nothing-like-it", "check the path"), ("runs", "check the path"),
+        ("Qwen/Qwen3-0.6B", "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B, then --init Qwen3-0.6B"),
+    ):  # fmt: skip
+        told = tell("train", "--init", name)
+        assert told.code == 2 and told.err.endswith(f" · fix: {fix}\n"), told.err
+        for taken in ("a Hugging Face folder", "a run's folder", "a step in its checkpoints", "latest"):
+            assert taken in told.err
     assert not started
 
 
@@ -203,7 +220,7 @@ def test_fewer_rows_where_a_table_was_padded(tell: Tell, llama: Path, tmp_path: 
     ("words", "line"),
     [
         (["llama", "llama"], "FILE]: it exists already"),
-        (["none", "to"], "RUN]: no such folder · convert"),
+        (["none", "to"], "WEIGHTS]: no such folder · convert"),
         (["llama", "to", "--shard-gib", "0"], "VALUE]: not a file size"),
         (["llama", "to", "--vocab-size", "-1"], "VALUE]: not a number of rows"),
         (["llama", "to", "--dtype", "int3"], "USAGE]"),

@@ -194,7 +194,8 @@ def test_training_commands_run_in_their_order(tmp_path: Path) -> None:
         if "--compare" in words:
             assert "largest difference to" in done.stdout
         if "--resume" in words:
-            assert f"resumed from step {i}" in done.stderr
+            assert f"resumed from step {i} of runs/" in done.stderr
+            assert " s of training · runs/" in done.stdout
 
 
 def test_tour_is_as_long_as_it_says() -> None:

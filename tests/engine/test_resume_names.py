@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from faults.test_saved_state import session
 from penteract.config.layout import Layout
 from penteract.config.resolve.presets import TINY, TINY_MOE
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import LearningRateSchedule, Optimizer, Precision, RunSpec, Training
 from penteract.engine import checkpoint
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.session.resume import check_resume, other_precision, other_rate, resume_settings
+from penteract.engine.session.resume import check_resume, other_precision, other_rate, resume_settings, stays_on_cpus
 from penteract.errors import BadInput
 from penteract.step.learning_rate import rate
+from penteract.units import show_path
 
 SPEC = RunSpec(model=TINY, layout=Layout(), sequence_length=64, train=Training(steps=9))
 
@@ -70,6 +72,36 @@ def test_another_precision_may_go_on_and_is_told(tmp_path: Path):
     assert other_precision(resume_settings(BF16), BF16) == "" == other_precision(resume_settings(SPEC), SPEC)
     old = {key: value for key, value in resume_settings(SPEC).items() if key != "precision"}
     assert other_precision(old, BF16) == ""  # it is not known
+
+
+def test_a_path_in_the_current_folder_is_told_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert show_path(tmp_path / "runs" / "a") == "runs/a" == show_path(Path("runs/a"))
+    assert show_path(tmp_path.parent / "b") == str(tmp_path.parent / "b")
+
+
+def test_a_run_that_stays_on_the_cpu_where_gpus_are_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    resume, there = "penteract train --resume latest", [True]
+    on_cpus, anew = (replace(SPEC, precision=Precision(device=device)) for device in ("cpu", "auto"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there[0])
+    line = "this run computes on the CPU as when it began; --precision.device auto takes the GPUs"
+    assert stays_on_cpus(on_cpus, resume) == line
+    assert stays_on_cpus(on_cpus, f"{resume} --precision.device cpu") == "" == stays_on_cpus(anew, resume)
+    there[0] = False
+    assert stays_on_cpus(on_cpus, resume) == ""
+
+
+def test_a_resumed_run_tells_its_device_and_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (run := tmp_path / "run").mkdir()
+    session(run, "--training.steps=2", "--precision.device=cpu").go()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    caplog.set_level("INFO", logger="penteract")
+    session(run, "--training.steps=3", "--precision.device=cpu", resume=True)
+    assert "resumed from step 2 of run" in caplog.messages
+    assert any(line.startswith("this run computes on the CPU as when it began") for line in caplog.messages)
 
 
 @pytest.mark.parametrize(

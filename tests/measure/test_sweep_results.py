@@ -64,7 +64,7 @@ def test_what_is_left_of_a_sweep_is_listed_with_about_what_it_costs(capsys: pyte
     unknown = sweep(row(replace(case(1), predicted=replace(case(1).predicted, step_s=None)), state="pending"))
     show(*unfinished(replace(unknown, settings=replace(unknown.settings, on_cpus=True))))
     told = capsys.readouterr().out
-    assert "about 4.0 process-minutes, for starts alone, 30 s each: steps are not predicted" in told
+    assert "about 0.4 process-minutes, for starts alone, 3 s each: steps are not predicted" in told
     assert "GPU" not in told
     show(*unfinished(sweep(ended)))
     assert capsys.readouterr().out.splitlines()[1:] == ["0 cases to run"]

@@ -18,7 +18,7 @@ from penteract.cli.resolve.folders import find_run
 from penteract.config.files.keys import keys
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.errors import BadInput, CorruptData, PenteractError
-from penteract.units import show_bytes
+from penteract.units import show_bytes, show_path
 
 EXAMPLES = (
     "penteract checkpoints",
@@ -69,7 +69,7 @@ def checkpoints(
     if json:
         print(dumps({"run": str(folder), "checkpoints": [asdict(row) for row in rows], "removed": removed}))
     else:
-        _show(rows, removed)
+        _show(folder, rows, removed)
     return CorruptData.exit_code if any(row.state == "damaged" for row in rows) else 0
 
 
@@ -115,14 +115,14 @@ def _prune(folder: Path, keep: int) -> list[str]:
     return [str(at) for at in before if not at.exists()]
 
 
-def _show(rows: Sequence[CheckpointRow], removed: Sequence[str]) -> None:
+def _show(folder: Path, rows: Sequence[CheckpointRow], removed: Sequence[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     for at in removed:
         print(f"removed {at}")
     if not rows:
-        print("no checkpoints")
+        print(f"{show_path(folder)}: no checkpoints yet")
         return
     table = Table(box=None, pad_edge=False)
     for name in ("step", "epoch", "size"):

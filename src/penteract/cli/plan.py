@@ -17,6 +17,7 @@ from penteract.api import plan as ask_plan
 from penteract.cli.resolve.overrides import parts_of_precision
 from penteract.cli.resolve.planning.files import check_files, not_written, report_if_stopped, write_all
 from penteract.cli.resolve.planning.progress_line import ProgressLine, on_a_terminal, terminal_width
+from penteract.config.device_words import of_cpu
 from penteract.config.hardware import HEADROOM
 from penteract.errors import BadInput
 from penteract.planner.options import check_option, check_options
@@ -169,7 +170,7 @@ def _show(
     draw: bool,
 ) -> None:
     if cost:
-        print("\n" + wrapped(spent(cost, found.ask.cluster.gpus), terminal_width()))
+        print("\n" + wrapped(spent(cost, found.ask.cluster.gpus, on_cpus=of_cpu(found.ask.cluster)), terminal_width()))
     if why:
         print("\n" + _where(found, chosen, every=every))
     if draw:

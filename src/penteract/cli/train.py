@@ -54,7 +54,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         str | None, Parameter(help="A run folder, or latest: compare losses and the first gradients.")] = None,
     resume: Annotated[str | None, Parameter(help="A run folder, or latest: continue from its last checkpoint.")] = None,
     init: Annotated[
-        str | None, Parameter(help="Weights to start from: a Hugging Face folder, a run folder, or latest.")] = None,
+        str | None, Parameter(help="Weights to start from: a Hugging Face folder, a run, its step, or latest.")] = None,
     into: Annotated[
         Path | None, Parameter(help="The run's folder, made if need be. A checkpoint in it is resumed.")] = None,
     slurm: Annotated[

@@ -395,4 +395,5 @@ def _named(table: Tables, name: str, what: str) -> str:
         return names[name.lower()]
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     raise BadInput(what.upper(), f"no such {what}", found=name, allowed=", ".join(table),
-                   fix=f"use {names[near[0]]}" if near else "choose one of these")  # fmt: skip
+                   fix=f"use {names[near[0]]}" if near else "penteract calibrate, then --gpus here"
+                   if name.lower() == "cpu" else "choose one of these")  # fmt: skip

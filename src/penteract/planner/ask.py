@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
+from penteract.config.device_words import device_word, of_cpu
 from penteract.config.files.keys import ELSEWHERE, keys
 from penteract.config.files.sections import Kernels
-from penteract.config.hardware import HEADROOM, Cluster
+from penteract.config.hardware import HEADROOM, Cluster, Gpu
 from penteract.config.layout import (
     ATTENTION_KERNELS,
     COLLECTIVES,
@@ -112,9 +113,14 @@ class Ask:
         """The question in one precision, for each of them."""
         return tuple(replace(self, precision=p, also=()) for p in (self.precision, *self.also))
 
+    @property
+    def gpu(self) -> Gpu | None:
+        """What kernels are chosen for; None for a CPU, which runs none that are written for GPUs."""
+        return None if of_cpu(self.cluster) else self.cluster.gpu
+
     def attention(self, cp: int, method: CpMethod) -> AttentionKernel:
         """The fastest attention kernel for such layouts on GPUs; the reference kernel without a GPU."""
-        gpu = self.cluster.gpu
+        gpu = self.gpu
         if gpu is None:
             return "reference"
         return fastest_attention(self.model, cp, method, self.precision, self.packages, capability=gpu.capability)
@@ -122,11 +128,11 @@ class Ask:
     @property
     def elementwise(self) -> Elementwise:
         """The fastest elementwise kernels on GPUs; the reference kernels without a GPU."""
-        return "reference" if self.cluster.gpu is None else fastest_elementwise(self.precision)
+        return "reference" if self.gpu is None else fastest_elementwise(self.precision)
 
     def fuse(self, tp: int, elementwise: Elementwise) -> tuple[Fusion, ...]:
         """The ops that are fused where these kernels compute them: all with Triton's, none with plain torch."""
-        gpu = self.cluster.gpu
+        gpu = self.gpu
         if elementwise == "reference":
             return ()
         if gpu is None:
@@ -135,7 +141,7 @@ class Ask:
 
     def experts(self, expert_tp: int) -> ExpertKernel:
         """The fastest kernel for experts' products on GPUs; the reference kernel without a GPU."""
-        gpu, part = self.cluster.gpu, Layout(expert_tp=expert_tp)
+        gpu, part = self.gpu, Layout(expert_tp=expert_tp)
         if gpu is None:
             return "reference"
         return fastest_experts(self.model, part, self.precision, self.packages, capability=gpu.capability)
@@ -159,6 +165,15 @@ class Ask:
         )  # fmt: skip
         return as_text(layout, usual)
 
+    def devices(self, count: int = 1) -> str:
+        """What one rank has, or so many, in words: GPUs, or processes of a CPU."""
+        return device_word(count, on_cpus=of_cpu(self.cluster))
+
+    @property
+    def more_memory(self) -> str:
+        """What would have room for what does not fit: processes of a CPU share its memory, so more of them do not."""
+        return "a host with more memory" if of_cpu(self.cluster) else "more GPUs"
+
     @property
     def usable(self) -> int:
         """Bytes of a GPU that tensors may take; 0 if its memory is not known."""
@@ -171,7 +186,7 @@ def check_kernels(ask: Ask, layout: Layout, flag: str) -> None:
     def fastest(setting: str) -> str:
         able = {
             "attention": ask.attention(layout.cp, layout.cp_method), "experts": ask.experts(layout.expert_tp),
-            "fuse": fusions_word(ask.fuse(layout.tp, layout.elementwise)),
+            "fuse": fusions_word(ask.fuse(layout.tp, layout.elementwise)), "elementwise": ask.elementwise,
         }  # fmt: skip
         return f"{flag} {setting}={able[setting]}, or leave {setting} out"
 

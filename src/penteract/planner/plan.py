@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penteract.config.device_words import of_cpu
 from penteract.config.hardware import Cluster
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import Policy
@@ -32,7 +33,7 @@ from penteract.planner.options import errors_for
 from penteract.planner.search.best import Search, Timed
 from penteract.planner.search.between import Between, candidates
 from penteract.planner.search.frontier import Frontier
-from penteract.planner.search.grow import Make, larger_cluster
+from penteract.planner.search.grow import Make, larger_cluster, larger_fix
 from penteract.planner.search.priced import TOO_LARGE, Miss, Priced
 from penteract.planner.search.progress import Pulse, Stopped, Watch
 from penteract.planner.search.workers import looking_ahead
@@ -47,11 +48,10 @@ from penteract.units import show_bytes
 # benchmarks/results/planned_times.json, memory_options_8b_2xh200
 SLOWER_FP8 = ("FP8 gains less than planned: recorded steps took 1.05 to 1.15 times as long as planned, those of bf16 "
               "1.00 times, and 1.85 times with quantisation by plain torch (elementwise=reference)")  # fmt: skip
-EVEN_EXPERTS = ("where ep > 1, experts of every GPU are planned with as many tokens as those of the others: in "
-                "training, the GPU with the most takes more memory, and all wait for it; --imbalance 1.2 plans for "
+EVEN_EXPERTS = ("where ep > 1, experts of every {one} are planned with as many tokens as those of the others: in "
+                "training, the {one} with the most takes more memory, and all wait for it; --imbalance 1.2 plans for "
                 "20 % more")  # fmt: skip
-
-
+SHARED_CPU = "processes of a CPU share its cores and its memory; here each is planned with all of both"
 NOT_REACHED = "not looked at: the search was stopped"
 
 
@@ -130,11 +130,13 @@ class Plan:
             return self.off_hosts(offloads)
         if not nearest:
             return BadInput("FIT", "no layout is possible: each breaks a rule", where=name,
-                            found=next(iter(self.counts.refused), ""), fix="another --batch, --seq or number of GPUs, "
+                            found=next(iter(self.counts.refused), ""),
+                            fix=f"another --batch, --seq or number of {self.ask.devices(2)}, "
                             "or fewer values held by --fix")  # fmt: skip
         other = "another layout, " * (self.counts.enumerated == 1)
-        fix = f"--gpus {self.larger[0].name}" if self.larger else f"{other}more GPUs, or a shorter --seq"
-        return BadInput("FIT", "no layout fits", where=name, found=f"{show_bytes(nearest[0].allocated)} a GPU",
+        fix = larger_fix(self.larger[0]) if self.larger else f"{other}{self.ask.more_memory}, or a shorter --seq"
+        return BadInput("FIT", "no layout fits", where=name,
+                        found=f"{show_bytes(nearest[0].allocated)} a {self.ask.devices()}",
                         allowed=show_bytes(self.ask.usable), fix=fix)  # fmt: skip
 
     def off_hosts(self, estimate: LayoutEstimate) -> BadInput | None:
@@ -144,7 +146,7 @@ class Plan:
             return None
         ranks = min(estimate.layout.world, cluster.gpus_per_node)
         return BadInput("FIT", "what is offloaded does not fit a host", where=cluster.name,
-                        found=f"{show_bytes(estimate.host * ranks)} of {ranks} GPUs",
+                        found=f"{show_bytes(estimate.host * ranks)} of {ranks} {self.ask.devices(ranks)}",
                         allowed=f"{cluster.host_memory_gib:.2f} GiB (node.host_memory_gib)",
                         fix="offload less, or more hosts")  # fmt: skip
 
@@ -157,7 +159,9 @@ class Plan:
         if any(one.precision.fp8 for one in self.ask.each):
             notes.append(SLOWER_FP8)
         if self.ask.imbalance == 1 and any(one.layout.ep > 1 for one in self.layouts):
-            notes.append(EVEN_EXPERTS)
+            notes.append(EVEN_EXPERTS.format(one=self.ask.devices()))
+        if of_cpu(self.ask.cluster) and self.ask.cluster.gpus > 1:
+            notes.append(SHARED_CPU)
         return tuple(notes)
 
     @property
@@ -243,7 +247,7 @@ def plan_layouts(
     if number > len(best) > 0:
         raise _no_such(number, len(best))
     counts = _counts(enumerated, search, between, {behind(most): frontier.left})
-    larger = None if best else larger_cluster(ask, make)
+    larger = None if best or of_cpu(ask.cluster) else larger_cluster(ask, make)
     return Plan(ask, counts, tuple(best), search, larger)
 
 

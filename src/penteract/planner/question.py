@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penteract.config import catalog
+from penteract.config.device_words import of_cpu
 from penteract.config.files.keys import find_key
 from penteract.config.files.machine_file import machine_named
 from penteract.config.hardware import HEADROOM, Cluster, check_cluster, cluster
@@ -87,9 +88,10 @@ def question(  # noqa: PLR0913 (a question has many parts)
         precision=first, also=tuple(also), optimizer=_optimizer(optimizer), headroom=headroom,
         imbalance=imbalance, tp_across_nodes=tp_across_nodes, pins=pins or {}, packages=_packages(packages, gpus),
     )  # fmt: skip
-    for setting in ("attention", "experts", "fuse"):
+    usual = ask.elementwise if of_cpu(c) else "triton"
+    for setting in ("attention", "experts", "elementwise", "fuse"):
         for value in ask.pins.get(setting, ()):
-            kernels: dict[str, Any] = {"elementwise": ask.pins.get("elementwise", ("triton",))[-1], setting: value}
+            kernels: dict[str, Any] = {"elementwise": ask.pins.get("elementwise", (usual,))[-1], setting: value}
             check_kernels(ask, Layout(**kernels), "--fix")
     return ask
 

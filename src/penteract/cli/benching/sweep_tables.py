@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from penteract.config.device_words import device_word
 from penteract.config.rules.kernel_packages import needs_packages, packages_needed
-from penteract.measure.bench.cases.case_cost import START_S, gpu_seconds
+from penteract.measure.bench.cases.case_cost import gpu_seconds, start_seconds
 from penteract.measure.bench.cases.sweep_cases import Expanded
 from penteract.measure.results.ranking import CLOSE, FIRST, PlanVerdict, RankedCase
 from penteract.measure.schemas.sweep import CaseStatus, Sweep, SweepCase, SweepSettings
@@ -55,7 +56,7 @@ def planned(cases: Expanded, settings: SweepSettings) -> Iterator[Table | str]:
 def _cases(cases: Sequence[SweepCase], settings: SweepSettings) -> Table:
     """A row for each case, with what it is predicted to take."""
     one = device(settings)
-    columns = (("#", "right"), ("case", ""), ("layout", ""), ("processes" if settings.on_cpus else "GPUs", "right"),
+    columns = (("#", "right"), ("case", ""), ("layout", ""), (device_word(2, on_cpus=settings.on_cpus), "right"),
                ("memory", "right"), ("step", "right"), (f"{one}-min", "right"), ("", ""))  # fmt: skip
     rows = list[tuple[str, ...]]()
     for case in cases:
@@ -70,7 +71,7 @@ def _cases(cases: Sequence[SweepCase], settings: SweepSettings) -> Table:
 
 def device(settings: SweepSettings) -> str:
     """What a rank of the sweep has, in words: a GPU, or as a process a part of a CPU."""
-    return "process" if settings.on_cpus else "GPU"
+    return device_word(on_cpus=settings.on_cpus)
 
 
 def packages_line(cases: Expanded) -> tuple[str, ...]:
@@ -90,11 +91,10 @@ def _cost(runs: Sequence[SweepCase], settings: SweepSettings) -> str:
         return f"{_cases_in_words(0)} to run"
     minutes = f"{sum(gpu_seconds(case, settings) for case in runs) / 60:.1f} {device(settings)}-minutes"
     budget = "" if settings.budget_gpu_minutes is None else f" of a budget of {settings.budget_gpu_minutes:g}"
+    start = start_seconds(settings)
     predicted = all(case.predicted.step_s is not None for case in runs)
     starts = (
-        f"with {START_S:.0f} s a start"
-        if predicted
-        else f"for starts alone, {START_S:.0f} s each: steps are not predicted"
+        f"with {start:.0f} s a start" if predicted else f"for starts alone, {start:.0f} s each: steps are not predicted"
     )
     steps = f"{settings.warmup} + {settings.steps} steps each"
     return f"{_cases_in_words(len(runs))} to run, {steps}: about {minutes}{budget}, {starts}"

@@ -16,7 +16,7 @@ from penteract.config.resolve.resolved_run import Resolved
 from penteract.config.resolve.write_run_file import run_values, toml_value
 from penteract.engine.hf.folder import weights_alone
 from penteract.model.count import parameters
-from penteract.units import printable
+from penteract.units import printable, show_path
 
 _PART = 10  # of the peak: most decays end at a tenth, so weights go on as they were trained last
 _LONGEST_WARMUP = 100  # steps; a tenth of a shorter decay
@@ -48,7 +48,7 @@ def init_defaults(source: Source, resolved: Resolved) -> tuple[dict[str, str], l
         warmup = max(1, min(_LONGEST_WARMUP, run.lr_schedule.end(run.train.steps) // _PART))
         chosen[_WARMUP] = str(warmup)
         why.append(f"{warmup} {'step' if warmup == 1 else 'steps'} of warmup")
-    return chosen, [f"Chosen to go on from {source.path}: {', after '.join(why)}"] * bool(why) + lines
+    return chosen, [f"Chosen to go on from {show_path(source.path)}: {', after '.join(why)}"] * bool(why) + lines
 
 
 def unlike_its_run(source: Source, resolved: Resolved) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from penteract.cli.resolve.folders import find_run
@@ -12,8 +15,12 @@ from penteract.config.resolve.resolved_run import Resolved, model_at
 from penteract.engine.hf.folder import CONFIG, TOKENIZER, open_folder, refuse_another_model, weights_alone
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.errors import BadInput
+from penteract.units import printable
 
 _RUN, _MANIFEST = "run.toml", "manifest.json"
+_MARKS = (CONFIG, _RUN, _MANIFEST)
+_ALLOWED = f"a Hugging Face folder (with {CONFIG}), a run's folder ({_RUN}), a step in its checkpoints, or latest"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # owner/name
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +40,29 @@ def find_weights(name: str, out: str, *, flag: str) -> Source:
             return Source(path, path, theirs=True)
         if (path / _MANIFEST).is_file():
             return Source(path, checkpoint_folder.run_of(path), theirs=False)
-        if path.is_dir() and not (path / _RUN).is_file():
-            raise BadInput("WEIGHTS", "no weights here", where=flag, found=name[:120],
-                           allowed=f"a folder with {CONFIG}, or with {_RUN}", fix="check the path")  # fmt: skip
-    except (OSError, ValueError):
-        pass  # not a valid path: find_run raises
+        there = path.is_dir()
+        usable = (path / _RUN).is_file() or name == "latest"
+    except (OSError, ValueError):  # not a valid path
+        there = usable = False
+    if not usable:
+        raise BadInput("WEIGHTS", "no weights here" if there else "no such folder", where=flag,
+                       found=printable(name, 120), allowed=_ALLOWED, fix=_fix(path, out, flag))  # fmt: skip
     run = find_run(name, out, flag=flag, needs="checkpoints/latest")
     checkpoint_folder.find(run)
     return Source(run, run, theirs=False)
+
+
+def _fix(path: Path, out: str, flag: str) -> str:
+    """The weights that were probably meant: a folder of a similar name beside the path, or in the folder of runs."""
+    near = dict[str, Path]()
+    for folder in (path.parent, Path(out)):
+        with suppress(OSError, ValueError):
+            near |= {one.name: one for one in folder.iterdir() if any((one / mark).is_file() for mark in _MARKS)}
+    if meant := get_close_matches(path.name, near, n=1):
+        return f"{flag} {near[meant[0]]}"
+    if _HUB_NAME.fullmatch(str(path)) and not path.parent.is_dir():
+        return f"hf download {path} --local-dir {path.name}, then {flag} {path.name}"
+    return "check the path"
 
 
 def words_of(source: Source, run: Path | None, preset: str | None, words: Sequence[str]) -> list[str]:

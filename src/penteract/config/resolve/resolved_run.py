@@ -67,7 +67,7 @@ def resolve(
     `overrides`: `--a.b v`, `--a.b=v` or `a.b=v`. `world`: the number of ranks; None: the layout decides.
     A run that names no model trains the preset "tiny". Raises BadInput; `BadLayout` for an illegal layout.
     """
-    given = read_toml(Path(toml_path)) if toml_path is not None else {}
+    given = _run_file(Path(toml_path)) if toml_path is not None else {}
     if toml_path is not None and preset is None and any(k.startswith("model.") for k in given):
         preset = ""  # the file describes its own model
     flags = read_overrides(overrides)
@@ -90,6 +90,22 @@ def resolve(
         settings |= _model_settings(model_at(Path(config.value)), f"{config.value}")
     made = _build(settings | given | flags, [given, flags], largest, world)
     return made if toml_path is None else replace(made, file=Path(toml_path))
+
+
+def _run_file(path: Path) -> Settings:
+    """The values of a run file. Raises BadInput; where no file lies but a preset has that name, with the option for
+    it: `plan` and `bench` take such names where this takes a file."""
+    try:
+        return read_toml(path)
+    except BadInput as error:
+        if path.exists():
+            raise
+        try:
+            find_preset(str(path))
+        except BadInput:
+            raise error from None
+    raise BadInput("FILE", "the name of a preset or a model, where a run file is expected", found=path,
+                   allowed="the path of a run file", fix=f"--preset {path}")  # fmt: skip
 
 
 def model_at(path: Path) -> ModelSpec:

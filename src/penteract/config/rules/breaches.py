@@ -124,12 +124,12 @@ def _world(case: Case) -> Iterator[Breach]:
     if world is None or lay.world == world:
         return
     rest = lay.tp * lay.pp * lay.cp
-    product = f"dp·tp·pp·cp = {lay.dp}·{lay.tp}·{lay.pp}·{lay.cp} = {lay.world}, not the {world} ranks there are"
+    product = f"dp·tp·pp·cp = {lay.dp}·{lay.tp}·{lay.pp}·{lay.cp} = {lay.world}, not the number of ranks, {world}"
     if world % rest == 0:
         yield "dp", product
         return
     worst = max(("tp", "pp", "cp"), key=lambda axis: (world % case.get(axis) != 0, case.get(axis)))
-    yield worst, f"tp·pp·cp = {lay.tp}·{lay.pp}·{lay.cp} does not divide the {world} ranks there are"
+    yield worst, f"tp·pp·cp = {lay.tp}·{lay.pp}·{lay.cp} does not divide the number of ranks, {world}"
 
 
 def _tensor(case: Case) -> Iterator[Breach]:

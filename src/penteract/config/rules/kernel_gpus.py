@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from penteract.config.catalog.hardware import tables
+from penteract.config.device_words import CPU
 from penteract.config.hardware import Gpu
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
@@ -39,11 +40,22 @@ def for_other_gpus(model: ModelSpec, layout: Layout, capability: Capability) -> 
         yield _other("fuse", "the fusion 'glu'", HOPPER)
 
 
+def for_gpus_alone(layout: Layout) -> Iterator[str]:
+    """The settings of a layout whose kernels no CPU runs."""
+    attention, experts = ATTENTION.get(layout.attention), EXPERTS.get(layout.experts)
+    yield from ["attention"] * (attention is not None and attention.device == "cuda")
+    yield from ["experts"] * (experts is not None and experts.device == "cuda")
+    yield from ["elementwise"] * (layout.elementwise != "reference")
+
+
 def check_kernels_for(
     model: ModelSpec, layout: Layout, gpu: Gpu, where: Callable[[str], str], fix: Callable[[str], str]
 ) -> None:
     """Refuse a layout whose kernels a GPU cannot run: they would be priced as if they did. `where`, `fix`: of a
     setting. Raises BadInput."""
+    for setting in for_gpus_alone(layout) if gpu.name == CPU else ():
+        raise BadInput("KERNEL", "a kernel for GPUs, and this hardware file is of a CPU", where=where(setting),
+                       found=getattr(layout, setting), allowed="reference", fix=fix(setting))  # fmt: skip
     for setting, what, allowed in for_other_gpus(model, layout, gpu.capability):
         own = _text(gpu.capability) if any(gpu.capability) else "of none"
         raise BadInput("KERNEL", f"{what} is for other GPUs", where=where(setting),

@@ -13,6 +13,8 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from penteract.config.files.keys import keys
 from penteract.config.precision.policy import Policy
 from penteract.config.resolve.write_run_file import toml_value
@@ -31,6 +33,7 @@ from penteract.step.learning_rate import rate
 _KEYS = {"seed": "training.seed", "sequence_length": "batch.sequence_length", "model": "model",
          "optimizer": "optimizer.kind"}  # fmt: skip
 _DECAY_END = ("learning_rate.decay_end", "training.steps")  # together they decide where the decay ends
+_DEVICE = "precision.device"
 _LAST = "model.name"  # a name is reported only if nothing else differs
 
 
@@ -101,6 +104,14 @@ def other_rate(extra: Mapping[str, Any], spec: RunSpec, step: int) -> str:
         f"learning rate {has:.2e} at step {step}, where the schedule so far had {had:.2e}: {', '.join(why)}\n"
         f"{' '.join(back)} keeps the schedule so far"
     )
+
+
+def stays_on_cpus(spec: RunSpec, command: str) -> str:
+    """A line if a resumed run computes on the CPU because its file says so, and torch sees GPUs; "" if there are none,
+    or if the `command` that resumes it names the device."""
+    if spec.precision.device != "cpu" or _DEVICE in command or not torch.cuda.is_available():
+        return ""
+    return f"this run computes on the CPU as when it began; --{_DEVICE} auto takes the GPUs"
 
 
 def _rate_settings(spec: RunSpec) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from os import sysconf
 
 import torch
 
+from penteract.config.device_words import CPU
 from penteract.config.files.hardware_schema import MEASURED
 from penteract.config.files.schema import option
 from penteract.config.hardware import DTYPES, gpu
@@ -74,7 +75,7 @@ def _node(rows: MeasuredRows, device: torch.device) -> Iterator[str]:
     if device.type == "cuda":  # what has no memory of its own shares its host's
         yield f"host_memory_gib = {host_memory_gib():.2f}"
     yield "\n# Not in the catalogue: its peaks are the best that was measured.\n[node.gpu]"
-    name, count, memory = "cpu", torch.get_num_threads(), host_memory_gib()
+    name, count, memory = CPU, torch.get_num_threads(), host_memory_gib()
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
         name, count, memory = about.name, about.multi_processor_count, about.total_memory / 2**30

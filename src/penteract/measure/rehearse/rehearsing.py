@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
+from penteract.config.device_words import of_cpu
 from penteract.config.hardware import HEADROOM, Cluster
 from penteract.config.layout import Layout
 from penteract.config.mesh import AXES, Mesh
@@ -91,7 +92,7 @@ def rehearse_run(
 
 def target_of(spec: RunSpec, cluster: Cluster | None) -> TargetElsewhere:
     """The device of a run: a cluster's GPU; without one, what its file names, or what its kernels are for."""
-    if cluster is not None and cluster.gpu is not None:
+    if cluster is not None and cluster.gpu is not None and not of_cpu(cluster):
         return TargetElsewhere("cuda", cluster.gpu.name, cluster.gpu.capability)
     device, lay = spec.precision.device, spec.layout
     for_gpus = lay.elementwise != "reference" or lay.attention != "reference" or lay.experts == "quack"

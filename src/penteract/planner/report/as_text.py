@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
+from penteract.config.device_words import device_word, of_cpu
 from penteract.config.rules.kernel_packages import needs_packages
 from penteract.model.count import parameters
 from penteract.planner.ask import EDITS, as_settings
@@ -49,10 +50,13 @@ def _terms(plan: Plan) -> str:
     ask = plan.ask
     lines = [headline(plan), *(f"Note: {note}" for note in (*plan.notes, crowded(plan)) if note)]
     if ask.usable:
-        lines.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
-                    f"({ask.headroom:.0%} is left to CUDA, communicators and libraries)")  # fmt: skip
+        who, context = ("The CPU's host", "its system") if of_cpu(ask.cluster) else ("A GPU", "CUDA")
+        lines.append(f"{who} offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
+                    f"({ask.headroom:.0%} is left to {context}, communicators and libraries)")  # fmt: skip
     if ask.imbalance != 1:
-        lines.append(f"Where ep > 1, the experts of the fullest GPU get {ask.imbalance:g} times the mean of tokens")
+        lines.append(
+            f"Where ep > 1, the experts of the fullest {ask.devices()} get {ask.imbalance:g} times the mean of tokens"
+        )
     return "\n".join(lines)
 
 
@@ -75,14 +79,15 @@ def counted(plan: Plan, seconds: float) -> str:
     if counts.between.looked_at:
         b = counts.between
         looked, tried, fit = map(show_whole, (b.looked_at, b.tried, b.fit))
-        lines.append(f"Selective recomputation: for {looked} layouts that fit with full recomputation, "
-                    f"{tried} selective variants were tried; {fit} fit.")  # fmt: skip
+        one = b.looked_at == 1
+        lines.append(f"Selective recomputation: for {looked} {'layout that fits' if one else 'layouts that fit'} with "
+                    f"full recomputation, {tried} selective variants were tried; {fit} fit.")  # fmt: skip
     return "\n".join(lines)
 
 
 def table(plan: Plan, width: int | None = None) -> str:
     """The best layouts, one per row. In a table wider than `width`, a layout has a line of its own below its row."""
-    head = ("#", "layout", "precision", "memory", "tok/s/GPU", "step", "MFU", "bubble", "limited by")
+    head = ("#", "layout", "precision", "memory", f"tok/s/{plan.ask.devices()}", "step", "MFU", "bubble", "limited by")
     rows = [head, *(_row(plan, n, timed) for n, timed in enumerate(plan.layouts, start=1))]
     if not plan.ask.also:
         rows = [(*row[:2], *row[3:]) for row in rows]
@@ -179,18 +184,21 @@ def nothing_fits(plan: Plan) -> str:
     if plan.larger:
         cluster, estimate = plan.larger
         lines.append(f"On {cluster.name} it fits: {ask.text(estimate.layout)} needs {show_bytes(estimate.allocated)}.")
+    elif of_cpu(ask.cluster):
+        lines.append("More processes share the same memory; a shorter sequence or a smaller model would fit.")
     elif plan.counts.enumerated > 1:
         lines.append("Nor does it on many more of these GPUs; a shorter sequence or a smaller model would.")
     return "\n".join(lines)
 
 
-def spent(b: TrainingCost, gpus: int) -> str:
-    """GPU-hours, days and cost in a line."""
+def spent(b: TrainingCost, ranks: int, *, on_cpus: bool = False) -> str:
+    """GPU-hours, on CPUs process-hours, days and cost in a line."""
     cost = "" if b.usd is None else f", {show_whole(b.usd)} USD"
     days = f"{show_whole(b.days, 1)} days" if b.days < 1000 else f"{b.days / 365.25:.1f} years"
     if b.days < 1:
         days = show_seconds(b.days * 86400)
-    return f"{show_count(b.tokens)} tokens: {show_whole(b.gpu_hours)} GPU-hours, {days} on {gpus} GPUs{cost}"
+    hours, there = f"{device_word(on_cpus=on_cpus)}-hours", f"{ranks} {device_word(ranks, on_cpus=on_cpus)}"
+    return f"{show_count(b.tokens)} tokens: {show_whole(b.gpu_hours)} {hours}, {days} on {there}{cost}"
 
 
 def basis(plan: Plan) -> str:

@@ -103,7 +103,8 @@ def best_in_others(plan: Plan) -> list[str]:
 
 def _behind(plan: Plan, one: Timed) -> str:
     text, step = plan.ask.text(one.layout, one.estimate.precision), one.time.seconds
-    speed = f"{show_bytes(one.estimate.allocated)}, {show_whole(plan.rate(one))} tok/s/GPU, {show_step(step)} a step"
+    rate = f"{show_whole(plan.rate(one))} tok/s/{plan.ask.devices()}"
+    speed = f"{show_bytes(one.estimate.allocated)}, {rate}, {show_step(step)} a step"
     return f"{text} is the fastest, with {speed}, {how_much_slower(plan.best.time.seconds, step, '#1')}"
 
 
@@ -123,7 +124,7 @@ def difference(a: Timed, b: Timed) -> list[tuple[str, Seconds]]:
 def _fit(plan: Plan, timed: Timed) -> str:
     """The simplest layout that fits, and why simpler ones do not."""
     ask, simplest = plan.ask, timed.estimate
-    need = f"{show_bytes(simplest.allocated)} a GPU"
+    need = f"{show_bytes(simplest.allocated)} a {ask.devices()}"
     limit = f" of {show_bytes(ask.usable)} usable" if ask.usable else ""
     least = f"Fit: {named(plan, timed)} is the simplest that fits, with {need}{limit}"
     most = effort(simplest.layout)

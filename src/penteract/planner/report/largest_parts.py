@@ -27,7 +27,8 @@ def largest_parts(plan: Plan, timed: Timed, width: int = 100) -> str:
     """The largest parts of the memory of a layout's fullest GPU, of its FLOPs and of the bytes that it sends and
     receives: amount, share of the whole, what it is, and the line of code that causes it."""
     rows, pp = memory_by_line(plan, timed), timed.layout.pp
-    where = f"the fullest GPU, of pipeline rank {fullest_pp_rank(timed)}" if pp > 1 else "a GPU"
+    one = plan.ask.devices()
+    where = f"the fullest {one}, of pipeline rank {fullest_pp_rank(timed)}" if pp > 1 else f"a {one}"
     memory = largest(rows, _MEMORY, _MOST["memory"])
     flops, wires = largest(rows, ("flops",), _MOST["flops"]), largest(rows, ("wires",), _MOST["wires"])
     sections = [

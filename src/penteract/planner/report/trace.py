@@ -32,9 +32,9 @@ def check_pp_rank(found: Plan, timed: Timed, pp_rank: int | None) -> None:
         raise refusal
     if not found.fits(timed.estimate):
         raise BadInput("MEMORY", "no trace of what does not fit", where="--trace",
-                       found=f"{gib(timed.estimate.allocated):.1f} GiB a GPU",
+                       found=f"{gib(timed.estimate.allocated):.1f} GiB a {found.ask.devices()}",
                        allowed=f"{gib(found.ask.usable):.1f} GiB",
-                       fix="another layout, or more GPUs")  # fmt: skip
+                       fix=f"another layout, or {found.ask.more_memory}")  # fmt: skip
     pp = timed.layout.pp
     if pp_rank is not None and not 0 <= pp_rank < pp:
         allowed = f"0 to {pp - 1}" if pp > 1 else "0"

@@ -17,6 +17,7 @@ from penteract.readings.estimator import Estimator, LayoutEstimate
 Make = Callable[[Ask], Estimator]  # makes the estimator of a question
 
 _LARGEST = 64  # times the GPUs of the question
+_TIMES = " × "
 _STATE = ("parameters", "gradients", "optimizer")
 
 
@@ -32,6 +33,11 @@ def larger_cluster(ask: Ask, make: Make) -> tuple[Cluster, LayoutEstimate] | Non
                 return grown.cluster, found
         times *= 2
     return None
+
+
+def larger_fix(larger: Cluster) -> str:
+    """The option that plans for a larger cluster; of a file of `calibrate`, no option says how many there are."""
+    return f"more GPUs ({larger.name} would do)" if _TIMES in larger.name else f"--gpus {larger.name}"
 
 
 def _frugal(ask: Ask, make: Make) -> LayoutEstimate | None:
@@ -69,4 +75,4 @@ def _times(of: Cluster, times: int) -> Cluster:
             return replace(made, memory_gib=of.memory_gib, host_memory_gib=of.host_memory_gib)
         except BadInput:  # not a device of the catalogue, or no whole nodes of it
             pass
-    return replace(of, gpus=gpus, name=f"{times} × {of.name}")
+    return replace(of, gpus=gpus, name=f"{times}{_TIMES}{of.name}")

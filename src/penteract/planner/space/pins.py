@@ -21,8 +21,9 @@ _TRIED = 4  # nearest values of a setting that are tried
 
 def refuse_pins(ask: Ask, what: str = "") -> None:
     """Raise BadInput. `what`: why no layout is legal; by default, no layout uses exactly these GPUs."""
-    allowed = "dp·tp·pp·cp = the GPUs, and schedules and context methods where pp and cp are more than 1"
-    raise BadInput("SETTING", what or f"no layout of {ask.cluster.gpus} GPUs has these values", where="--fix",
+    gpus = ask.cluster.gpus
+    allowed = f"dp·tp·pp·cp = the {ask.devices(2)}, and schedules and context methods where pp and cp are more than 1"
+    raise BadInput("SETTING", what or f"no layout of {gpus} {ask.devices(gpus)} has these values", where="--fix",
                    found=_written(ask.pins), allowed="" if what else allowed, fix=_fix(ask))  # fmt: skip
 
 

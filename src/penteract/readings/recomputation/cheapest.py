@@ -55,7 +55,7 @@ class Chosen:
         where = "every layer" if lay.uniform else f"the first {lay.recompute_first} layers of a stage"
         others = " ".join(w for w in lay.recompute_else if w not in NONE) or "nothing"
         rest = "" if lay.uniform else f", {others} in the rest"
-        spared = f"{show_bytes(less)} less a GPU" if less >= 0 else f"{show_bytes(-less)} more a GPU"
+        spared = f"{show_bytes(less)} less a rank" if less >= 0 else f"{show_bytes(-less)} more a rank"
         return f"recomputes {op_names} in {where}{rest}: {spared}, {self.cost * 1e3:.3g} ms more a micro-batch"
 
 

@@ -88,8 +88,9 @@ def _write(path: Path, found: Plan, chosen: Timed) -> None:
         raise refusal
     if not found.counts.fit:
         raise BadInput("MEMORY", "no run file for a layout that does not fit", where="--out",
-                       found=f"{gib(chosen.estimate.allocated):.1f} GiB a GPU",
-                       allowed=f"{gib(found.ask.usable):.1f} GiB", fix="another layout, or more GPUs")  # fmt: skip
+                       found=f"{gib(chosen.estimate.allocated):.1f} GiB a {found.ask.devices()}",
+                       allowed=f"{gib(found.ask.usable):.1f} GiB",
+                       fix=f"another layout, or {found.ask.more_memory}")  # fmt: skip
     try:
         background = HostRoom.of(found, chosen).saves_in_background
         text = run_file(_ask_for(found, chosen), chosen.layout, path.name, background=background)

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penteract.units import GIB, show_bytes, show_count, show_seconds
+from penteract.units import GIB, show_bytes, show_count, show_path, show_seconds
 
 ROWS = 12  # of the live table
 LINES = 20  # lines for a whole run where there is no terminal
@@ -62,7 +62,7 @@ class LiveTable:
     def finish(self, loss_first: float, loss_last: float, seconds: float, folder: Path) -> None:
         """Close, and print the last line: first and last loss, the seconds spent training, and the run's folder."""
         self.close()
-        self._print(f"loss {loss_first:.3f} -> {loss_last:.3f} in {seconds:.1f} s of training · {folder}")
+        self._print(f"loss {loss_first:.3f} -> {loss_last:.3f} in {seconds:.1f} s of training · {show_path(folder)}")
 
     def __enter__(self) -> Self:
         return self
