@@ -4,7 +4,7 @@ needs for a call, which was measured beside H200s.
     python benchmarks/make_1xh100.py benchmarks/results/calibrated_h100.json src/penteract/config/catalog/hardware/8xh200.toml \
         > src/penteract/config/catalog/hardware/1xh100.toml
 
-The first is made of a calibration and of steps that the same GPU took after it:
+The first is made of a calibration and of steps that a GPU of this kind took:
 
     python benchmarks/make_1xh100.py --record h100.toml h100.rows.jsonl --commit HASH A1.json …
 """
@@ -72,7 +72,6 @@ def record(asked: argparse.Namespace) -> dict[str, Any]:
                 "median_ms": round(found["median_ms"], 1), "spread_ms": [round(x, 1) for x in found["spread_ms"]],
                 "tok_s_gpu": round(found["tok_s_gpu"]), "losses": found["losses"],
                 "planned_ms": planned(name, found["layout"], Path(asked.files[0])),
-                "planned_ms_by_h200": round(found["planned_ms"], 1),
             }
             for name, found in steps.items()
         },
