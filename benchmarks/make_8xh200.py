@@ -6,7 +6,7 @@
         benchmarks/results/step_profile_2xh200.json benchmarks/results/walked_kernels_h200.json \
         benchmarks/results/planned_steps_4xh200.json benchmarks/results/bench_one_card_h200.json \
         benchmarks/results/bench_two_cards_h200.json benchmarks/results/host_calls_h200.json \
-        benchmarks/results/direct_links_4xh200.json benchmarks/results/bench_plan_30b_4xh200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
+        benchmarks/results/direct_links_4xh200.json benchmarks/results/bench_plan_30b_4xh200.json benchmarks/results/contention_in_steps_h200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
 
 The files have:
 
@@ -21,7 +21,8 @@ The files have:
 9. and 10. runs in processes of their own, on one GPU and on two: memory beside tensors (`penteract bench`);
 11. the host time of each kind of call on one GPU, bound and with the kernels that runs have (`benchmarks/host_calls.py`);
 12. collectives in which ranks read each other's memory, on four GPUs (`benchmarks/direct_links.py`);
-13. pipelines of four ranks: memory of messages to and from two neighbours (`penteract bench --top`).
+13. pipelines of four ranks: memory of messages to and from two neighbours (`penteract bench --top`);
+14. what compute loses beside collectives, in steps (`benchmarks/contention_in_steps.py`).
 
 Compute rates are those of the second file, of attention those of the third. The bursts are also written, for comparison.
 """
@@ -141,12 +142,11 @@ def wires(data: Mapping[str, Any], direct: list[Mapping[str, Any]]) -> Iterator[
         yield f"{key} = [{text}]"
 
 
-def overlap(rows: Mapping[str, Any]) -> Iterator[str]:
-    """How much slower products are during collectives."""
-    alone = rows["gemm10_alone"]["ms"]
-    yield "\n# Ten products of 8192^3 during collectives of 256 MiB on eight ranks, over the ten alone.\n[contention]"
-    yield f"all_gather = {rows['gemm10_while_ag_256MiB']['ms'] / alone:.4f}"
-    yield f"reduce_scatter = {rows['gemm10_while_rs_fp32_256MiB']['ms'] / alone:.4f}"
+def contention(steps: Mapping[str, Any]) -> Iterator[str]:
+    """How much slower compute is during collectives, of which most are reduce-scatters."""
+    factor = statistics.mean(row["factor"] for row in steps["factors"].values())
+    yield "\n# Kernels of passes in steps of data parallelism, over the same on one GPU: what they lose in a second of the"
+    yield f"# collectives, as these take alone.\n[contention]\nreduce_scatter = {factor:.4f}"
 
 
 # Parts of a step in a profile of the host -> their names in a timeline (`step/names.py`). Older profiles have the names
@@ -265,6 +265,7 @@ def toml(  # noqa: PLR0913 (a record each)
     calls: Mapping[str, Any],
     direct: Mapping[str, Any],
     four: Mapping[str, Any],
+    beside: Mapping[str, Any],
     date: str,
 ) -> str:
     """The whole file."""
@@ -275,7 +276,7 @@ def toml(  # noqa: PLR0913 (a record each)
     lines = [HEADER, "[node]", 'gpu = "H200"', f"gpus = {data['world']}", f"gpus_per_node = {data['world']}"]
     lines += ["", "[provenance]", *(f"{key} = {json.dumps(value)}" for key, value in about.items())]
     parts = (hot_products(hot["products"]), attention(layers["in_layer"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"], update_rate(update["forms"])),
-             walked(kernels["walked: elements, µs, kernels"]), wires(data, direct["rows"]), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"], calls["rows"]), process(tried, one, two, four), bursts(data))  # fmt: skip
+             walked(kernels["walked: elements, µs, kernels"]), wires(data, direct["rows"]), contention(beside), host(hot["host_us"], steps["small"], profile["rows"], calls["rows"]), process(tried, one, two, four), bursts(data))  # fmt: skip
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 
 
@@ -294,6 +295,7 @@ def main() -> None:
     parser.add_argument("calls", type=Path, help="JSON of benchmarks/host_calls.py")
     parser.add_argument("direct", type=Path, help="JSON of benchmarks/direct_links.py")
     parser.add_argument("four", type=Path, help="JSON of a sweep on four GPUs, with a pipeline over all")
+    parser.add_argument("beside", type=Path, help="JSON of benchmarks/contention_in_steps.py")
     parser.add_argument("--date", required=True, help="date of the first file")
     args = parser.parse_args()
     paths = (
@@ -310,6 +312,7 @@ def main() -> None:
         args.calls,
         args.direct,
         args.four,
+        args.beside,
     )
     read = (json.loads(path.read_text()) for path in paths)
     print(toml(*read, args.date), end="")

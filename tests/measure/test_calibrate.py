@@ -62,6 +62,23 @@ def test_it_goes_on_where_it_stopped(measured: Path, tmp_path: Path) -> None:
     assert asked == lost
 
 
+def test_memory_that_is_short_is_freed_once() -> None:
+    tried = list[int]()
+
+    def make(fails: int) -> Any:
+        def op() -> None:
+            tried.append(1)
+            if len(tried) <= fails:
+                raise torch.OutOfMemoryError
+
+        return lambda: op
+
+    clock = HotClock(CPU)
+    assert measuring._one(Workload(("copy", 1), make(1)), clock) is not None
+    tried.clear()
+    assert measuring._one(Workload(("copy", 1), make(9)), clock) is None and len(tried) == 2
+
+
 def test_rows_of_another_machine_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.rows.jsonl"
     MeasuredRows.of(path, {"device": "this"}).add(("copy", 1), 2.0)
