@@ -24,6 +24,10 @@ if "penteract.engine.runtime.worker" in sys.orig_argv:
     from penteract.engine.device.late_torch import leave_out
 
     leave_out()
+    if "--gpus" in sys.orig_argv:  # `cuda_driver.FLAG`
+        from penteract.engine.device.cuda_driver import begin_driver
+
+        begin_driver()
 if not {"penteract.engine.runtime.worker", "penteract.engine.session.ahead.compile_step"}.isdisjoint(sys.orig_argv):
     gc.disable()  # collecting takes a fifth of the time in which torch is imported; `imports_are_done` switches it on
 

@@ -72,6 +72,10 @@ for name in names:
     assert not hasattr(held(name), "no such name") and type(held(name)).__name__ == "module", name
     assert held(name) is import_module(name) is sys.modules[name] and held(name).__file__, name
 from torch.utils.data.dataset import TensorDataset
+late = late_torch._Late("torch.masked")
+sys.modules["torch.masked"], late.in_place = late, True
+from torch.masked import *
+assert late.__all__ and as_masked_tensor is torch.masked.as_masked_tensor  # all that it has, by a star
 print(torch.utils.data.TensorDataset is TensorDataset, torch.profiler.profile.__name__, torch.nn.quantized.Linear.__name__)
 """
 COMPILE = """

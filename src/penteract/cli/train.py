@@ -135,7 +135,9 @@ def _prepared(resolved: Resolved) -> Any:
     """A context with the run's ranks, which import torch while the rest of this command is done; with None where they
     need not."""
     module = import_module("penteract.engine.runtime.prepared")
-    return module.PreparedRanks.of(resolved.run.layout.world, os.environ) or nullcontext()
+    run = resolved.run
+    gpus = run.precision.device != "cpu"
+    return module.PreparedRanks.of(run.layout.world, os.environ, gpus=gpus) or nullcontext()
 
 
 def _planner() -> Any:

@@ -116,14 +116,17 @@ def left_out() -> list[str]:
 
 
 def present(name: str) -> ModuleType:
-    """One of them, from now on in its place."""
+    """One of them, from now on in its place. Whoever holds what stood there has all that is in it."""
     with _ONE:  # the import itself has a lock of its own
         for one in sys.meta_path:
             if isinstance(one, _Finder):
                 one.late.discard(name)
-        if isinstance(sys.modules.get(name), _Late):
+        if isinstance(late := sys.modules.get(name), _Late):
             del sys.modules[name]
-    return import_module(name)
+    real = import_module(name)
+    if isinstance(late, _Late):
+        vars(late).update(vars(real))
+    return real
 
 
 def _version(folder: Path) -> tuple[int, int]:
