@@ -76,7 +76,7 @@ late = late_torch._Late("torch.masked")
 sys.modules["torch.masked"], late.in_place = late, True
 from torch.masked import *
 assert late.__all__ and as_masked_tensor is torch.masked.as_masked_tensor  # all that it has, by a star
-print(torch.utils.data.TensorDataset is TensorDataset, torch.profiler.profile.__name__, torch.nn.quantized.Linear.__name__)
+print(torch.utils.data.TensorDataset is TensorDataset, torch.profiler.profile, torch.nn.quantized.Linear.__name__)
 """
 COMPILE = """
 from penteract.engine.device import lazy_compiler
@@ -122,7 +122,7 @@ def test_each_is_there_once_it_is_asked_for(told: dict[str, list[str]]) -> None:
 
 
 def test_each_is_where_its_package_has_it_before_and_after(told: dict[str, list[str]]) -> None:
-    assert told[EVERY] == ["True profile Linear", "[]"]
+    assert told[EVERY] == ["True <class 'torch.profiler.profiler.profile'> Linear", "[]"]
 
 
 def test_an_operator_is_defined_without_a_look_at_the_files_of_all_modules(told: dict[str, list[str]]) -> None:

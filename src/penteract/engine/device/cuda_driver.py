@@ -1,4 +1,4 @@
-"""The driver of GPUs is initialised in a thread, while a rank imports torch. That takes a part of a second of the kernel,
+"""The driver of GPUs is initialised in a thread while a rank imports torch. The kernel takes a part of a second for it,
 and no memory of a GPU. Torch would have it done when it is first asked for GPUs, and let no other thread run Python
 meanwhile."""
 
