@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from penteract.engine.device.cpu_affinity import usable_here
-from penteract.engine.device.cuda_driver import FLAG
+from penteract.engine.device.early_libraries import FLAG
 from penteract.engine.runtime.rank_environment import environments, start_rank, store_socket
 from penteract.errors import PeerLost
 
