@@ -26,6 +26,7 @@ from penteract.errors import BadInput
 
 if TYPE_CHECKING:
     from penteract.cli.resolve.card_cluster import Card
+    from penteract.config.layout import Layout
     from penteract.config.run import RunSpec
 
 EXAMPLES = (
@@ -113,9 +114,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         if weights:
             _weights().check_weights(weights, resolved)
         if draw:
-            lay, width = resolved.run.layout, shutil.get_terminal_size().columns
-            drawn = import_module("penteract.schedule.draw").draw_generated
-            print(drawn(lay.schedule, lay.vpp, lay.placement, lay.gradient_accumulation_steps, width=width))
+            print(_drawn(resolved.run.layout))
             return 0
         start = weights.path if weights else None
         if slurm:
@@ -138,6 +137,11 @@ def _prepared(resolved: Resolved) -> Any:
     run = resolved.run
     gpus = run.precision.device != "cpu"
     return module.PreparedRanks.of(run.layout.world, os.environ, gpus=gpus) or nullcontext()
+
+
+def _drawn(lay: Layout) -> str:
+    draw, width = import_module("penteract.schedule.draw").draw_generated, shutil.get_terminal_size().columns
+    return draw(lay.schedule, lay.vpp, lay.placement, lay.gradient_accumulation_steps, width=width)
 
 
 def _planner() -> Any:

@@ -31,7 +31,8 @@ META_REGISTRATIONS, UP_TO = "torch._meta_registrations", (2, 11)
 OF_ALL, TRIED = ("torch.distributions", "torch.export"), ((2, 11), (2, 13))
 OF_TRIED = (
     "torch.ao", "torch.masked", "torch.mps", "torch.mtia", "torch.nn.intrinsic", "torch.nn.qat", "torch.nn.quantizable",
-    "torch.nn.quantized", "torch.profiler", "torch.quantization", "torch.sparse", "torch.utils.data", "torchgen.model",
+    "torch.nn.quantized", "torch.optim", "torch.profiler", "torch.quantization", "torch.sparse", "torch.utils.data",
+    "torchgen.model",
 )  # fmt: skip
 _ONE = Lock()
 
