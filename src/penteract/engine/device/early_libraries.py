@@ -26,6 +26,9 @@ BESIDE = (
 )  # fmt: skip
 # As torch loads them. What it takes care to load before its library for GPUs is left to it, as is that one.
 LIBRARIES = {"libtorch_global_deps.so": os.RTLD_NOW | os.RTLD_GLOBAL, "libtorch_cpu.so": os.RTLD_NOW}
+# A thread has memory of its own, which grows by a page at a time: 11,000 system calls for what torch allocates as it is
+# mapped. So it grows by blocks of this size first, to almost all that the C library has for a thread at once.
+BLOCK, BLOCKS = 100_000, 620
 _DRIVER = "libcuda.so.1"
 _LAZY = 12020  # the version from which it loads kernels when they are called, as torch has it do with others too
 
@@ -46,8 +49,12 @@ def begin() -> None:
 def map_torch(folder: Path) -> bool:
     """Map torch's libraries in `folder`; whether all of them are."""
     with suppress(OSError, AttributeError):
-        load = ctypes.CDLL(None).dlopen  # whose calls let other threads run
+        library = ctypes.CDLL(None)  # whose calls let other threads run
+        load, allocate, free = library.dlopen, library.malloc, library.free
         load.argtypes, load.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
+        allocate.argtypes, allocate.restype, free.argtypes = [ctypes.c_size_t], ctypes.c_void_p, [ctypes.c_void_p]
+        for block in [allocate(BLOCK) for _ in range(BLOCKS)][:-1]:  # the last keeps the others' memory from shrinking
+            free(block)
         return all(load(os.fsencode(folder / name), how) for name, how in LIBRARIES.items())
     return False
 
