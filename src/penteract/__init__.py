@@ -20,12 +20,13 @@ if (_COMMAND and "train" in sys.argv) or "penteract.engine.runtime.worker" in sy
     from penteract.engine.runtime.exits import end_before_finalising
 
     end_before_finalising()
-if "penteract.engine.runtime.worker" in sys.orig_argv:
-    from penteract.engine.device.late_torch import leave_out
-
-    leave_out()
 if not {"penteract.engine.runtime.worker", "penteract.engine.session.ahead.compile_step"}.isdisjoint(sys.orig_argv):
     gc.disable()  # collecting takes a fifth of the time in which torch is imported; `imports_are_done` switches it on
+if "penteract.engine.runtime.worker" in sys.orig_argv:
+    from penteract.engine.device import early_libraries, late_torch
+
+    late_torch.leave_out()
+    early_libraries.begin()
 
 if TYPE_CHECKING:
     from penteract.api import bench, calibrate, plan, profile, rehearse, train

@@ -70,7 +70,7 @@ def no_ranks() -> Iterator[None]:
         import_module(f"penteract.{name}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(start, "launch", lambda *_, **__: 0)
-        patch.setattr(PreparedRanks, "of", lambda world, environment: None)
+        patch.setattr(PreparedRanks, "of", lambda world, environment, gpus: None)
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             patch.delenv(name, raising=False)
         attempt(["train", "--no-such-option"])  # builds what is cached

@@ -37,7 +37,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     engine = ModuleType("penteract.engine.runtime.start")
     engine.train = lambda resolved, **how: calls.append({"resolved": resolved, **how}) or 0  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "penteract.engine.runtime.start", engine)
-    monkeypatch.setattr(PreparedRanks, "of", lambda world, environment: None)
+    monkeypatch.setattr(PreparedRanks, "of", lambda world, environment, gpus: None)
     yield calls
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import penteract
 from penteract.engine.device import late_torch
-from penteract.engine.device.late_torch import LATE, META_REGISTRATIONS, UP_TO
+from penteract.engine.device.late_torch import META_REGISTRATIONS, OF_ALL, OF_TRIED, TRIED, parts_of
 
 SOURCES = str(Path(penteract.__file__).parents[1])
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
-HERE = LATE if VERSION > UP_TO else (*LATE, META_REGISTRATIONS)
+HERE = parts_of(VERSION)
 WITHOUT = f"""
 import sys
 sys.path.insert(0, {SOURCES!r})
@@ -33,7 +35,7 @@ import json, os
 for code in json.loads(sys.argv[1]):
     if not (number := os.fork()):
         exec(code)
-        print(sorted(name for name, module in sys.modules.items() if type(module).__name__ == "_Late"))
+        print(late_torch.left_out())
         sys.exit()
     assert not os.waitpid(number, 0)[1]
     print("----", flush=True)
@@ -55,6 +57,27 @@ y = torch.empty(3, 4, device="meta")
 late_torch.present(late_torch.META_REGISTRATIONS)
 print((y @ y.t()).shape, type(sys.modules[late_torch.META_REGISTRATIONS]).__name__)
 """
+EVERY = """
+from importlib import import_module
+from operator import attrgetter
+
+def held(name):  # by its package, under its name
+    first, _, rest = name.partition(".")
+    return attrgetter(rest)(import_module(first))
+
+names = late_torch.left_out()
+for name in names:
+    assert import_module(name) is held(name) and type(held(name)).__name__ == "_Late", name
+for name in names:
+    assert not hasattr(held(name), "no such name") and type(held(name)).__name__ == "module", name
+    assert held(name) is import_module(name) is sys.modules[name] and held(name).__file__, name
+from torch.utils.data.dataset import TensorDataset
+late = late_torch._Late("torch.masked")
+sys.modules["torch.masked"], late.in_place = late, True
+from torch.masked import *
+assert late.__all__ and as_masked_tensor is torch.masked.as_masked_tensor  # all that it has, by a star
+print(torch.utils.data.TensorDataset is TensorDataset, torch.profiler.profile, torch.nn.quantized.Linear.__name__)
+"""
 COMPILE = """
 from penteract.engine.device import lazy_compiler
 with lazy_compiler.lazy_compiler():
@@ -63,10 +86,21 @@ print(f(torch.ones(2)).tolist(), type(sys.modules[late_torch.META_REGISTRATIONS]
 """
 
 
+DEFINE = """
+import os
+looks, look = [], os.lstat
+os.lstat = lambda *about, **named: looks.append(about) or look(*about, **named)
+@torch.library.custom_op("penteract_test::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+print(len(looks) < 100, len(sys.modules) > 500)
+"""
+
+
 @pytest.fixture(scope="module")
 def told() -> dict[str, list[str]]:
     """What each prints."""
-    codes = (COMPUTE, ASK, COMPILE)
+    codes = (COMPUTE, ASK, EVERY, COMPILE, DEFINE)
     words = [sys.executable, "-c", WITHOUT + EACH, json.dumps(codes)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
@@ -83,8 +117,30 @@ def test_torch_computes_without_them(told: dict[str, list[str]]) -> None:
 
 
 def test_each_is_there_once_it_is_asked_for(told: dict[str, list[str]]) -> None:
-    expected = ["torch.export", "normal.py", "True True", "0.0 torch.export", "torch.Size([3, 3]) module", "[]"]
-    assert told[ASK] == expected
+    expected = ["torch.export", "normal.py", "True True", "0.0 torch.export", "torch.Size([3, 3]) module"]
+    assert told[ASK][:-1] == expected
+
+
+def test_each_is_where_its_package_has_it_before_and_after(told: dict[str, list[str]]) -> None:
+    assert told[EVERY] == ["True <class 'torch.profiler.profiler.profile'> Linear", "[]"]
+
+
+def test_an_operator_is_defined_without_a_look_at_the_files_of_all_modules(told: dict[str, list[str]]) -> None:
+    assert told[DEFINE][0] == "True True"
+
+
+def test_of_a_version_that_nobody_has_tried_little_is_left_out() -> None:
+    assert parts_of((2, 10)) == (*OF_ALL, META_REGISTRATIONS) and parts_of((2, 99)) == OF_ALL
+    assert parts_of(TRIED[-1]) == (*OF_ALL, *OF_TRIED)
+
+
+def test_a_frame_has_the_module_that_python_tells() -> None:
+    own, known = sys._getframe(), inspect.getmodule
+    assert late_torch._module(known, own) is known(own) is sys.modules[__name__]
+    assert late_torch._module(known, pytest.fixture) is known(pytest.fixture)
+    found = dict[str, Any]()
+    exec("import sys; frame = sys._getframe()", found)  # a frame of no module
+    assert late_torch._module(lambda of, _: "otherwise", found["frame"]) == "otherwise"
 
 
 def test_what_compiles_later_has_what_tensors_without_numbers_need(told: dict[str, list[str]]) -> None:
@@ -97,7 +153,8 @@ import sys
 sys.path.insert(0, {SOURCES!r})
 sys.orig_argv[:] = ["python", "-m", "penteract.engine.runtime.worker"]
 import penteract
-print(sorted(name for name, module in sys.modules.items() if type(module).__name__ == "_Late"))
+from penteract.engine.device import late_torch
+print(late_torch.left_out())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == f"{sorted(HERE)}\n", done.stderr

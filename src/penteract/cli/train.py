@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from penteract.cli.resolve.folders import find_run, has_checkpoint
-from penteract.cli.resolve.needed_gpus import check_gpus
 from penteract.cli.resolve.slurm_run import SlurmRun
-from penteract.cli.resolve.weights import check_resumable, check_weights, find_weights, words_of
 from penteract.cli.resolve.world import launched
 from penteract.cli.torch_modules import torch_module
 from penteract.config.files.keys import keys
@@ -25,11 +23,10 @@ from penteract.config.resolve.presets import PRESETS
 from penteract.config.resolve.resolved_run import Resolved, resolve
 from penteract.config.rules.kernel_packages import packages_here, packages_needed
 from penteract.errors import BadInput
-from penteract.schedule.draw import draw_generated
-from penteract.step.program import check_op_names
 
 if TYPE_CHECKING:
     from penteract.cli.resolve.card_cluster import Card
+    from penteract.config.layout import Layout
     from penteract.config.run import RunSpec
 
 EXAMPLES = (
@@ -83,14 +80,14 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     words = given = [*overrides, *_short_forms(steps, log_level, usd_per_gpu_hour)]
     resumed = find_run(resume, _out_folder(words), flag="--resume", needs="checkpoints/latest") if resume else None
     if resumed:
-        check_resumable(resumed)
+        _weights().check_resumable(resumed)
     if into is not None and has_checkpoint(into):
         resumed, run, preset, init = into, into / "run.toml", None, None
     if resumed and run is None and preset is None:
         run = resumed / "run.toml"
-    weights = find_weights(init, _out_folder(words), flag="--init") if init else None
+    weights = _weights().find_weights(init, _out_folder(words), flag="--init") if init else None
     if weights:
-        words = [*words_of(weights, run, preset, words), *words]
+        words = [*_weights().words_of(weights, run, preset, words), *words]
         preset = "" if run is None and preset is None else preset
     world, file, named = launch.world if launch else None, run, preset
 
@@ -102,7 +99,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         world = resolved.run.slurm.nodes * resolved.run.slurm.ranks_per_node
         resolved = again([])
     with nullcontext() if launch or slurm or draw else _prepared(resolved) as prepared:
-        check_op_names(resolved.run.layout)
+        _planner().check_op_names(resolved.run.layout)
         card = None
         if not slurm:
             resolved, card, chosen = _planner().settled(
@@ -115,10 +112,9 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         if not slurm and (launch is None or launch.rank == 0):  # which alone shows metrics
             _check_trackers(resolved)
         if weights:
-            check_weights(weights, resolved)
+            _weights().check_weights(weights, resolved)
         if draw:
-            lay, width = resolved.run.layout, shutil.get_terminal_size().columns
-            print(draw_generated(lay.schedule, lay.vpp, lay.placement, lay.gradient_accumulation_steps, width=width))
+            print(_drawn(resolved.run.layout))
             return 0
         start = weights.path if weights else None
         if slurm:
@@ -138,11 +134,22 @@ def _prepared(resolved: Resolved) -> Any:
     """A context with the run's ranks, which import torch while the rest of this command is done; with None where they
     need not."""
     module = import_module("penteract.engine.runtime.prepared")
-    return module.PreparedRanks.of(resolved.run.layout.world, os.environ) or nullcontext()
+    run = resolved.run
+    gpus = run.precision.device != "cpu"
+    return module.PreparedRanks.of(run.layout.world, os.environ, gpus=gpus) or nullcontext()
+
+
+def _drawn(lay: Layout) -> str:
+    draw, width = import_module("penteract.schedule.draw").draw_generated, shutil.get_terminal_size().columns
+    return draw(lay.schedule, lay.vpp, lay.placement, lay.gradient_accumulation_steps, width=width)
 
 
 def _planner() -> Any:
     return import_module("penteract.cli.resolve.planned_run")
+
+
+def _weights() -> Any:
+    return import_module("penteract.cli.resolve.weights")
 
 
 def _compiling(resolved: Resolved, card: Card | None) -> Any:
@@ -197,7 +204,7 @@ def _check_start(resolved: Resolved, card: Card | None, *, slurm: bool, here: bo
     _check_paths(resolved)
     _check_packages(resolved.run, card, slurm=slurm)
     if here:
-        check_gpus(resolved, card)
+        _planner().check_gpus(resolved, card)
 
 
 def _check_paths(resolved: Resolved) -> None:

@@ -174,7 +174,7 @@ def compile_step(  # noqa: PLR0913 (a step depends on many choices)
     """The step of `rank`. `training=False`: only forward passes, for validation and sampling; without MTP layers."""
     mesh, precision = Mesh(layout), policy(precision)
     check_gather(precision.fp8, layout)
-    whole, model = model, model if training else replace(model, mtp_layers=0)
+    whole, model = model, model if training or not model.mtp_layers else replace(model, mtp_layers=0)
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]
     check_modules(whole, precision)

@@ -1,4 +1,5 @@
-"""What the planner says of a run that is to begin. `penteract train` imports it late: ranks import torch meanwhile."""
+"""What is checked and planned of a run that is to begin. `penteract train` imports it late: ranks import torch
+meanwhile."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from dataclasses import replace
 from penteract.cli.resolve.card_cluster import Card
 from penteract.cli.resolve.gpu_defaults import Again, card_here, settle_defaults
 from penteract.cli.resolve.init_defaults import init_defaults, unlike_its_run
+from penteract.cli.resolve.needed_gpus import check_gpus
 from penteract.cli.resolve.planning.progress_line import terminal_width
 from penteract.cli.resolve.predicted_run import predict_run
 from penteract.cli.resolve.weights import Source
@@ -14,8 +16,9 @@ from penteract.config.resolve.resolved_run import Resolved
 from penteract.measure.profile.out_of_memory import out_of_memory_line
 from penteract.planner.report.as_text import wrapped
 from penteract.planner.settle_budget import settle_budget
+from penteract.step.program import check_op_names
 
-__all__ = ["out_of_memory_line", "predict_run", "settled"]
+__all__ = ["check_gpus", "check_op_names", "out_of_memory_line", "predict_run", "settled"]
 
 
 def settled(

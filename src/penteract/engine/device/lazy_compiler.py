@@ -2,12 +2,13 @@
 
 Such packages mark functions for `torch.compile` as they are imported, and that alone imports all of the compiler: three
 to five seconds of a start. Functions of torch for tensors without numbers import it to be left out of what it compiles.
-No run here compiles with it.
+No run here compiles with it. Nor is garbage collected meanwhile: a collection walks all that was imported.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import sys
 import threading
@@ -32,13 +33,25 @@ _ONE = threading.RLock()
 def lazy_compiler() -> Iterator[None]:
     """Within: `torch.compile` returns a function that is compiled at its first call, and `torch.compiler.disable`
     returns its function as it is: a function that is compiled later does not leave it out. Where the compiler is
-    imported already, nothing changes. One thread at a time."""
-    with _ONE:
+    imported already, both stay as they are. Nothing is collected. One thread at a time."""
+    with _ONE, _uncollected():
         if _COMPILER in sys.modules and not isinstance(sys.modules[_COMPILER], _Absent):
             yield
             return
         with patch.object(torch, "compile", _later(torch.compile)), patch.object(torch.compiler, "disable", _disable):
             yield
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No automatic collections within; afterwards all is as before."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def _later(now: Callable[..., Any]) -> Callable[..., Any]:

@@ -72,7 +72,7 @@ class RollCall:
     # ---- rank 0 ----------------------------------------------------------------------------------------------
 
     def _lead(self) -> PenteractError | None:
-        warned, pause = False, 0.02
+        warned = False
         everyone = [f"row/{r}" for r in range(self.world)]
         while not self.store.check(everyone) and not self.store.check([_ANSWER]):
             if (waited := time.monotonic() - self._began) > self.limit:
@@ -80,8 +80,7 @@ class RollCall:
             if waited > WARN_S and not warned:
                 log.warning("waiting for %s · up to %.0f s (limits.join)", self._absent(self._missing()), self.limit)
                 warned = True
-            time.sleep(pause)
-            pause = min(0.25, pause * 1.5)
+            time.sleep(min(0.25, max(0.02, waited / 20)))  # a twentieth more than it takes, at most
         error: PenteractError | None = None
         if self.store.check([_ANSWER]):  # a rank that is there twice gave it
             pass

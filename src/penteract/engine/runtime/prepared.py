@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from penteract.engine.device.cpu_affinity import usable_here
+from penteract.engine.device.early_libraries import FLAG
 from penteract.engine.runtime.rank_environment import environments, start_rank, store_socket
 from penteract.errors import PeerLost
 
@@ -38,27 +39,28 @@ class PreparedRanks:
     ordered: list[subprocess.Popen[bytes]] = field(default_factory=list["subprocess.Popen[bytes]"])
 
     @staticmethod
-    def of(world: int, environment: Mapping[str, str]) -> PreparedRanks | None:
-        """Start them; None where that gains nothing: without torch, or if there are more of them than cores."""
+    def of(world: int, environment: Mapping[str, str], *, gpus: bool = False) -> PreparedRanks | None:
+        """Start them; None where that gains nothing: without torch, or if there are more of them than cores. `gpus`:
+        they will use GPUs, if there are any."""
         if world > usable_here() or find_spec("torch") is None:
             return None
         made = PreparedRanks(dict(environment), store_socket())
         try:
             for rank, own in enumerate(environments(environment, world, made.store)):
-                made._start(rank, own)
+                made._start(rank, own, [FLAG] * gpus)
         except OSError:  # such as a limit on processes: the run's own start says so
             made.__exit__()
             return None
         return made
 
-    def _start(self, rank: int, environment: dict[str, str]) -> None:
+    def _start(self, rank: int, environment: dict[str, str], more: list[str]) -> None:
         read, write = os.pipe()
         self.pipes.append(write)
         try:
             said = None if rank == 0 else tempfile.TemporaryFile()  # noqa: SIM115 (open until the rank has a log)
             self.said.append(said)
             inherited = (read,) if rank else (read, self.store.fileno())
-            self.processes.append(start_rank(["-m", WORKER, f"{ORDERS}{read}"], environment, said, *inherited))
+            self.processes.append(start_rank(["-m", WORKER, f"{ORDERS}{read}", *more], environment, said, *inherited))
         finally:
             os.close(read)
 
