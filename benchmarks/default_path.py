@@ -7,7 +7,7 @@
 - **losses**: steps on text with the default's kernels with two seeds, and with the reference's kernels in plain torch with
   the first. `kernels_apart`, `seeds_apart`: mean absolute difference of the losses, nats a token.
 - **start**: seconds from the command to the end of the first step and of the second, for an 8B on two GPUs: with no compiled
-  kernel kept from before, and again.
+  kernel kept from before, and three times again.
 
 Each run is a process of its own, and is written as soon as it is done.
 """
@@ -118,7 +118,7 @@ def start(folder: Path, note: Callable[[dict[str, Any]], None]) -> dict[str, Any
     home = {"TRITON_CACHE_DIR": str(folder / "triton"), "XDG_CACHE_HOME": str(folder / "cache"), "HOME": str(folder),
             "TMPDIR": str(folder)}  # fmt: skip
     found = dict[str, Any]()
-    for name in ("cold", "warm"):
+    for name in ("cold", "warm", "warm_2", "warm_3"):
         run = Run(folder / "run", words, 2, home)
         found[name] = {"first_step_s": round(run.at[1], 1), "second_step_s": round(run.at.get(2, 0.0), 1)}
         note(found)
