@@ -30,6 +30,7 @@ ONE, TWO = (ROOT / f"benchmarks/results/bench_{name}_h200.json" for name in ("on
 CALLS = ROOT / "benchmarks/results/host_calls_h200.json"
 DIRECT = ROOT / "benchmarks/results/direct_links_4xh200.json"
 FOUR = ROOT / "benchmarks/results/bench_plan_30b_4xh200.json"
+BESIDE = ROOT / "benchmarks/results/contention_in_steps_h200.json"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,22 @@ def test_a_measured_file_of_ones_own(tmp_path: Path) -> None:
 def test_the_committed_curves_are_what_the_script_makes_of_the_measurements() -> None:
     read = (
         json.loads(path.read_text())
-        for path in (CEILINGS, SUSTAINED, LAYERS, UPDATE, STEPS, PROFILE, WALKED, TRIED, ONE, TWO, CALLS, DIRECT, FOUR)
+        for path in (
+            CEILINGS,
+            SUSTAINED,
+            LAYERS,
+            UPDATE,
+            STEPS,
+            PROFILE,
+            WALKED,
+            TRIED,
+            ONE,
+            TWO,
+            CALLS,
+            DIRECT,
+            FOUR,
+            BESIDE,
+        )
     )
     made = _script().toml(*read, "2026-11-20")
     assert made == (CATALOGUE / "8xh200.toml").read_text()

@@ -282,7 +282,7 @@ def test_what_cannot_be_rated_says_so() -> None:
 
 
 def test_a_step_slows_beside_a_collective_and_by_launches() -> None:
-    assert 1.05 < RATES.contention < 1.3
+    assert 1.2 < RATES.contention < 1.5  # in steps; beside products alone it is 1.14
     assert 1e-6 < RATES.launch < 1e-4
 
 

@@ -215,8 +215,8 @@ def _basis(cluster: Cluster, curves: Curves, precision: str) -> dict[str, str]:
 
 
 def _beside_compute(links: Curves) -> tuple[tuple[str, float], ...]:
-    """How much longer products take while a collective runs, of the kinds that run beside them: FSDP's; of all that
-    were measured, if these were not."""
+    """How much longer compute takes while a collective runs, of the kinds that run beside it: FSDP's; of all that were
+    measured, if these were not."""
     return tuple(one for one in links.contention if one[0] in _OVERLAPPED) or links.contention
 
 
@@ -228,7 +228,7 @@ def _contention(links: Curves) -> float:
 
 def _contention_basis(links: Curves) -> str:
     """What was measured of products and collectives that run at once."""
-    text = f"products while {', '.join(kind for kind, _ in _beside_compute(links))} run, their mean"
+    text = f"compute while {', '.join(kind for kind, _ in _beside_compute(links))} run, their mean"
     if links.slowed:
         text += (
             f"; collectives then take {', '.join(f'{factor:.2f}' for _, factor in links.slowed)} times as long, which"
