@@ -114,7 +114,7 @@ def against_torchtitan() -> str:
 torchtitan 0.2.2 with `torch.compile`, in its own mode for one GPU (autocast over fp32 parameters), and this program with its
 fastest kernels. Both run as separate processes on an H200, one after the other, with the same four batches of random tokens
 and fp32 gradients. A time is the median of the last 10 of 18 steps, by CUDA events. A run counts only if its loss is finite
-and falls. Runs of a row alternate, in one call on one GPU; {of_another} of another commit.
+and falls. Runs of a row alternate, in one call on one GPU; {of_another} of another commit. {found["about"]}
 
 Power limits the clock of the GPU: it was {min(clocks):,.0f} to {max(clocks):,.0f} MHz in our runs. {spread}
 
@@ -130,10 +130,9 @@ fp32, and products of gradients accumulate as torchao's do by default. {more_mem
 
 def against_torchtitan_elsewhere() -> str:
     two, h100 = record("beside_torchtitan_two"), record("beside_torchtitan_h100")
-    profile = record("profile_a2_h200")
+    profile, slowed = record("profile_a2_h200"), record("contention_in_steps_h200")
+    (loses,) = slowed["factors"].values()
     lost = {row["label"]: row["picoseconds"] / 1e9 for row in profile["waterfall"]}  # the last of a name is measured
-    written = [(op["predicted"] / 1e9, op["measured"] / 1e9) for op in profile["ops"]
-               if op["name"].startswith("weight_gradient")]  # fmt: skip
     sums = next(op for op in profile["ops"] if op["name"] == "reduce_scatter gradients")
     off = [step["planned_ms"] / step["median_ms"] for step in record("calibrated_h100")["steps"].values()]
     return section(
@@ -147,11 +146,11 @@ Falls short: on two GPUs {more_memory(two)}. The rows of the H100 were planned b
 measured in bursts, before its clock had settled. By those that it measures now, on another card, they are planned {min(off):.2f} to
 {max(off):.2f} times as long as they take.
 
-Where a step of data parallelism differs from its plan, by `penteract profile` of A2's on another machine ({profile["step"]["measured"] / 1e9:.0f} ms, planned
-{lost["Predicted"]:.0f}): attention takes {lost["Attention"]:.1f} ms more than planned, as sums of gradients run beside its backward pass for {sums["measured"] / 1e9:.0f} ms, with the
-waits of the rank that is ahead, where {sums["predicted"] / 1e9:.0f} are planned. Weight gradients take {sum(p for p, _ in written) - sum(m for _, m in written):.1f} ms less: they are planned as added to what is there, and
-the first are written. Other products take as much more beside collectives. The plan counts {-lost["Exposed: data"]:.1f} ms of that as exposed communication.
-The slower card adds {lost["Slowest rank"]:.1f} ms.""",
+By an earlier profile of A2's step ({profile["step"]["measured"] / 1e9:.0f} ms), attention took {lost["Attention"]:.1f} ms more than planned, as sums of gradients ran beside its backward
+pass for {sums["measured"] / 1e9:.0f} ms, with the waits of the rank that is ahead, where {sums["predicted"] / 1e9:.0f} were planned. So what compute loses was measured in steps since: {slowed["case"].replace("llama-3.1-8b", "Llama-3-8B")}, take
+{loses["computed_ms"]:.1f} ms of kernels on each of two GPUs and {slowed["alone_ms"]:.1f} on one, {loses["computed_ms"] - slowed["alone_ms"]:.1f} more in {loses["beside_ms"]:.1f} ms of collectives as these take alone. Plans have compute {loses["factor"]:.2f} times
+as slow beside them; the rows of two GPUs were planned with 1.14, which products of 8,192 lose beside collectives of eight
+ranks.""",
         beside_table(two),
         *waits_by_axis(two),
         beside_table(h100),
@@ -161,6 +160,7 @@ The slower card adds {lost["Slowest rank"]:.1f} ms.""",
             "beside_torchtitan_h100.json",
             "calibrated_h100.json",
             "profile_a2_h200.json",
+            "contention_in_steps_h200.json",
         ],
     )
 
@@ -182,16 +182,15 @@ def against_torchtitan_on_four() -> str:
     return section(
         "Against torchtitan, on four H200s",
         f"""\
-As above, each side once a row, both on one machine, at commits {commits}. torchtitan uses FSDP2, and expert parallelism 4 for Qwen3. Ours: ZeRO 2 for data
+As above, each side once a row, both on one machine, at commits {commits}. torchtitan uses FSDP2, and expert parallelism 4 for Qwen3. Ours: expert parallelism 2 and ZeRO 1 for Qwen3, ZeRO 2 for other data
 parallelism, ZeRO 1 beside tensor and pipeline parallelism, an interleaved schedule of 16 stages. Beside tensor parallelism nothing
 is recomputed, which takes 4 GiB more than gathering inputs again and a little less time. At 131,072 tokens ours alone: all of a
 layer but its norms' and SwiGLU's results is kept. There {falls}
 {slow["losses"][0]:.1f} by {slow["losses"][4]:.1f} and {slow["losses"][8]:.1f} to {slow["losses"][12]:.2f} with a learning rate of {slow["rate"]:g}; {others}.
 
-Falls short: {"; ".join(short)}. {more_memory(found).capitalize()}. The row of Qwen3 is older than the change that the next
-section has.
+Falls short: {"; ".join(short)}. {more_memory(found).capitalize()}.
 
-Where data parallelism lost time before that change, by `penteract profile` of such a step: collectives ran {gather[1] + scatter[1]:,.0f} ms of
+Where data parallelism lost time before the change that the next section has, by `penteract profile` of such a step: collectives ran {gather[1] + scatter[1]:,.0f} ms of
 {profile["step"]["measured"] / 1e9:,.0f}, nearly all of that beside compute; the plan had {gather[0] + scatter[0]:,.0f} ms for them. Products took {lost["Matmuls"]:,.0f} ms more than
 planned, attention {lost["Attention"]:,.0f} ms.""",
         beside_table(found),

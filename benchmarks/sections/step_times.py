@@ -299,8 +299,9 @@ def newcomers_path() -> str:
         (
             row["host"],
             row["commit"],
+            "kept" if row["bytecode"] else "none",
             row["first"] or "-",
-            *(", ".join(map(str, row[kind])) for kind in ("cold", "warm")),
+            *(", ".join(map(str, row[kind])) or "-" for kind in ("cold", "warm")),
         )
         for row in starts["rows"]
     ]
@@ -321,14 +322,15 @@ On one {found["device"]} it takes micro-batches of {alone["micro_batch_size"]} a
 the best by hand ({", ".join(f"{rate:,} with micro-batches of {size}" for size, rate in by_hand.items())}; 16 do not fit).
 
 An 8B on two GPUs ends its first step so many seconds after the command as the table says: on a machine that has read none of the
-files, then with no compiled kernel kept, and with all. On the third host the commits took turns. A process of the host compiles
+files, then with no compiled kernel kept, and with all. On the third host the commits took turns. On the
+first three Python was not let keep bytecode, so each process compiled the modules of kernels' packages. A process of the host compiles
 kernels while ranks start: where ranks compiled alone, an earlier commit took {before["ranks alone, cold"][0]} s cold, and {before["ahead, cold"][0]} with it.
 
-20 s cold and 10 s warm are the goal. Most of a warm start is what Python imports: torch, then FlashAttention, quack and what they
+20 s cold and 10 s warm were the goal. Most of a warm start is what Python imports: torch, then FlashAttention, quack and what they
 are written in. Hosts differ by a fifth.
 
 A GPU draws {torchs["elements"] / 1e9:.1f} billion weights, with their master weights, in {min(torchs["seconds"]):.2f} s by torch and in {min(kernels["seconds"]):.2f} by a kernel in Triton; {sum(weights["equal"].values())} of {len(weights["equal"])}
 small models have the bits that a CPU draws.""",
-        table("host | commit | first, s | cold, s | warm, s", rows),
+        table("host | commit | bytecode | first, s | cold, s | warm, s", rows),
         records=["default_path_h200.json", "initial_weights_h200.json"],
     )

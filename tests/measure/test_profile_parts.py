@@ -6,9 +6,11 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from penteract.cli import main
 from penteract.cli import profile as cli_profile
@@ -17,12 +19,13 @@ from penteract.config.hardware import cluster
 from penteract.config.layout import FUSIONS
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.resolve.write_run_file import to_toml
+from penteract.engine.executor.profiled import ProfiledExecutor
 from penteract.engine.rank.failures import from_exception, is_of_a_peer
 from penteract.errors import OutOfMemory
 from penteract.measure.profile.analyse.advice import slower_parts
 from penteract.measure.profile.analyse.attribution import attribute, split_evenly
 from penteract.measure.profile.out_of_memory import out_of_memory_line
-from penteract.measure.profile.prediction import ask_of_run
+from penteract.measure.profile.prediction import ask_of_run, part_of
 from penteract.measure.profile.show.difference import as_difference
 from penteract.measure.profile.show.profile_text import as_text, price_of
 from penteract.measure.profile.trace_events import RecordedStep, Span, recorded_steps
@@ -31,6 +34,8 @@ from penteract.measure.schemas.profile_reader import read_profile
 from penteract.planner.ask import as_settings
 from penteract.planner.plan import estimator, plan_one
 from penteract.planner.report.smaller_layouts import smaller
+from penteract.schedule.actions import Transfer
+from penteract.step.names import of_transfers
 
 PROFILES = Path(__file__).parent / "profiles"
 PARTS = {"forward linear (a.py:1)": "compute", "start all_gather (a.py:2)": "tensor"}
@@ -196,3 +201,15 @@ def test_a_run_that_nobody_trained_has_what_train_would_choose(monkeypatch: pyte
     (run / "run.toml").write_text(to_toml(resolve(None, "tiny")))
     trained, *_ = cli_profile._resolved(str(run), None, None, None, [], json=True)
     assert trained.run.layout.elementwise == "reference"
+
+
+def test_the_profiler_keeps_the_names_of_messages_that_are_posted_at_once(tmp_path: Path) -> None:
+    """It writes "unknown" for a name that is not ASCII, and their kernels then belong to no part."""
+    posted = ((Transfer("Send", "value", 0, 0, 1), (0, 0), 1), (Transfer("Recv", "gradient", 0, 0, 1), (0, 0), 2))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        ProfiledExecutor(SimpleNamespace(post_p2p=lambda some: None)).post_p2p(posted)  # type: ignore[arg-type]
+    profiled.export_chrome_trace(str(tmp_path / "trace.json"))
+    rows = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    (name,) = [row["name"] for row in rows if row.get("cat") == "user_annotation"]
+    assert name == of_transfers(t for t, _, _ in posted) == "send value, recv gradient"
+    assert part_of(name, {}) == "pipeline"

@@ -154,7 +154,7 @@ def names_of_a_run(steps: StepClock, layout: Layout, stage: int) -> list[str]:
 
     @contextmanager
     def record(name: str) -> Iterator[None]:
-        found.extend(name.split(" · "))
+        found.extend(name.split(names.AND))
         yield
 
     with patch.object(profiled, "record_function", record):

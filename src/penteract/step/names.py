@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
 from penteract.schedule.actions import Transfer
@@ -16,6 +18,7 @@ WAIT_PARAMETERS, WAIT_GRADIENTS, WAIT_STAGE = "wait parameters", "wait gradients
 # Only in runs: kernels of a few microseconds.
 BEGIN, SCALES, FACTORS, END = "begin the step", "scales", "factors of the update", "end the step"
 WAIT_SENT = "wait for what was sent"
+AND = ", "  # between the names of messages that are posted at once
 # Only in planned timelines: a run calls nothing here, compute is idle.
 WAIT_RANKS = "wait for other ranks"
 
@@ -48,6 +51,11 @@ def of_matrices(kind: str) -> str:
 def of_message(kind: str, what: str) -> str:
     """The name of a message between stages: "send" or "recv" of a "value" or a "gradient"."""
     return f"{kind.lower()} {what}"
+
+
+def of_transfers(transfers: Iterable[Transfer]) -> str:
+    """The name of messages that are posted at once. Torch's profiler writes "unknown" for a name that is not ASCII."""
+    return AND.join(map(of_transfer, transfers))
 
 
 def of_transfer(t: Transfer) -> str:

@@ -45,7 +45,7 @@ class ProfiledExecutor:
             self.run.all_reduce(reduction)
 
     def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
-        with record_function(" · ".join(names.of_transfer(t) for t, _, _ in transfers)):
+        with record_function(names.of_transfers(t for t, _, _ in transfers)):
             self.run.post_p2p(transfers)
 
     def wait_recv(self, buffer: BufferKey, register: int) -> None:

@@ -1,9 +1,9 @@
 """The time of operations on a hot device.
 
 In a training step, power limits the clock of a GPU, so bursts are faster than any step: large products run for 600 ms
-and for about 20 ms before each round of the operation that is timed, and the device idles neither between rounds nor,
-for long, between operations: its clock follows what it has drawn in the last seconds. Attention may take most of a step and needs less power than products, so that the clock is higher
-there: it is timed between the products of its layer.
+and for about 20 ms before each round of the operation that is timed. The device idles neither between rounds nor, for
+long, between operations: its clock follows what it has drawn in the last seconds. Attention may take most of a step and
+needs less power than products, so that the clock is higher there: it is timed between the products of its layer.
 """
 
 from __future__ import annotations

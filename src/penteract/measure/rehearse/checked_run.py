@@ -68,7 +68,7 @@ class CheckedRun:
 
     def post_p2p(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         """Messages: what is sent is there."""
-        self.findings.at = " · ".join(names.of_transfer(t) for t, _, _ in transfers)
+        self.findings.at = names.of_transfers(t for t, _, _ in transfers)
         if self.run.registers.reuses_fixed:
             return self.run.post_p2p(transfers)
         for t, buffer, r in transfers:

@@ -12,9 +12,9 @@ from penteract.measure.profile.prediction import PredictedOp, Prediction, part_o
 from penteract.measure.profile.recording import Recording
 from penteract.measure.profile.trace_events import Span
 from penteract.measure.schemas.profile import Ceilings, KernelRow, OpRow, Unmatched
+from penteract.step import names
 
 OUTSIDE = "between the parts"  # what no part of the program launched: batches, the loss, the learning rate
-_AND = " · "  # between the names of messages that are posted at once
 _MOST_KERNELS = 8
 _PS = 10**12
 
@@ -112,14 +112,14 @@ def _per_step(nanoseconds: int, count: int) -> int:
 def _matched(name: str, expected_names: Collection[str], measured: int) -> Literal["both", "predicted", "measured"]:
     if not measured:
         return "predicted"
-    return "both" if all(part in expected_names for part in name.split(_AND)) else "measured"
+    return "both" if all(part in expected_names for part in name.split(names.AND)) else "measured"
 
 
 def _as_measured(planned: Mapping[str, PredictedOp], found: Iterable[str]) -> dict[str, PredictedOp]:
     """What is predicted by the names of the run, which posts several messages at once under all of their names."""
     ops = dict(planned)
     for name in found:
-        if _AND in name and (parts := [ops.pop(part) for part in name.split(_AND) if part in ops]):
+        if names.AND in name and (parts := [ops.pop(part) for part in name.split(names.AND) if part in ops]):
             took = sum(op.picoseconds for op in parts)
             ops[name] = PredictedOp(parts[0].stream, sum(op.calls for op in parts), took)
     return ops

@@ -125,9 +125,8 @@ class Bounds:
         tp, cp = mesh
         simple = with_whole_backward(layout)
         quick = self._quickest_on(simple, tp, cp, largest, simple is not layout)
-        share = (
-            1.0 if mesh == (layout.tp, layout.cp) and simple is layout else tp * cp / (layout.tp * layout.cp) * ROUNDED
-        )
+        own = mesh == (layout.tp, layout.cp) and simple is layout
+        share = 1.0 if own else tp * cp / (layout.tp * layout.cp) * ROUNDED
         return max(self._ends(layout, quick, share * layout.micro_batch_size / largest))
 
     @tracked
@@ -143,8 +142,8 @@ class Bounds:
             steps = self.steps
             self._best = Bounds(StepClock(steps.composer, steps.cluster, steps.rates.at_best()))
         chunk = self.steps.composer.sequence_length * largest if layout.loss == "chunked" else 0
-        one = changed(layout, micro_batch_size=largest, loss_chunk=chunk, gradient_accumulation_steps=1)
-        return self._best.passes(one)
+        one = {"micro_batch_size": largest, "gradient_accumulation_steps": 1, "loss_chunk": chunk}
+        return self._best.passes(changed(layout, **one))
 
     def played(self, layout: Layout) -> Seconds:
         """The bound from passes and messages with all waits of the schedule, and of bucket events within passes."""
