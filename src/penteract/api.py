@@ -37,7 +37,7 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
     layout: str | None = None,
     fix: str | None = None,
     tp_across_nodes: bool = False,
-    precision: str | Policy | Sequence[str | Policy] = "bf16",
+    precision: str | Policy | Sequence[str | Policy] | None = None,
     parts: Mapping[str, Any] | None = None,
     modules: str | Sequence[str] = (),
     optimizer: str = "adamw",
@@ -56,7 +56,7 @@ def plan(  # noqa: PLR0913 (a question has many parameters)
     `imbalance`: tokens that the experts of the fullest GPU get, over the mean, where ep > 1.
     `packages`: of kernels that the GPUs' hosts have ("flash-attn-4,quack-kernels", "none"); by default all that
     `penteract[gpu]` installs, and with `gpus` "here" those that are installed.
-    `precision`: a recipe, or several to choose among ("bf16,fp8_tensorwise").
+    `precision`: a recipe, or several to choose among ("bf16,fp8_tensorwise"). By default bf16, on CPUs fp32.
     `parts`: other keys of a run file's `[precision]` ({"moments": "int8", "fp8_gather": True}).
     `modules`: precision of single parameters, by name ("*:moments=int8,embedding*:moments=fp32").
     `number`: raise BadInput as soon as the search knows that fewer than `number` layouts fit.

@@ -75,9 +75,9 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     tokens: Annotated[str | None, Parameter(help="Tokens of the whole training (15T): its days, GPU-hours.")] = None,
     usd_per_gpu_hour: Annotated[float | None, Parameter(help="With --tokens: US dollars, for the cost.")] = None,
     precision: Annotated[
-        str,
+        str | None,
         Parameter(help="A precision recipe, or several to compare: bf16,bf16_pure. Its parts are set as in run files: "
-            "--precision.moments int8. It changes the numerics of the training.")] = "bf16",
+            "--precision.moments int8. It changes the numerics. By default as in train: bf16, on CPUs fp32.")] = None,
     modules: Annotated[
         str,
         Parameter(help="Short for --precision.modules, by name: `*:moments=int8,embedding*:moments=fp32`.")] = "",

@@ -40,7 +40,7 @@ def question(  # noqa: PLR0913 (a question has many parts)
     *,
     sequence_length: int | None = None,
     batch: str | int = "1Mi",
-    precision: str | Policy | Sequence[str | Policy] = "bf16",
+    precision: str | Policy | Sequence[str | Policy] | None = None,
     parts: Mapping[str, Any] | None = None,
     modules: str | Sequence[str] = (),
     optimizer: str = "adamw",
@@ -53,7 +53,7 @@ def question(  # noqa: PLR0913 (a question has many parts)
     """Make a question.
 
     batch      tokens, or a text such as `128seqs`
-    precision  one or several; a text may have commas
+    precision  one or several; a text may have commas. By default that of `train`: bf16, on CPUs fp32
     parts      other keys of a run file's `[precision]`, for each precision
     modules    a short form of its patterns of module names
     packages   of kernels that the ranks have; by default all, and for GPUs "here" those that are installed
@@ -74,8 +74,9 @@ def question(  # noqa: PLR0913 (a question has many parts)
     if words and parts and "modules" in parts:
         raise BadInput("USAGE", "patterns of names are given twice", where="--modules", found="--precision.modules",
                        fix="leave one out")  # fmt: skip
+    usual = "fp32" if of_cpu(c) else "bf16"
     with errors_for("--fix"):
-        first, *also = _by_name(m, _precisions(precision, parts or {}), words)
+        first, *also = _by_name(m, _precisions(usual if precision is None else precision, parts or {}), words)
     if c.gpu is not None:  # `peak` refuses a precision that the GPU does not have
         for p in (first, *also):
             c.gpu.peak(p.products)
@@ -88,10 +89,10 @@ def question(  # noqa: PLR0913 (a question has many parts)
         precision=first, also=tuple(also), optimizer=_optimizer(optimizer), headroom=headroom,
         imbalance=imbalance, tp_across_nodes=tp_across_nodes, pins=pins or {}, packages=_packages(packages, gpus),
     )  # fmt: skip
-    usual = ask.elementwise if of_cpu(c) else "triton"
+    elementwise = ask.elementwise if of_cpu(c) else "triton"
     for setting in ("attention", "experts", "elementwise", "fuse"):
         for value in ask.pins.get(setting, ()):
-            kernels: dict[str, Any] = {"elementwise": ask.pins.get("elementwise", (usual,))[-1], setting: value}
+            kernels: dict[str, Any] = {"elementwise": ask.pins.get("elementwise", (elementwise,))[-1], setting: value}
             check_kernels(ask, Layout(**kernels), "--fix")
     return ask
 

@@ -13,6 +13,7 @@ from penteract.api import plan
 from penteract.config.catalog.hardware import FOLDER
 from penteract.config.device_words import CPU, device_word, of_cpu
 from penteract.config.hardware import cluster
+from penteract.config.precision.policy import RECIPES
 from penteract.config.resolve.resolved_run import resolve
 from penteract.measure.rehearse.rehearsing import target_of
 
@@ -110,3 +111,9 @@ def test_one_word_for_what_a_rank_has(mine: Path) -> None:
     assert of_cpu(cluster(str(mine))) and not of_cpu(cluster("8xH200"))
     assert [device_word(n, on_cpus=True) for n in (1, 2)] == ["process", "processes"]
     assert [device_word(n, on_cpus=False) for n in (1, 2)] == ["GPU", "GPUs"]
+
+
+def test_the_usual_precision_is_that_of_train(mine: Path) -> None:
+    asked: dict[str, Any] = {"sequence_length": 256, "batch": "16seqs", "layout": "dp=1"}
+    assert plan("tiny", str(mine), **asked).estimator.policy == RECIPES["fp32"]
+    assert plan("tiny", "1xH200", **asked).estimator.policy == RECIPES["bf16"]
