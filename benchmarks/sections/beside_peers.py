@@ -150,7 +150,8 @@ three commits (the record says which part is whose), they are planned {min(off):
 
 By an earlier profile of A2's step ({profile["step"]["measured"] / 1e9:.0f} ms), attention took {lost["Attention"]:.1f} ms more than planned, as sums of gradients ran beside its backward
 pass for {sums["measured"] / 1e9:.0f} ms, with the waits of the rank that is ahead, where {sums["predicted"] / 1e9:.0f} were planned. So what compute loses was measured in steps since: {slowed["case"].replace("llama-3.1-8b", "Llama-3-8B")}, take
-{loses["computed_ms"]:.1f} ms of kernels on each of two GPUs and {slowed["alone_ms"]:.1f} on one, {loses["computed_ms"] - slowed["alone_ms"]:.1f} more in {loses["beside_ms"]:.1f} ms of collectives as these take alone. That is one
+{loses["computed_ms"]:.1f} ms of kernels on each of two GPUs and {slowed["alone_ms"]:.1f} on one, {loses["computed_ms"] - slowed["alone_ms"]:.1f} more in {loses["beside_ms"]:.1f} ms of collectives as these take alone (those beside the
+update too, whose kernels are not counted: a third by the plan). That is one
 profile of both and one of each alone, in which two GPUs that do the same differ by up to {max(apart):.1f} ms. Plans have compute {loses["factor"]:.2f} times
 as slow beside them; the rows of two GPUs were planned with 1.14, which products of 8,192 lose beside collectives of eight
 ranks.""",
