@@ -132,6 +132,8 @@ def against_torchtitan_elsewhere() -> str:
     two, h100 = record("beside_torchtitan_two"), record("beside_torchtitan_h100")
     profile, slowed = record("profile_a2_h200"), record("contention_in_steps_h200")
     (loses,) = slowed["factors"].values()
+    alike = [[ms for row in slowed["rows"] if row["world"] == world for ms in row["computed_ms"]] for world in (1, 2)]
+    apart = [max(some) - min(some) for some in alike]
     lost = {row["label"]: row["picoseconds"] / 1e9 for row in profile["waterfall"]}  # the last of a name is measured
     sums = next(op for op in profile["ops"] if op["name"] == "reduce_scatter gradients")
     off = [step["planned_ms"] / step["median_ms"] for step in record("calibrated_h100")["steps"].values()]
@@ -143,12 +145,14 @@ As above, each side once a row. On two GPUs torchtitan uses FSDP2 for data paral
 schedule of 16 stages, of which the last has a layer less. Memory is that of the fullest rank.
 
 Falls short: on two GPUs {more_memory(two)}. The rows of the H100 were planned by rates that `penteract calibrate` had
-measured in bursts, before its clock had settled. By those that it measures now, on another card, they are planned {min(off):.2f} to
-{max(off):.2f} times as long as they take.
+measured in bursts, before its clock had settled. By today's, put together from calibrations of three other cards at
+three commits (the record says which part is whose), they are planned {min(off):.2f} to {max(off):.2f} times as long as they take.
 
 By an earlier profile of A2's step ({profile["step"]["measured"] / 1e9:.0f} ms), attention took {lost["Attention"]:.1f} ms more than planned, as sums of gradients ran beside its backward
 pass for {sums["measured"] / 1e9:.0f} ms, with the waits of the rank that is ahead, where {sums["predicted"] / 1e9:.0f} were planned. So what compute loses was measured in steps since: {slowed["case"].replace("llama-3.1-8b", "Llama-3-8B")}, take
-{loses["computed_ms"]:.1f} ms of kernels on each of two GPUs and {slowed["alone_ms"]:.1f} on one, {loses["computed_ms"] - slowed["alone_ms"]:.1f} more in {loses["beside_ms"]:.1f} ms of collectives as these take alone. Plans have compute {loses["factor"]:.2f} times
+{loses["computed_ms"]:.1f} ms of kernels on each of two GPUs and {slowed["alone_ms"]:.1f} on one, {loses["computed_ms"] - slowed["alone_ms"]:.1f} more in {loses["beside_ms"]:.1f} ms of collectives as these take alone (those beside the
+update too, whose kernels are not counted: a third by the plan). That is one
+profile of both and one of each alone, in which two GPUs that do the same differ by up to {max(apart):.1f} ms. Plans have compute {loses["factor"]:.2f} times
 as slow beside them; the rows of two GPUs were planned with 1.14, which products of 8,192 lose beside collectives of eight
 ranks.""",
         beside_table(two),
@@ -189,6 +193,7 @@ layer but its norms' and SwiGLU's results is kept. There {falls}
 {slow["losses"][0]:.1f} by {slow["losses"][4]:.1f} and {slow["losses"][8]:.1f} to {slow["losses"][12]:.2f} with a learning rate of {slow["rate"]:g}; {others}.
 
 Falls short: {"; ".join(short)}. {more_memory(found).capitalize()}.
+All rows but that of Qwen3 were planned with compute 1.14 times as slow beside collectives, that one with today's 1.41.
 
 Where data parallelism lost time before the change that the next section has, by `penteract profile` of such a step: collectives ran {gather[1] + scatter[1]:,.0f} ms of
 {profile["step"]["measured"] / 1e9:,.0f}, nearly all of that beside compute; the plan had {gather[0] + scatter[0]:,.0f} ms for them. Products took {lost["Matmuls"]:,.0f} ms more than

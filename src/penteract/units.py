@@ -83,7 +83,10 @@ def printable(text: str, most: int = 0) -> str:
 
 def show_path(path: Path) -> str:
     """A path for people: from the current folder where it lies in it, else as it is."""
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except OSError:  # removed since the process began
+        return str(path)
     return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -141,6 +142,9 @@ def test_a_frame_has_the_module_that_python_tells() -> None:
     found = dict[str, Any]()
     exec("import sys; frame = sys._getframe()", found)  # a frame of no module
     assert late_torch._module(lambda of, _: "otherwise", found["frame"]) == "otherwise"
+    with patch.dict(sys.modules, {"stand-in": type("Slots", (), {"__slots__": ()})()}):  # type: ignore[dict-item]
+        exec("import sys; frame = sys._getframe()", found := {"__name__": "stand-in"})
+        assert late_torch._module(lambda of, _: "otherwise", found["frame"]) == "otherwise"
 
 
 def test_what_compiles_later_has_what_tensors_without_numbers_need(told: dict[str, list[str]]) -> None:

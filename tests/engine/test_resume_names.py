@@ -78,6 +78,10 @@ def test_a_path_in_the_current_folder_is_told_from_there(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert show_path(tmp_path / "runs" / "a") == "runs/a" == show_path(Path("runs/a"))
     assert show_path(tmp_path.parent / "b") == str(tmp_path.parent / "b")
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()  # while a run trains, whose last line it is
+    assert show_path(gone / "runs" / "a") == str(gone / "runs" / "a")
 
 
 def test_a_run_that_stays_on_the_cpu_where_gpus_are_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

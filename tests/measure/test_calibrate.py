@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,21 +63,33 @@ def test_it_goes_on_where_it_stopped(measured: Path, tmp_path: Path) -> None:
     assert asked == lost
 
 
-def test_memory_that_is_short_is_freed_once() -> None:
-    tried = list[int]()
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (torch.OutOfMemoryError(), True), (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("no such shape"), False), (NotImplementedError(), False),
+    ],
+)  # fmt: skip
+def test_memory_that_is_short_is_freed_once(error: Exception, short: bool) -> None:
+    """For a library too, and after what the workload had made is gone: its traceback would keep that."""
+    tried, freed = list[int](), list[bool]()
 
     def make(fails: int) -> Any:
         def op() -> None:
             tried.append(1)
             if len(tried) <= fails:
-                raise torch.OutOfMemoryError
+                raise error
 
         return lambda: op
 
-    clock = HotClock(CPU)
-    assert measuring._one(Workload(("copy", 1), make(1)), clock) is not None
-    tried.clear()
-    assert measuring._one(Workload(("copy", 1), make(9)), clock) is None and len(tried) == 2
+    def took(fails: int) -> float | None:
+        tried.clear()
+        freed.clear()
+        return measuring._one(Workload(("copy", 1), make(fails)), HotClock(CPU))
+
+    with patch.object(torch.cuda, "empty_cache", lambda: freed.append(sys.exc_info() == (None, None, None))):
+        assert (took(1) is not None, freed) == (short, [True] * short)
+        assert took(9) is None and (len(tried), freed) == (1 + short, [True] * short)
 
 
 def test_rows_of_another_machine_are_refused(tmp_path: Path) -> None:

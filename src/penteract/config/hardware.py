@@ -104,7 +104,8 @@ class Curves:
     walked       one pointwise kernel whose tensors differ in layout or dtype: (elements, µs)
     collectives  (kind, ranks, points), points as (bytes of the whole tensor, µs)
     p2p          in one direction, and in both at once: (bytes, µs)
-    contention   how much longer a matrix product takes while a collective runs, by kind
+    contention   how much longer compute takes while a collective runs, by kind: the catalogue's in steps, that of
+                 `calibrate` of a product within one long collective
     slowed       how much longer a collective takes while matrix products run, by kind; may be empty. Plans show it
     launch_us    host time of a call in an eager step; `launch_of`: of calls that were measured, by name
     process      MiB of a process beside tensors, by what takes them (`readings/memory/process_memory.py`); may be empty

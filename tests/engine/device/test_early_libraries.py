@@ -105,6 +105,12 @@ print([name for name in begun if name != "stopping"], "torch" in sys.modules)
     assert done.stdout == f"{threads} False\n", done.stderr
 
 
+def test_a_rank_begins_without_a_module_that_its_python_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early_libraries, "FIRST", ("_no_such_ssl",))
+    monkeypatch.setattr(early_libraries, "find_spec", lambda name: None)  # no torch to map
+    early_libraries.begin()
+
+
 @pytest.mark.parametrize(("device", "more"), [("auto", [FLAG]), ("cuda", [FLAG]), ("cpu", [])])
 def test_the_command_says_so_unless_the_run_is_on_cpus(
     monkeypatch: pytest.MonkeyPatch, device: str, more: list[str]

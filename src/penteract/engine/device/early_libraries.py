@@ -36,7 +36,8 @@ _LAZY = 12020  # the version from which it loads kernels when they are called, a
 def begin() -> None:
     """Begin both, and import what needs neither."""
     for name in FIRST:
-        import_module(name)
+        with suppress(ImportError):  # ssl, of a Python that was built without
+            import_module(name)
     found = find_spec("torch") if sys.platform == "linux" else None
     if found is not None and found.origin:
         Thread(target=map_torch, args=(Path(found.origin).parent / "lib",), name="torch", daemon=True).start()

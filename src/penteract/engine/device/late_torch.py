@@ -100,7 +100,7 @@ def _module(otherwise: Callable[..., Any], of: Any, _filename: str | None = None
     """`inspect.getmodule`: of a frame without a look at any file."""
     if inspect.isframe(of):
         module = sys.modules.get(of.f_globals.get("__name__", ""))
-        if module is not None and vars(module) is of.f_globals:
+        if getattr(module, "__dict__", None) is of.f_globals:  # what a program puts there need not be a module
             return module
     return otherwise(of, _filename)
 

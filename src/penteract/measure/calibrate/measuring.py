@@ -15,6 +15,7 @@ import torch
 from penteract._version import __version__
 from penteract.engine.doctor.machine import GpuState
 from penteract.engine.doctor.probe.gpus import gpus
+from penteract.engine.rank.failures import lacks_memory
 from penteract.measure.calibrate.hardware_file import hardware_file
 from penteract.measure.calibrate.hot_clock import HotClock
 from penteract.measure.calibrate.links.link_tables import link_spread, measured_devices
@@ -82,14 +83,14 @@ def measure(every: Sequence[Workload], rows: MeasuredRows, clock: HotClock, budg
 
 def _one(workload: Workload, clock: HotClock) -> float | None:
     """Microseconds; None where the device has too little memory, or the library refuses the shape. A GPU's memory is
-    freed only where it is short: meanwhile the GPU would cool down."""
+    freed only where it is short, for torch or for a library: meanwhile the GPU would cool down."""
     try:
         return workload.microseconds(clock)
-    except torch.cuda.OutOfMemoryError:
-        gc.collect()
-        torch.cuda.empty_cache()
-    except (RuntimeError, NotImplementedError):
-        return None
+    except RuntimeError as error:  # torch's own and a library's, NotImplementedError too
+        if not lacks_memory(error):
+            return None
+    gc.collect()  # here, where no traceback keeps what the workload had made
+    torch.cuda.empty_cache()
     try:
         return workload.microseconds(clock)
     except RuntimeError:

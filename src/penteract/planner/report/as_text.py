@@ -28,7 +28,7 @@ _LAYOUT = 1  # the column of the layout
 _BASIS: Mapping[str, str] = {
     "product": "matmul", "attention": "attention", "moved": "memory bandwidth", "collective": "collectives",
     "send": "P2P", "update": "optimizer", "copy": "host-device copies", "launch": "kernel launch",
-    "contention": "matmul slowdown during collectives",
+    "contention": "compute slowdown during collectives",
 }  # fmt: skip
 
 
