@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from observe import Watched
+from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import RECIPES
+from penteract.config.resolve.presets import TINY
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.executor import Executor
@@ -25,7 +27,9 @@ from penteract.ops.do import Do
 from penteract.ops.lower import lower
 from penteract.ops.params import Param, Shard
 from penteract.parallel.tensor import linear_cross_entropy
+from penteract.readings.estimator import Estimator
 from penteract.readings.price import price
+from penteract.schedule.registry import ScheduleName
 from penteract.step.offsets import offsets
 from penteract.step.program import Program, compile_step
 from penteract.step.walk import walk
@@ -95,3 +99,15 @@ def _run(p: Program) -> Executor:
     run.micro_batches = [constants(p, cpu) | micro_batch(p, drawn, cpu)]
     run.counts.copy_(torch.tensor(target_counts(p, [drawn])))
     return run
+
+
+@pytest.mark.parametrize(("chunk", "kinds"), [(256, {False}), (64, {False, True})])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_further_chunks_add_to_the_weight_gradient_of_the_first(
+    schedule: ScheduleName, chunk: int, kinds: set[bool]
+) -> None:
+    """So they are priced, in a step's only micro-batch too."""
+    steps = Estimator(TINY, cluster("1xH100"), 256).steps
+    steps.seconds(Layout(loss="chunked", loss_chunk=chunk, schedule=schedule))
+    found = {adds for _, site, phase, _, adds in steps.costs if (site.op_name, phase) == ("logits", "weight_gradient")}
+    assert found == kinds

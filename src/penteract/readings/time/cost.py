@@ -45,8 +45,9 @@ Wire = tuple[str, tuple[int, ...], Seconds]  # a collective, its ranks
 class DeviceCosts:
     """Seconds of the calls of a rank: from rates, the size of a node, and the spread of its groups over nodes.
 
-    adds    whether weight gradients are added to those of other micro-batches. Where a step has several, all are priced
-            as those that add, though the first writes, and with ZeRO 2 and 3 each
+    adds    whether weight gradients are added to those of other micro-batches, or of other chunks of a loss. Where a
+            step has several micro-batches, all are priced as those that add, though the first writes, and with ZeRO 2
+            and 3 each. Of its only one, a second use of a weight in another layer (MTP's) is priced as written
     costs   cached seconds of calls, shared by layouts that choose the same implementation
     spans   cached spans of axes, shared by layouts; `own`: those of this one
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from penteract.config.mesh import Mesh
@@ -69,12 +69,19 @@ class ActionOps(NamedTuple):
 def layer_ops(layer: LayerProgram, device: DeviceCosts, axes: Axes) -> Mapping[str, ActionOps]:
     """The clock's ops of each action of a layer."""
     out, ops_of_job = dict[str, ActionOps](), dict[int, tuple[Op, ...]]()  # a recomputed call takes as long
+    written, adding = (
+        set[str](),
+        replace(device, adds=True),
+    )  # further chunks of a loss add to what the first has written
     for name, calls in layer.outline.calls.items():
         jobs = [layer.outline.jobs[job] for job, _, _ in calls]
         every: list[tuple[Op, ...]] = []
         for (place, phase), (job, ins, outs) in zip(jobs, calls, strict=True):
             if (ops := ops_of_job.get(job)) is None:
-                ops = _call(layer, device, axes, place, phase, ins, outs)
+                params = layer.sites[place].params if phase == "weight_gradient" else ()
+                costs = device if written.isdisjoint(params) else adding
+                ops = _call(layer, costs, axes, place, phase, ins, outs)
+                written.update(params)
                 if phase not in ("start", "finish"):
                     ops_of_job[job] = ops
             every.append(ops)
