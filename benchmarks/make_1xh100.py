@@ -15,6 +15,7 @@ import argparse
 import json
 import re
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ def toml(calibrated: dict[str, Any], node: str) -> str:
     """The file. `node`: that of the H200s; what their hosts need for a call is written there at the end of the links."""
     own = calibrated["file"][: calibrated["file"].index("\n# Microseconds of the host")]
     host = node[node.index("\n# Microseconds of the host") : node.index("\n# MiB of a process")]
-    return HEADER + with_lengths(own) + host.rstrip() + "\n"
+    about = "".join(f"# {line}\n" for line in textwrap.wrap(calibrated["about"], 118))
+    return HEADER + about + with_lengths(own) + host.rstrip() + "\n"
 
 
 def with_lengths(text: str) -> str:
@@ -66,7 +68,7 @@ def record(asked: argparse.Namespace) -> dict[str, Any]:
     steps = {Path(path).stem: json.loads(Path(path).read_text()) for path in asked.files[2:]}
     return {
         "case": "penteract calibrate on an H100", **provenance("python benchmarks/make_1xh100.py", asked.commit),
-        "device": about["device"], "torch": about["torch"],
+        "device": about["device"], "torch": about["torch"], "about": asked.about,
         "steps": {
             name: {
                 "median_ms": round(found["median_ms"], 1), "spread_ms": [round(x, 1) for x in found["spread_ms"]],
@@ -85,6 +87,7 @@ def main() -> None:
     parser.add_argument("files", nargs="+")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--commit", default="", type=hexadecimal)
+    parser.add_argument("--about", default="", help="with --record: which cards and commits its rows and steps are of")
     asked = parser.parse_args()
     if asked.record:
         print(json.dumps(record(asked), indent=1))

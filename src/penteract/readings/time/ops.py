@@ -69,10 +69,8 @@ class ActionOps(NamedTuple):
 def layer_ops(layer: LayerProgram, device: DeviceCosts, axes: Axes) -> Mapping[str, ActionOps]:
     """The clock's ops of each action of a layer."""
     out, ops_of_job = dict[str, ActionOps](), dict[int, tuple[Op, ...]]()  # a recomputed call takes as long
-    written, adding = (
-        set[str](),
-        replace(device, adds=True),
-    )  # further chunks of a loss add to what the first has written
+    # Further chunks of a loss add to what the first has written.
+    written, adding = set[str](), replace(device, adds=True)
     for name, calls in layer.outline.calls.items():
         jobs = [layer.outline.jobs[job] for job, _, _ in calls]
         every: list[tuple[Op, ...]] = []
