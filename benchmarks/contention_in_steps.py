@@ -9,8 +9,8 @@ passes then take longer, by the seconds in which collectives are planned beside 
 costs compute. Planned seconds, not measured ones: a collective takes longer beside compute, and so it slows compute for
 longer; both are in the factor.
 
-`beside_ms` is of the whole step. A third of it is planned beside the update, whose kernels `computed_ms` leaves out: by passes
-alone the plan loses as much with a factor of 1.64. Whole steps on two and four GPUs are planned best with about 1.41.
+`beside_ms` is of the whole step, as plans have one factor for passes and update. A third of it is planned beside the update,
+whose kernels `computed_ms` leaves out: passes alone lose more, the update less.
 """
 
 from __future__ import annotations

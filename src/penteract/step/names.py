@@ -15,10 +15,10 @@ QUANTISE, NARROW, WIDEN, ADD = "quantise weights", "narrow gradients", "widen gr
 MEASURE, UPDATE = "gradient norm: squares", "update"
 LARGEST, ORTHOGONALISE = "largest weights", "orthogonalise"
 WAIT_PARAMETERS, WAIT_GRADIENTS, WAIT_STAGE = "wait parameters", "wait gradients", "wait for a stage"
+AND = ", "  # between the names of messages that are posted at once
 # Only in runs: kernels of a few microseconds.
 BEGIN, SCALES, FACTORS, END = "begin the step", "scales", "factors of the update", "end the step"
 WAIT_SENT = "wait for what was sent"
-AND = ", "  # between the names of messages that are posted at once
 # Only in planned timelines: a run calls nothing here, compute is idle.
 WAIT_RANKS = "wait for other ranks"
 

@@ -1,8 +1,8 @@
 """What takes a rank's start without running Python: threads map torch's largest library and initialise the driver of
 GPUs, while the first thread imports modules that need neither.
 
-Torch would have both done in its own import or when it is first asked for GPUs, and let no other thread run Python
-meanwhile. The driver takes no memory of a GPU for it. Nothing fails if a thread does: torch does then what is left.
+Torch would have both done by the first thread: in its own import, or when it is first asked for GPUs. The driver makes
+no context for it. Nothing fails if a thread does: torch does then what is left.
 """
 
 from __future__ import annotations
