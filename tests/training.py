@@ -37,7 +37,8 @@ def trainer(case: Case, p: Program, groups: ProcessGroups) -> Executor:
 
 
 def train(run: Executor, steps: int) -> Iterator[float]:
-    """-> the loss of each step"""
+    """-> the loss of each step. At the end no all-gather of parameters is under way: an answer to the pool moves its
+    storages to shared memory, and a gather that began before would read what was freed."""
     p = run.p
     for step in range(steps):
         assert run.optimizer is not None
@@ -48,6 +49,7 @@ def train(run: Executor, steps: int) -> Iterator[float]:
         run.counts.fill_(sum(target_count(samples) for samples in mine))
         walk(p, run, targets_counted=False)
         yield run.totals[1].item()
+    run.settle_parameters()
 
 
 def whole(run: Executor) -> dict[str, torch.Tensor]:
