@@ -22,6 +22,7 @@ from penteract.config.layout import (
     ZERO_STAGES,
     CpMethod,
     Elementwise,
+    ExpertRows,
     Fusion,
     Layout,
 )
@@ -114,7 +115,9 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         schedule="overlapped" if schedule == "overlapped" else None,
     )
     if experts and draw(st.booleans()):
-        grouped = replace(case, layout=replace(layout, experts="grouped"))
+        padded = layout.gathers_tokens and draw(st.booleans())
+        rows: ExpertRows = "padded" if padded else "exact"
+        grouped = replace(case, layout=replace(layout, experts="grouped", expert_rows=rows))
         case = grouped if legal(grouped) else case
     assert legal(case), case
     return case

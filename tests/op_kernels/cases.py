@@ -385,8 +385,30 @@ def _experts() -> list[Case]:
         Case("unpermute", "top 1, narrow", (x(5, 1), x(5, 1, 1), order(5)), (), {"top_k": 1}),
         Case("unpermute", "half of the copies", (x(6, 4), x(3, 2, 2), order(12)), (), {"top_k": 2, "ranks": 2}),
         Case("unpermute", "no copies", (x(0, 4), x(3, 2, 2), order(12)), (), {"top_k": 2, "ranks": 2}),
+        *_padded(),
         Case("tokens_per_expert", "two sequences", (draw(9, 2, 5),), (), {"name": "steer"}),
     ]
+
+
+def behind(there: int, rows: int, width: int) -> In:
+    """[rows, width], of which the last are not there: what must not be read spoils all that it is added to."""
+    x = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
+    x[there:] = math.nan
+    return In("compute", (rows, width), x)
+
+
+def _padded() -> Iterator[Case]:
+    """Registers with room for all 12 copies, of which some, all or none are here."""
+    for there in (5, 12, 0):
+        ends, what = given([0, there // 2, there], "offset"), f"{there} of 12 rows"
+        about = {"top_k": 2, "ranks": 2}
+        yield Case("padded_permute", what, (x(3, 2, 4), order(12), ends), (), about | {"rows": 12})
+        yield Case("padded_swiglu", what, (behind(there, 12, 6), behind(there, 12, 6), ends))
+        yield Case("padded_unpermute", what, (behind(there, 12, 4), x(3, 2, 2), order(12), ends), (), about)
+    ends = given([0, 2], "offset")
+    about = {"top_k": 3, "ranks": 3}  # whose own experts are one: a token goes there once
+    yield Case("padded_permute", "room for 5", (x(5, 1, 7), order(15), ends), (), about | {"rows": 5})
+    yield Case("padded_unpermute", "room for 5", (behind(2, 5, 7), x(5, 1, 3), order(15), ends), (), about)
 
 
 CASES: list[Case] = [*_dense(), *_fp8(), *_attention(), *_loss(), *_experts()]

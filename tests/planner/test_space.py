@@ -22,7 +22,8 @@ from penteract.config.rules.case import Case
 from penteract.model.count import head_in_layers
 from penteract.parallel.pipeline import balanced
 from penteract.planner.ask import EDITS, Ask, parse_settings
-from penteract.planner.space.layouts import MemoryOptions, Space, divisors
+from penteract.planner.space.layout_families import MemoryOptions
+from penteract.planner.space.layouts import Space, divisors
 from penteract.planner.space.legality import CROSSES, reason
 from penteract.schedule.registry import SCHEDULES
 from penteract.schedule.schedule import Placement

@@ -12,6 +12,7 @@ from penteract.schedule.schedule import Placement
 
 CpMethod = Literal["all_gather", "ring", "ulysses"]
 EpMethod = Literal["all_to_all", "all_gather"]
+ExpertRows = Literal["exact", "padded"]
 # Those of a package of its own before those of torch, and in each the fastest last.
 AttentionKernel = Literal["reference", "fa4_documents", "fa4", "flash", "cudnn"]
 LossKernel = Literal["reference", "chunked"]
@@ -35,6 +36,7 @@ EVERY_FUSION: tuple[Fusion, ...] = get_args(Fusion)
 FUSIONS: tuple[Fusion, ...] = ("norm", "add", "mlp", "qkv", "loss", "fp8")  # "all": those that need no package
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 EP_METHODS: tuple[EpMethod, ...] = get_args(EpMethod)
+EXPERT_ROWS: tuple[ExpertRows, ...] = get_args(ExpertRows)
 
 
 class Edit(NamedTuple):
@@ -79,6 +81,9 @@ class Layout:
     last_stage_less_layers: int = 0
     cp_method: CpMethod = "all_gather"
     ep_method: EpMethod = "all_to_all"  # each copy of a token to its expert, or each token to all ranks
+    # Of registers of what comes to a rank's experts: as many as come, which the host reads for each layer; or the most
+    # that can come, and nothing is read.
+    expert_rows: ExpertRows = "exact"
     micro_batch_size: int = 1
     gradient_accumulation_steps: int = 1
     zero: int = 0
@@ -144,6 +149,11 @@ class Layout:
     def gathers_tokens(self) -> bool:
         """Whether ranks that share experts gather each other's tokens, and add up what their experts make of them."""
         return self.ep > 1 and self.ep_method == "all_gather"
+
+    @property
+    def pads_rows(self) -> bool:
+        """Whether registers of rows of experts have room for the most that can come."""
+        return self.expert_rows == "padded" and self.gathers_tokens
 
     @property
     def cuts_units(self) -> bool:

@@ -65,21 +65,25 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Values, sequence_
     ranks, received = (do.mesh.size("ep"), Received(do.layer)) if gathers else (1, None)
     if gathers:
         tokens, weights, experts = expert.gather_tokens(do, tokens, weights, experts)
+    pads = do.layout.pads_rows
+    if pads:
+        received = Received(do.layer, at_most=expert.most_rows(do, experts, spec.experts))
     order, copies = do.op("expert_permutation", experts, experts=spec.experts, ranks=ranks)
     coming = copies if gathers else do.redistribute(expert.counts, copies)
     matrices = _matrices(do, m, spec, name)
     grouped = [do.layout.experts != "reference" and do.linear_layers.of_experts(w.name) is None for w in matrices]
     offsets = expert.offsets(do, coming) if any(grouped) else coming
     # Host sizes are needed for an all-to-all, and for one product per expert.
-    by_host = do.mesh.size("ep") > 1 or not all(grouped)
+    by_host = (do.mesh.size("ep") > 1 and not pads) or not all(grouped)
     sizes = expert.split_sizes(do, copies, coming) if by_host else offsets
-    h = do.op("permute", tokens, order, top_k=spec.top_k, ranks=ranks, rows=received)[0]
+    ends = (offsets,) if pads else ()  # behind the last row that came
+    h = do.op(_op("permute", pads), tokens, order, *ends, top_k=spec.top_k, ranks=ranks, rows=received)[0]
     if not gathers:
         h = do.redistribute(expert.dispatch, h, sizes, coming, order)  # [s·B·k, D] -> [R, D]
-    y = _experts(do, h, matrices, [offsets if by_offsets else sizes for by_offsets in grouped])
+    y = _experts(do, h, matrices, [offsets if by_offsets else sizes for by_offsets in grouped], *ends)
     if not gathers:
         y = do.redistribute(expert.combine, y, sizes, coming, order)
-    out = do.op("unpermute", y, weights, order, top_k=spec.top_k, ranks=ranks)[0]
+    out = do.op(_op("unpermute", pads), y, weights, order, *ends, top_k=spec.top_k, ranks=ranks)[0]
     out = do.redistribute(expert.ep_reduce_scatter, out) if gathers else out
     return do.redistribute(tensor.tp_reduce_scatter, out) if split else out
 
@@ -95,9 +99,15 @@ def _matrices(do: Do, m: ModelSpec, spec: MoESpec, name: str) -> tuple[Param, Pa
     return gate, up, down
 
 
-def _experts(do: Do, h: Value, matrices: Sequence[Param], rows: Sequence[Value]) -> Value:
-    """Every expert's SwiGLU on its rows; `rows`: as `expert_linear` takes them.   h [R, D] -> same"""
+def _op(name: str, pads: bool) -> str:
+    """The op, or that on registers with room for more rows than came."""
+    return f"padded_{name}" if pads else name
+
+
+def _experts(do: Do, h: Value, matrices: Sequence[Param], rows: Sequence[Value], ends: Value | None = None) -> Value:
+    """Every expert's SwiGLU on its rows; `rows`: as `expert_linear` takes them; `ends`: offsets of padded rows.
+    h [R, D] -> same"""
     gate, up, down = matrices
     hg, hu = do.fork(h)
-    inner = do.swiglu(do.expert_linear(hg, rows[0], gate), do.expert_linear(hu, rows[1], up))
+    inner = do.swiglu(do.expert_linear(hg, rows[0], gate), do.expert_linear(hu, rows[1], up), ends)
     return do.expert_linear(inner, rows[2], down)

@@ -23,6 +23,7 @@ from penteract.config.precision.module_patterns import LinearLayers
 from penteract.errors import Bug
 from penteract.ops import collectives
 from penteract.ops.declarations import OPS
+from penteract.ops.declarations.moe.padded_rows import PADDED
 from penteract.ops.params import Param
 from penteract.ops.spec import Dim, Role, Spec
 from penteract.ops.tape import Call, OpCall, RedistributionProgram, Site, Tape
@@ -275,7 +276,8 @@ class Do:
             self.params[p.name] = p
         site = Site(op_name, tuple(v.spec for v in ins), (*outs, *extras), tuple(p.name for p in params),
                     tuple(p.local_shape(self.mesh) for p in params), attrs, self.layer, line)  # fmt: skip
-        self.tape.ops.append(OpCall(site, _ids(ins), _ids(made), extra_registers))
+        stands_for = PADDED.get(op_name, "")
+        self.tape.ops.append(OpCall(site, _ids(ins), _ids(made), extra_registers, stands_for=stands_for))
         return made
 
     def op(self, op_name: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
@@ -329,8 +331,10 @@ class Do:
         dims."""
         return self.op("rope", x, positions, plain_size=plain_size, **rotation)[0]
 
-    def swiglu(self, gate: Value, up: Value) -> Value:
-        """silu(gate) · up"""
+    def swiglu(self, gate: Value, up: Value, offsets: Value | None = None) -> Value:
+        """silu(gate) · up. `offsets`: of rows that experts have, in registers with room for more."""
+        if offsets is not None:
+            return self.op("padded_swiglu", gate, up, offsets)[0]
         return self.op("swiglu", gate, up)[0]
 
     def gelu(self, x: Value) -> Value:

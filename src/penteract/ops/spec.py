@@ -10,9 +10,11 @@ from penteract.config.precision.policy import Role, Widths
 
 
 class Received(NamedTuple):
-    """A data-dependent dim: the token copies that this rank's experts of `layer` receive."""
+    """A data-dependent dim: the token copies that this rank's experts of `layer` receive. `at_most`: of a register with
+    room for so many, which is all that the host knows of them; 0: the host reads how many there are."""
 
     layer: int
+    at_most: int = 0
 
 
 Dim = int | Received
@@ -42,4 +44,9 @@ def size(dim: Dim, received: Callable[[int], int] | None = None) -> int:
     return received(dim.layer)
 
 
-__all__ = ["Dim", "Received", "Role", "Spec", "Widths", "size"]
+def room(dim: Dim, received: Callable[[int], int] | None = None) -> int:
+    """A dim of the register that holds it: a size, or the most that it may be."""
+    return dim.at_most if isinstance(dim, Received) and dim.at_most else size(dim, received)
+
+
+__all__ = ["Dim", "Received", "Role", "Spec", "Widths", "room", "size"]

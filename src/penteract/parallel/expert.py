@@ -11,6 +11,9 @@ Traffic    by `ep_method`. "all_to_all":
                                backward all-gather the gradients of the sums
 Costs      the residual stream both ways: top_k·(ep - 1)/ep times by all-to-all, as a token has that many copies on
            other ranks; ep - 1 times by all-gather, as each token goes to each rank once. No token is dropped.
+Sizes      how many copies come, routing decides. By all-to-all the host reads that for each layer. "all_gather" with
+           `expert_rows` "padded": registers have room for the most that can come, top_k of each gathered token, and
+           kernels find on the device how many there are: the host waits for nothing.
 Rounding   "all_gather": what a rank's experts add to a token is rounded to the compute dtype before ranks' shares are
            summed, and so are gradients of tokens; by all-to-all one sum has all copies.
 Helps      when experts are many and large; hurts when routing is uneven: all wait for the rank with the most tokens.
@@ -20,8 +23,10 @@ Papers     Lepikhin 2020 (2006.16668); DeepSeek-V3 2024 (2412.19437) §2.1.2
 
 from __future__ import annotations
 
+from math import prod
+
 from penteract.ops.do import Do, Redistribution, Steps, Value, Values, single_collective
-from penteract.ops.spec import Dim, Received
+from penteract.ops.spec import Dim, Received, size
 
 # [s, ..] -> [ep·s, ..], and partial sums [ep·s, ..] -> their sum [s, ..]
 ep_all_gather = single_collective("ep_all_gather", "ep", "all_gather", "reduce_scatter", overlaps=True)
@@ -74,6 +79,13 @@ def gather_tokens(do: Do, tokens: Value, weights: Value, experts: Value) -> Valu
     """What each rank routes, [s, B, ..], for all that share experts, [ep·s, B, ..]."""
     tokens, experts = do.redistribute(ep_all_gather, tokens), do.redistribute(_indices, experts)
     return tokens, do.redistribute(ep_all_gather, weights), experts  # the order of copies needs no weights
+
+
+def most_rows(do: Do, experts: Value, count: int) -> int:
+    """The most copies that this rank's of `count` experts can get of the tokens of `experts` [.., k]: a token goes to
+    an expert once."""
+    *tokens, top_k = (size(d) for d in experts.spec.shape)
+    return prod(tokens) * min(top_k, count // do.mesh.size("ep"))
 
 
 def split_sizes(do: Do, copies: Value, coming: Value) -> Value:

@@ -19,6 +19,7 @@ from penteract.config.layout import (
     EP_METHODS,
     EVERY_FUSION,
     EXPERT_KERNELS,
+    EXPERT_ROWS,
     FUSIONS,
     LOSS_KERNELS,
     ZERO_STAGES,
@@ -53,6 +54,7 @@ _WORDS: Mapping[str, Collection[str]] = {
     "schedule": SCHEDULES,
     "cp_method": CP_METHODS,
     "ep_method": EP_METHODS,
+    "expert_rows": EXPERT_ROWS,
     "attention": ATTENTION_KERNELS,
     "loss": LOSS_KERNELS,
     "elementwise": ELEMENTWISE,
@@ -68,8 +70,8 @@ EDITS = (
     "recompute", "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every",
 )  # fmt: skip
 # Left out of a layout's text and JSON if they have their default.
-_QUIET = ("last_stage_less_layers", "shard_group", *_CHOICES, "loss_chunk", "fuse", "experts", "collectives",
-          "bucket_bytes")  # fmt: skip
+_QUIET = ("last_stage_less_layers", "expert_rows", "shard_group", *_CHOICES, "loss_chunk", "fuse", "experts",
+          "collectives", "bucket_bytes")  # fmt: skip
 
 Values = tuple[Any, ...]
 

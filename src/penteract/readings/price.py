@@ -14,7 +14,7 @@ from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
 from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes, quantise_workspace
 from penteract.ops.offload import OFFLOAD_OPS
-from penteract.ops.spec import Spec, Widths, size
+from penteract.ops.spec import Dim, Received, Spec, Widths, room, size
 from penteract.ops.tape import Call, Site
 from penteract.parallel.data import Bucket
 from penteract.readings.layers.expert_load import Balanced, Load
@@ -112,14 +112,16 @@ class Pricing(Silent):
             self.price.redistributions[site.op_name, group] += amount
             self._wire(site.op_name, group, amount)
             return
-        ins = [tuple(self._size(d, buffer) for d in s.shape) for s in site.ins]
+        ins = held = [tuple(self._size(d, buffer) for d in s.shape) for s in site.ins]
+        if self.p.layout.pads_rows:
+            held = [tuple(self._room(d, buffer) for d in s.shape) for s in site.ins]
         declaration = declaration_of(site, self.p.layout)
         self.price.flops[call.phase] += declaration.flops(call.phase, ins, site.weights, site.attrs)
         axis, n = declaration.all_reduced_max(call.phase, ins, site.weights, site.attrs)
         if n and self.p.mesh.size(axis) > 1:
             self.price.redistributions["all_reduce", self.p.mesh.group(axis, self.p.rank)] += n * FLOAT
             self._reduce_over(axis, n * FLOAT)
-        self._note(declaration.workspace(call.phase, ins, site.weights, site.attrs, self.p.widths), site)
+        self._note(declaration.workspace(call.phase, held, site.weights, site.attrs, self.p.widths), site)
 
     def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
         for r in registers:
@@ -179,13 +181,16 @@ class Pricing(Silent):
 
     # ---- counting --------------------------------------------------------------------------------------------
 
-    def _size(self, dim: object, buffer: BufferKey) -> int:
-        return size(dim, lambda layer: self.load.received(layer, buffer[1]))  # type: ignore[arg-type]
+    def _size(self, dim: Dim, buffer: BufferKey) -> int:
+        return size(dim, lambda layer: self.load.received(layer, buffer[1]))
+
+    def _room(self, dim: Dim, buffer: BufferKey) -> int:
+        return room(dim, lambda layer: self.load.received(layer, buffer[1]))
 
     def _bytes(self, spec: Spec, buffer: BufferKey) -> Bytes:
         if spec.pinned:
             return 0
-        return spec.numel(lambda layer: self.load.received(layer, buffer[1])) * self.p.widths[spec.role]
+        return prod(self._room(d, buffer) for d in spec.shape) * self.p.widths[spec.role]
 
     def _wire(self, kind: str, group: tuple[int, ...], amount: Bytes) -> None:
         """Count a collective. A shift is a send to the next rank of the ring and a receive from the previous one."""
@@ -208,7 +213,8 @@ class Pricing(Silent):
         self.price.outside = max(self.price.outside, self.routed)
 
     def _is_routed(self, buffer: BufferKey, register: int) -> bool:
-        return any(not isinstance(d, int) for d in self.p.chunks[buffer[0]].specs[register].shape)
+        shape = self.p.chunks[buffer[0]].specs[register].shape
+        return any(isinstance(d, Received) and not d.at_most for d in shape)
 
     def _note(self, workspace: Bytes, site: Site | None) -> None:
         """Raise the peaks if there are more bytes now, with a kernel's `workspace`. `site`: its op, if any."""

@@ -72,11 +72,13 @@ class Offsets:
 
 
 def aligned(spec: Spec, widths: Widths) -> Bytes:
-    """Bytes that a register takes; 0 if it is elsewhere: of role "host", or with a size that depends on routing."""
+    """Bytes that a register takes; 0 if it is elsewhere: of role "host", or with a size that routing decides."""
     n = widths[spec.role]
     for d in spec.shape:
         if isinstance(d, Received):
-            return 0
+            d = d.at_most
+            if not d:
+                return 0
         n *= d
     return -(-n // ALIGNMENT) * ALIGNMENT if n or spec.role != "host" else 0
 

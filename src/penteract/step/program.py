@@ -12,7 +12,7 @@ from penteract.config.layout import Edit, Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
-from penteract.config.precision.fp8 import check_gather
+from penteract.config.precision.fp8 import check_layout
 from penteract.config.precision.policy import Policy, policy
 from penteract.config.recompute import WHOLE
 from penteract.config.run import RunSpec
@@ -173,7 +173,7 @@ def compile_step(  # noqa: PLR0913 (a step depends on many choices)
 ) -> Program:
     """The step of `rank`. `training=False`: only forward passes, for validation and sampling; without MTP layers."""
     mesh, precision = Mesh(layout), policy(precision)
-    check_gather(precision.fp8, layout)
+    check_layout(precision.fp8, layout)
     whole, model = model, model if training or not model.mtp_layers else replace(model, mtp_layers=0)
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]

@@ -81,6 +81,25 @@ def unpermute(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([torch.einsum("sbkd,sbk->sbd", y[back].view(*w.shape, -1), w)])
 
 
+def padded_permute(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """Rows that came; behind them anything may be, and none of it is read."""
+    n = int(ins[2][-1])
+    there = permute(room, ins, weights).outs[0]
+    return Truth([torch.cat([there[:n], torch.zeros_like(there[n:])])], rows={"out0": n})
+
+
+def padded_swiglu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    gate, up, n = ins[0], ins[1], int(ins[2][-1])
+    there = gate[:n] / (1 + (-gate[:n]).exp()) * up[:n]
+    rows = dict.fromkeys(("out0", "gradient of in0", "gradient of in1"), n)
+    return Truth([torch.cat([there, torch.zeros_like(gate[n:])])], rows=rows)
+
+
+def padded_unpermute(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    n = int(ins[3][-1])
+    return Truth(unpermute(room, [ins[0][:n], *ins[1:3]], weights).outs, rows={"gradient of in0": n})
+
+
 def balance_loss(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     """Σ over sequences and experts of f·P, P as this rank's tokens make it up."""
     scores, choices = ins

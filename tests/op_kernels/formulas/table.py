@@ -21,6 +21,6 @@ FORMULAS: dict[str, Formula] = {
         losses.loss,
         experts.router, experts.expert_permutation, experts.split_sizes, experts.expert_offsets, experts.permute,
         experts.sort_chunks, experts.expert_linear, experts.expert_pair, experts.unpermute, experts.balance_loss,
-        experts.tokens_per_expert,
+        experts.tokens_per_expert, experts.padded_permute, experts.padded_swiglu, experts.padded_unpermute,
     )
 }  # fmt: skip

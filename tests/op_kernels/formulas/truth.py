@@ -20,6 +20,7 @@ class Truth:
     kept       what backward is given in place of what this forward made (a part of a whole)
     state      the step's sums and counts afterwards
     overwritten  what is left in an input, by its number
+    rows       of tensors by name, how many of their rows are defined; of others, all
     """
 
     outs: Tensors
@@ -27,6 +28,7 @@ class Truth:
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     overwritten: dict[int, torch.Tensor] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

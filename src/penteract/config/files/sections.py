@@ -13,6 +13,7 @@ from penteract.config.layout import (
     Elementwise,
     EpMethod,
     ExpertKernel,
+    ExpertRows,
     Fusion,
     LossKernel,
 )
@@ -37,6 +38,7 @@ class Parallel:
     schedule: ScheduleName = "1f1b"
     cp_method: CpMethod = "all_gather"
     ep_method: EpMethod | Literal["auto"] = "auto"
+    expert_rows: ExpertRows = "exact"
     zero: int = 0
     shard_group: int = 0
     reduce_scatter_once: bool = False

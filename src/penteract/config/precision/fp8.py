@@ -126,9 +126,17 @@ def usual(kind: Fp8Scaling) -> Fp8:
     return Fp8(kind=kind, gradient="e4m3" if kind == "blockwise" else "e5m2")
 
 
-def check_gather(fp8: Fp8 | None, layout: Layout) -> None:
+def check_layout(fp8: Fp8 | None, layout: Layout) -> None:
+    """Refuse a recipe that a layout cannot follow."""
+    if fp8 is not None and fp8.experts and layout.pads_rows:
+        raise BadInput("FP8", "experts' products in FP8 take sizes that the host reads",
+                       where="parallel.expert_rows", found=layout.expert_rows, allowed="exact",
+                       fix="--parallel.expert_rows exact, or --precision.fp8_experts false")  # fmt: skip
+    _check_gather(fp8, layout)
+
+
+def _check_gather(fp8: Fp8 | None, lay: Layout) -> None:
     """Refuse FP8 gathering in a layout that does not gather weights."""
-    lay = layout
     if fp8 is None or not fp8.gather or (lay.zero == 3 and (lay.shard_group or lay.dp * lay.cp) > 1):
         return
     if lay.zero != 3:

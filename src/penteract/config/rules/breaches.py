@@ -12,11 +12,13 @@ from penteract.config.layout import (
     EP_METHODS,
     EVERY_FUSION,
     EXPERT_KERNELS,
+    EXPERT_ROWS,
     LOSS_KERNELS,
     MOST_LOSS_CHUNKS,
     MOST_MICRO_BATCHES,
     MOST_TOKENS,
     ZERO_STAGES,
+    Layout,
 )
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.rules.case import Case
@@ -35,6 +37,7 @@ CHOICES: Mapping[str, tuple[Collection[object], str]] = {
     "schedule": (SCHEDULES, "schedule"),
     "cp_method": (CP_METHODS, "cp_method"),
     "ep_method": (EP_METHODS, "ep_method"),
+    "expert_rows": (EXPERT_ROWS, "size of experts' registers"),
     "attention": (ATTENTION_KERNELS, "attention kernel"),
     "loss": (LOSS_KERNELS, "kernel of the loss"),
     "elementwise": (ELEMENTWISE, "element-wise kernel"),
@@ -199,6 +202,16 @@ def _experts(case: Case) -> Iterator[Breach]:
         yield "expert_tp", f"experts are whole (1) or split over all of tp = {lay.tp}"
     elif moe and moe.ffn_size % lay.expert_tp:
         yield "expert_tp", f"expert_tp = {lay.expert_tp} does not divide an expert's ffn_size = {moe.ffn_size}"
+    if why := not_padded(lay):
+        yield "expert_rows", why
+
+
+def not_padded(lay: Layout) -> str:
+    """Why a layout that asks for padded rows of experts cannot have them, but for its kernels; else empty."""
+    if lay.expert_rows != "padded" or lay.gathers_tokens:
+        return ""
+    where = "for all-to-all the host reads their sizes" if lay.ep > 1 else "with ep = 1 their number is known"
+    return f"experts' rows are padded where ranks gather tokens, by ep_method all_gather: {where}"
 
 
 def _shards(case: Case) -> Iterator[Breach]:

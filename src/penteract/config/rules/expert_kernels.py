@@ -41,6 +41,8 @@ EXPERTS: Mapping[ExpertKernel, ExpertLimits] = {
 
 def expert_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str]]:
     """(setting, what is wrong), as in `rules`."""
+    if layout.expert_rows == "padded" and layout.experts == "reference":
+        yield "expert_rows", "rows are padded for products by groups: the kernel 'reference' makes one for each expert"
     if layout.experts not in EXPERTS or model.moe is None:
         return
     own = model.moe.ffn_size // layout.expert_tp

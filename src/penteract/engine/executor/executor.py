@@ -14,11 +14,12 @@ from penteract.engine.comm.wire_dtype import narrowed, widened
 from penteract.engine.device.device import Device, device_of
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.allocator import Allocator, Arena
+from penteract.engine.executor.counted_rows import CountedRows
 from penteract.engine.executor.feed import MicroBatch
 from penteract.engine.executor.registers import Registers, call_of_rows, kernel_call, weight_gradient_call
 from penteract.engine.executor.state_check import StateCheck
 from penteract.engine.executor.totals import Totals
-from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.kernel import Env, TorchKernel, in_turn
 from penteract.engine.optim.gradient_norm import SumOfSquares, one_pass_squares
 from penteract.engine.optim.optimizer import AdamW, Factors
 from penteract.engine.optim.step_end import StepEnd, one_kernel_end
@@ -70,6 +71,7 @@ class Executor:
     check: StateCheck = field(init=False)
     done: torch.Tensor = field(init=False)  # [], fp64: the last step whose update is in the state
     step_end: StepEnd | None = field(default=None, init=False)  # what `factors` does, in one kernel
+    counted: CountedRows = field(init=False)
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
@@ -93,6 +95,7 @@ class Executor:
         self.check = StateCheck(self.p, self.state, self.comm)
         self.done = torch.zeros((), dtype=torch.float64, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
+        self.counted = CountedRows.of(self.p, device)
         self.step_all_reduces = {"target tokens": self.counts, "routed counts": self.state.routed}
         self.step_all_reduces["gradient norm and losses"] = self.summed.vector
         if history is not None:
@@ -177,9 +180,11 @@ class Executor:
             run = kernel_call(kernel, self.env, call, ins, weights, outs)
         else:
             run = call_of_rows(kernel, self.env, call, ins, weights, outs)
+        if site.op_name == "expert_offsets" and self.p.layout.pads_rows:
+            run = in_turn(run, partial(self.counted.places[site.layer, buffer[1]].copy_, outs[0][-1]))
         run()
         if site.op_name == "split_sizes" and self.p.layout.ep > 1:
-            self.received[site.layer, buffer[1]] = sum(outs[0].received)
+            self.registers.received[site.layer, buffer[1]] = sum(outs[0].received)
         for r, y in zip(call.outs, outs, strict=True):
             self.registers[buffer, r] = y
         self.registers.bind(buffer, call, outs, run)
@@ -348,8 +353,9 @@ class Executor:
 
     @property
     def received(self) -> dict[tuple[int, int], int]:
-        """[(layer, micro)]: the rows that this rank's experts got."""
-        return self.registers.received
+        """[(layer, micro)]: the rows that this rank's experts got. Where registers are padded this waits for the
+        device."""
+        return self.counted.read() if self.p.layout.pads_rows else self.registers.received
 
     def _start(self, buffer: BufferKey, call: Call) -> None:
         site = call.site

@@ -17,7 +17,7 @@ from penteract.engine.executor.allocator import Allocator, Arena
 from penteract.engine.executor.feed import MicroBatch
 from penteract.engine.kernels.kernel import Bound, Env, TorchKernel, bound, in_turn
 from penteract.ops.overlap.in_parts import AXIS
-from penteract.ops.spec import Received, Spec
+from penteract.ops.spec import Received, Spec, room
 from penteract.ops.tape import Call
 from penteract.step.program import BufferKey, Program
 
@@ -92,8 +92,10 @@ class Registers:
             return there
         assert self.memory is not None, "a register outside of a step"
         if any(isinstance(d, Received) for d in spec.shape):
-            shape = tuple(self.received[d.layer, key[0][1]] if isinstance(d, Received) else d for d in spec.shape)
-            return self.memory.routed(Spec(shape, spec.role))
+            padded = all(isinstance(d, int) or d.at_most for d in spec.shape)
+            spec = Spec(tuple(room(d, lambda layer: self.received[layer, key[0][1]]) for d in spec.shape), spec.role)
+            if not padded:
+                return self.memory.routed(spec)
         assert not spec.pinned or self.host is not None
         made = self.host.new(spec) if spec.pinned and self.host is not None else self.memory.new(spec)
         if isinstance(self.memory, Arena):

@@ -13,6 +13,7 @@ from penteract.config.layout import (
     ELEMENTWISE,
     EP_METHODS,
     EXPERT_KERNELS,
+    EXPERT_ROWS,
     LOSS_KERNELS,
     ZERO_STAGES,
 )
@@ -39,6 +40,7 @@ _GROUPS: Mapping[str, tuple[bool, tuple[str, ...]]] = {
             "layout.cp_method",
             "layout.expert_tp",
             "layout.ep_method",
+            "layout.expert_rows",
         ),
     ),
     "More of ZeRO": (
@@ -68,7 +70,7 @@ _LABELS: Mapping[str, str] = {
     "headroom": "Kept free", "tp_across_nodes": "Tensor ranks across nodes", "recompute": "Recompute",
     "offload": "Offload activations", "offload_optimizer": "Offload optimizer", "precision": "Recipe", "loss": "Loss",
     "schedule": "Schedule", "vpp": "Chunks a rank", "cp_method": "Context method", "expert_tp": "Expert tensor",
-    "ep_method": "Expert method",
+    "ep_method": "Expert method", "expert_rows": "Rows of experts",
     "last_stage_less_layers": "Fewer layers in the last stage",
     "shard_group": "Shard group (HSDP)", "reshard_after_step": "Keep gathered", "reduce_scatter_once": "Reduce once",
     "bucket_bytes": "Gradient bucket, bytes", "recompute_every": "Every n-th layer", "recompute_first": "First layers",
@@ -93,14 +95,14 @@ _TERMS: Mapping[str, str] = {
 }  # fmt: skip
 _KEYS: Mapping[str, str] = {"optimizer": "optimizer.kind", "precision": "precision.dtype"}
 _CHOICES = {
-    "gpu", "precision", "optimizer", "zero", "schedule", "cp_method", "ep_method", "attention", "loss", "elementwise",
-    "experts", "collectives", "fuse", "recompute", "recompute_else", "offload", "master", "moments", "gradient",
-    "reduce",
+    "gpu", "precision", "optimizer", "zero", "schedule", "cp_method", "ep_method", "expert_rows", "attention", "loss",
+    "elementwise", "experts", "collectives", "fuse", "recompute", "recompute_else", "offload", "master", "moments",
+    "gradient", "reduce",
 }  # fmt: skip
 _SWITCHES = {"tp_across_nodes", "offload_optimizer", "reshard_after_step", "reduce_scatter_once"}
 # Values of settings that are words; of ZeRO's they are numbers.
 WORDS: Mapping[str, tuple[str | int, ...]] = {
-    "schedule": tuple(SCHEDULES), "cp_method": CP_METHODS, "ep_method": EP_METHODS,
+    "schedule": tuple(SCHEDULES), "cp_method": CP_METHODS, "ep_method": EP_METHODS, "expert_rows": EXPERT_ROWS,
     "attention": ATTENTION_KERNELS, "loss": LOSS_KERNELS,
     "elementwise": ELEMENTWISE, "experts": EXPERT_KERNELS, "collectives": COLLECTIVES, "zero": ZERO_STAGES,
     "fuse": ("none", "all", "all+glu"),

@@ -149,6 +149,8 @@ class Settings:
                 return "the sequence is not split"
             case "ep_method" if lay.ep == 1:
                 return "no ranks share experts"
+            case "expert_rows" if not lay.gathers_tokens:
+                return "ranks do not gather each other's tokens"
             case "shard_group" if lay.zero == 0:
                 return "ZeRO 0 shards nothing"
             case "reshard_after_step" | "reduce_scatter_once" if lay.zero < 3:
@@ -167,7 +169,8 @@ class Settings:
 
 _KERNELS = ("attention", "experts", "fuse")  # of which some are for some GPUs
 _RULED = (
-    "schedule", "cp_method", "ep_method", "attention", "loss", "elementwise", "experts", "collectives", "zero", "fuse",
+    "schedule", "cp_method", "ep_method", "expert_rows", "attention", "loss", "elementwise", "experts", "collectives",
+    "zero", "fuse",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from penteract.ops.declarations.dense import Embedding, RmsNorm, Rope, Swiglu
 from penteract.ops.declarations.fusions import PARTS
 from penteract.ops.declarations.loss import CrossEntropyGradient, ExpSum, LogitsGradient, NegativeLogLikelihood, RowMax
 from penteract.ops.declarations.moe.one_pass_experts import ONE_PASS_EXPERTS
+from penteract.ops.declarations.moe.padded_rows import PaddedSwiglu
 from penteract.ops.declarations.traffic import Eager, Kernels
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
@@ -58,6 +59,10 @@ class OnePassSwiglu(Swiglu):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
         return (Eager(widths).sums(("compute", (3 if phase == "forward" else 5) * prod(ins[0]))),)
+
+
+class OnePassPaddedSwiglu(OnePassSwiglu, PaddedSwiglu):
+    """How many rows there are is read on the device."""
 
 
 class OnePassRope(Rope):
@@ -177,6 +182,7 @@ class OnePassLogitsGradient(LogitsGradient):
 ONE_PASS: dict[str, OpDeclaration] = {
     "rms_norm": OnePassNorm(),
     "swiglu": OnePassSwiglu(),
+    "padded_swiglu": OnePassPaddedSwiglu(),
     "rope": OnePassRope(),
     "embedding": OnePassEmbedding(),
     "row_max": OnePassRowMax(),

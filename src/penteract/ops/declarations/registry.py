@@ -31,6 +31,7 @@ from penteract.ops.declarations.moe.balance import BALANCE
 from penteract.ops.declarations.moe.experts import EXPERTS
 from penteract.ops.declarations.moe.grouped_experts import by_groups, in_pairs
 from penteract.ops.declarations.moe.narrow_router import narrow_router
+from penteract.ops.declarations.moe.padded_rows import PADDED_ROWS
 from penteract.ops.declarations.one_pass import ONE_PASS, gpu_kernels
 from penteract.ops.declarations.quantised.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.quantised.fp8_experts import scaled_experts
@@ -197,6 +198,7 @@ OPS: dict[str, Op] = (
     | _ops(ATTENTION, "attention:ATTENTION")
     | _ops(LOSS, "loss:LOSS")
     | _ops(EXPERTS, "moe.experts:EXPERTS")
+    | _ops(PADDED_ROWS, "moe.padded_rows:PADDED_ROWS")
     | _ops(BALANCE, "moe.balance:BALANCE")
     | _ops(FUSIONS, "fusions:FUSIONS")
     | _ops(GLU, "glu:GLU")

@@ -24,7 +24,7 @@ from penteract.planner.ask import EDITS, RECOMPUTE, Ask
 from penteract.planner.search.frontier import Frontier
 from penteract.planner.search.priced import TOO_LARGE, Higher
 from penteract.planner.search.rows import Branch, Row, Sharing, lower_stages
-from penteract.planner.space.layouts import MemoryOptions
+from penteract.planner.space.layout_families import MemoryOptions
 from penteract.readings.estimator import LayoutEstimate
 from penteract.units import Bytes, Seconds
 

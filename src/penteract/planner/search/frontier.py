@@ -15,7 +15,7 @@ from penteract.planner.search.priced import Priced, unfit
 from penteract.planner.search.progress import Pulse
 from penteract.planner.search.rows import Branch, Row
 from penteract.planner.space.effort import Effort, effort
-from penteract.planner.space.layouts import LayoutFamily
+from penteract.planner.space.layout_families import LayoutFamily
 from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.units import Seconds
 

@@ -23,7 +23,7 @@ from penteract.planner.search.priced import (
     unfit,
 )
 from penteract.planner.search.shared_values import ComputedHere, Key, T, Values, value
-from penteract.planner.space.layouts import LayoutFamily, MemoryOptions
+from penteract.planner.space.layout_families import LayoutFamily, MemoryOptions
 from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.readings.memory.memory_bound import Growths
 from penteract.readings.memory.rank_memory import Least, most

@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
 
 from penteract.config.layout import (
     CP_METHODS,
     ZERO_STAGES,
-    AttentionKernel,
-    Collectives,
     CpMethod,
-    Elementwise,
     EpMethod,
-    ExpertKernel,
-    Fusion,
     Layout,
-    LossKernel,
 )
 from penteract.config.rules.ep_methods import close_ep_methods
 from penteract.errors import BadInput
@@ -28,61 +22,12 @@ from penteract.model.count import head_in_layers
 from penteract.parallel.pipeline import balanced
 from penteract.planner.ask import EDITS, LOSS, RECOMPUTE, Ask, Values, budget_of, edits_of
 from penteract.planner.options import errors_for
+from penteract.planner.space.layout_families import Experts, LayoutFamily, MemoryOptions, Pipeline, Sizes
 from penteract.planner.space.legality import CROSSES, Legality, crosses_node
 from penteract.schedule.registry import SCHEDULES, ScheduleName
 from penteract.step.program import check_op_names
 
 _PLAIN = Layout()
-Sizes = tuple[tuple[int, int], ...]  # ascending micro-batch sizes, with their accumulation steps
-
-
-class MemoryOptions(NamedTuple):
-    """Fields of `Layout` that change memory, but not which ranks communicate: ZeRO, recomputation, kernels."""
-
-    zero: int
-    shard_group: int
-    reduce_scatter_once: bool
-    reshard_after_step: bool
-    recompute: tuple[str, ...]
-    attention: AttentionKernel
-    loss: LossKernel
-    loss_chunk: int
-    elementwise: Elementwise
-    fuse: tuple[Fusion, ...]
-    experts: ExpertKernel
-    collectives: Collectives
-    bucket_bytes: int
-    offload_optimizer: bool
-
-
-class Pipeline(NamedTuple):
-    """Fields of `Layout` that say what each pipeline rank computes, and in which order."""
-
-    schedule: ScheduleName
-    vpp: int
-    last_stage_less_layers: int
-
-
-@cache
-def _fields(memory: MemoryOptions) -> Mapping[str, Any]:
-    return memory._asdict()
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutFamily:
-    """Layouts that differ only in `MemoryOptions` and the micro-batch size. `rest`: all other fields."""
-
-    rest: Mapping[str, Any]
-    members: tuple[tuple[MemoryOptions, Sizes], ...]
-
-    def layout(self, memory: MemoryOptions, size: int, steps: int) -> Layout:
-        """The member with these options, `size` sequences in a micro-batch and `steps` accumulation steps."""
-        return Layout.of(self.rest, **_fields(memory), micro_batch_size=size, gradient_accumulation_steps=steps)
-
-    def runs(self) -> Iterator[tuple[Layout, ...]]:
-        """Groups of layouts that differ only in the micro-batch size."""
-        for memory, sizes in self.members:
-            yield tuple(self.layout(memory, *size) for size in sizes)
 
 
 class _Checked(NamedTuple):
@@ -115,6 +60,7 @@ class Space:
     ep, expert_tp          for a model with experts: divisors of dp·cp; whole experts, or split over tp
     cp_method              all, if cp > 1
     ep_method              what sends less; both, where gathering sends as much as all-to-all or up to twice that
+    expert_rows            exact
     zero                   0 to 3; only 0 if no two ranks share parameters (dp·cp = 1)
     shard_group            all ranks that share parameters; on several nodes also those of one node, if that divides
     reduce_scatter_once,   with ZeRO 3 and several micro-batches: neither, or one of both (both together equal ZeRO 1)
@@ -187,12 +133,16 @@ class Space:
         schedules, chunks = self._values("schedule", tuple(SCHEDULES)), self._values("vpp", tuple(v for _, v in found))
         return [(schedule, vpp) for schedule, vpp in found if schedule in schedules and vpp in chunks]
 
-    def experts(self, tp: int, rows: int) -> list[tuple[int, int, EpMethod]]:
-        """(ep, expert_tp, ep_method) over `rows` = dp·cp times `tp` ranks."""
+    def experts(self, tp: int, rows: int) -> list[Experts]:
+        """How experts are shared over `rows` = dp·cp times `tp` ranks."""
         some = self.ask.model.moe is not None
         degrees = self._values("ep", divisors(rows) if some else (1,))
         cuts = self._values("expert_tp", (1, tp) if some and tp > 1 else (1,))
-        return [(ep, cut, method) for ep, cut in product(degrees, cuts) for method in self.ep_methods(ep)]
+        sizes = self._values("expert_rows", (_PLAIN.expert_rows,))
+        return [
+            Experts(ep, cut, method, size)
+            for ep, cut in product(degrees, cuts) for method in self.ep_methods(ep) for size in sizes
+        ]  # fmt: skip
 
     def ep_methods(self, ep: int) -> tuple[EpMethod, ...]:
         """How tokens get to experts that `ep` ranks share; on one rank, the default alone."""
@@ -273,33 +223,31 @@ class Space:
             dp, tp, pp, cp = mesh
             for method in self.methods(cp):
                 pipelines, experts = self.pipelines(pp), self.experts(tp, dp * cp)
-                memories = {cut: self.memories(dp * cp, tp, cp, method, cut) for _, cut, _ in experts}
+                memories = {e.expert_tp: self.memories(dp * cp, tp, cp, method, e.expert_tp) for e in experts}
                 why = legality.split(tp, cp, method)
                 if not why and not ask.tp_across_nodes and crosses_node(tp, gpus, node):
                     why = CROSSES
                 if why:
-                    refused[why] += len(pipelines) * sum(self._count(dp, memories[cut]) for _, cut, _ in experts)
+                    refused[why] += len(pipelines) * sum(self._count(dp, memories[e.expert_tp]) for e in experts)
                     continue
-                options = {
-                    (ep, cut): self._checked(legality, (dp, cp, method, ep, cut), memories[cut])
-                    for ep, cut in dict.fromkeys((ep, cut) for ep, cut, _ in experts)
-                }
-                for pipeline, (ep, expert_tp, sent) in product(pipelines, experts):
+                options = {e: self._checked(legality, (dp, cp, method), e, memories[e.expert_tp]) for e in experts}
+                for pipeline, e in product(pipelines, experts):
                     fixed = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "cp_method": method, **pipeline._asdict(),
-                             "ep": ep, "expert_tp": expert_tp, "ep_method": sent, **self._edits}  # fmt: skip
-                    members = tuple(self._members(legality, fixed, options[ep, expert_tp], refused, sizes))
+                             **e._asdict(), **self._edits}  # fmt: skip
+                    members = tuple(self._members(legality, fixed, options[e], refused, sizes))
                     if members:
                         yield LayoutFamily(fixed, members)
 
     def _checked(
-        self, legality: Legality, about: tuple[int, int, CpMethod, int, int], memories: list[MemoryOptions]
+        self, legality: Legality, mesh: tuple[int, int, CpMethod], e: Experts, memories: list[MemoryOptions]
     ) -> _Checked:
-        """Memory options with all that does not depend on the pipeline. `about`: dp, cp, cp_method, ep, expert_tp."""
-        dp, cp, method, ep, expert_tp = about
+        """Memory options with all that does not depend on the pipeline. `mesh`: dp, cp, cp_method."""
+        dp, cp, method = mesh
         found: list[tuple[MemoryOptions, tuple[str, bool], str]] = []
         for memory in memories:
-            why = legality.kernel(cp, method, memory.attention) or legality.expert_kernel(expert_tp, memory.experts)
-            found.append((memory, (legality.shards(dp * cp, ep, memory[:4]), self._tried(memory, 1)), why))
+            why = legality.kernel(cp, method, memory.attention)
+            why = why or legality.expert_kernel(memory.experts, e.expert_tp, e.expert_rows)
+            found.append((memory, (legality.shards(dp * cp, e.ep, memory[:4]), self._tried(memory, 1)), why))
         return _Checked(found, Counter(key for _, key, _ in found))
 
     def _members(
@@ -307,7 +255,7 @@ class Space:
     ) -> Iterator[tuple[MemoryOptions, Sizes]]:
         """The legal ones of the layouts that share `fixed`."""
         dp, pp, pipeline = fixed["dp"], fixed["pp"], Pipeline(*(fixed[name] for name in Pipeline._fields))
-        experts = legality.experts(fixed["tp"], dp * fixed["cp"], fixed["ep"], fixed["expert_tp"])
+        experts = legality.experts(fixed["tp"], dp * fixed["cp"], **{name: fixed[name] for name in Experts._fields})
         sizes: dict[tuple[str, bool], Sizes] = {}
         for (shards, one_step_too), n in options.keys.items():
             key = (dp, pp, pipeline, experts or shards, one_step_too)
@@ -369,6 +317,7 @@ NOT_TRIED: Mapping[str, str] = {
     "attention": "other attention kernels",
     "experts": "other expert kernels",
     "ep_method": "tokens gathered over many ranks",
+    "expert_rows": "padded rows of experts",
     "fuse": "fewer fusions",
     "offload": "offload",
     "offload_optimizer": "offload_optimizer",

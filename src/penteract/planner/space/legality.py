@@ -14,7 +14,7 @@ from typing import Any
 
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.config.rules.breaches import Breach, breaches
+from penteract.config.rules.breaches import Breach, breaches, not_padded
 from penteract.config.rules.case import Case
 from penteract.config.rules.expert_kernels import expert_breaches
 from penteract.config.rules.kernel_limits import kernel_breaches
@@ -51,9 +51,11 @@ class Legality:
         settings: dict[str, Any] = {"schedule": schedule, "pp": pp, "vpp": vpp, "last_stage_less_layers": less}
         return self._first(**settings, gradient_accumulation_steps=num_micro_batches)
 
-    def experts(self, tp: int, rows: int, ep: int, expert_tp: int) -> str:
-        """Why experts cannot be split over `rows` = dp·cp times `tp` ranks."""
-        return self._first(dp=rows, tp=tp, ep=ep, expert_tp=expert_tp)
+    def experts(self, tp: int, rows: int, **experts: Any) -> str:
+        """Why experts cannot be shared so over `rows` = dp·cp times `tp` ranks."""
+        kernels_aside = {name: value for name, value in experts.items() if name != "expert_rows"}
+        why = self._first(dp=rows, tp=tp, **kernels_aside)
+        return why or reason(("expert_rows", not_padded(_PLAIN.put(**experts))))
 
     def shards(self, rows: int, ep: int, sharing: tuple[int, int, bool, bool]) -> str:
         """Why state cannot be sharded over `rows` = dp·cp ranks: `sharing` is (zero, shard_group, reduce_scatter_once,
@@ -77,11 +79,11 @@ class Legality:
             self._seen[key] = next((what for _, what in kernel_breaches(self.model, _PLAIN.put(**settings))), "")
         return self._seen[key]
 
-    def expert_kernel(self, expert_tp: int, experts: Any) -> str:
-        """Why the kernel of experts' products does not support experts over `expert_tp` ranks."""
-        key = ("experts", expert_tp, experts)
+    def expert_kernel(self, experts: Any, expert_tp: int, expert_rows: Any) -> str:
+        """Why the kernel of experts' products does not support experts over `expert_tp` ranks, or their rows."""
+        key = ("experts", experts, expert_tp, expert_rows)
         if key not in self._seen:
-            layout = _PLAIN.put(expert_tp=expert_tp, experts=experts)
+            layout = _PLAIN.put(experts=experts, expert_tp=expert_tp, expert_rows=expert_rows)
             self._seen[key] = next(map(reason, expert_breaches(self.model, layout)), "")
         return self._seen[key]
 

@@ -332,7 +332,9 @@ def _maker(chunk: Chunk, register: int) -> Site | None:
 
 
 def _shape(spec: Spec) -> str:
-    return f"[{', '.join(expression_of(d).show() if isinstance(d, int) else 'received' for d in spec.shape)}]"
+    """A register's shape in symbols: with room for rows that may come."""
+    dims = [d if isinstance(d, int) else d.at_most or None for d in spec.shape]
+    return f"[{', '.join('received' if d is None else expression_of(d).show() for d in dims)}]"
 
 
 def _fp8_state(site: Site) -> tuple[str, str]:

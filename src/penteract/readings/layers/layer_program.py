@@ -330,6 +330,12 @@ def shapes(site: Site, load: Load) -> list[tuple[int, ...]]:
     return [tuple([d if isinstance(d, int) else load.received(d.layer, 0) for d in s.shape]) for s in site.ins]
 
 
+def room_of(site: Site, load: Load) -> list[tuple[int, ...]]:
+    """The shapes of the registers that hold a site's inputs: with room for rows that may come."""
+    return [tuple([d if isinstance(d, int) else d.at_most or load.received(d.layer, 0) for d in s.shape])
+            for s in site.ins]  # fmt: skip
+
+
 def attributes(site: Site, load: Load) -> Mapping[str, Any]:
     """The attributes of a site, with sizes that routing gives as numbers."""
     if not any(isinstance(value, Received) for value in site.attrs.values()):
@@ -338,7 +344,7 @@ def attributes(site: Site, load: Load) -> Mapping[str, Any]:
 
 
 def bytes_of(spec: Spec, widths: Widths, load: Load) -> Bytes:
-    """Bytes of a register on the device."""
+    """Bytes of a value on the device: of the rows that there are."""
     if spec.pinned:
         return 0
     return prod([d if isinstance(d, int) else load.received(d.layer, 0) for d in spec.shape]) * widths[spec.role]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penteract.ops.spec import Spec
+from penteract.ops.spec import Received, Spec
 from penteract.ops.tape import Site, Tape
 
 OPEN = 2**31 - 1  # sequences; a prime above every other dim, so no product or quotient of dims can be mistaken for it
@@ -48,13 +48,15 @@ def sized(tape: Tape, sites: Iterable[Site], size: int) -> Sized:
 
 def _attributes(attrs: Mapping[str, Any], size: int) -> Mapping[str, Any]:
     """Attributes at this size. Few depend on the micro-batch size; the others are shared."""
-    if not any(isinstance(value, int) and value >= OPEN for value in attrs.values()):
+    if not any(_dim(value, 0) is not value for value in attrs.values()):
         return attrs
     return {name: _dim(value, size) for name, value in attrs.items()}
 
 
 def _dim(dim: Any, size: int) -> Any:
     """A dim at this size. Anything that does not depend on the micro-batch size is returned unchanged."""
+    if isinstance(dim, Received):
+        return dim._replace(at_most=_dim(dim.at_most, size)) if dim.at_most else dim
     if not isinstance(dim, int) or dim < OPEN:
         return dim
     times, rest = divmod(dim, OPEN)

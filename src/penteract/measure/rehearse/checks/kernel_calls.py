@@ -22,7 +22,7 @@ from penteract.measure.rehearse.wires import WireLog
 from penteract.ops.declarations import implementation
 from penteract.ops.declarations.forms import TensorForm
 from penteract.ops.declarations.registry import Implementation
-from penteract.ops.spec import size
+from penteract.ops.spec import room
 from penteract.ops.tape import Phase, Site
 from penteract.step.program import Program
 
@@ -145,7 +145,7 @@ class KernelCounter:
     def _declared(self, phase: Phase, site: Site) -> int:
         """Bytes of workspace that the implementation declares."""
         _, declaration = implementation(site, self.p.layout)
-        ins = [tuple(size(d, self.routing.rows) for d in s.shape) for s in site.ins]
+        ins = [tuple(room(d, self.routing.rows) for d in s.shape) for s in site.ins]
         return declaration.workspace(phase, ins, site.weights, site.attrs, self.p.widths)
 
 

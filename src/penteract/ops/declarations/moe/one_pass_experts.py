@@ -15,6 +15,7 @@ from penteract.ops.declarations.moe.experts import (
     moved_rows,
     sharing,
 )
+from penteract.ops.declarations.moe.padded_rows import PaddedPermute, PaddedUnpermute
 from penteract.ops.declarations.traffic import Eager, Kernel, Kernels
 from penteract.ops.spec import Widths
 
@@ -111,9 +112,19 @@ class OnePassSort(SortChunks):
         )
 
 
+class OnePassPaddedPermute(OnePassPermute, PaddedPermute):
+    """How many rows there are is read where a row is moved."""
+
+
+class OnePassPaddedUnpermute(OnePassUnpermute, PaddedUnpermute):
+    """The same."""
+
+
 ONE_PASS_EXPERTS: dict[str, OpDeclaration] = {
     "expert_permutation": OnePassPermutation(),
     "permute": OnePassPermute(),
+    "padded_permute": OnePassPaddedPermute(),
+    "padded_unpermute": OnePassPaddedUnpermute(),
     "sort_chunks": OnePassSort(),
     "unpermute": OnePassUnpermute(),
 }

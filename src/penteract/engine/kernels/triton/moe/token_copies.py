@@ -127,9 +127,12 @@ def _invert(order, places, copies, COPIES: tl.constexpr):
 @triton.jit(do_not_specialize=_ROUTED)
 def _send(
     x, places, out, rows, x_row, out_row, K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    SOME: tl.constexpr,
+    SOME: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """x [tokens, D] -> out [rows, D]: a token's row to the places of its copies; `SOME`: of those that have one."""
+    """x [tokens, D] -> out [rows, D]: a token's row to the places of its copies; `SOME`: of those that have one.
+    `PADDED`: `rows` is where their number lies, and there is room for more."""
+    if PADDED:
+        rows = tl.load(rows)
     token = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.load(x + token * x_row + c, c < WIDTH, other=0.0)
@@ -141,10 +144,12 @@ def _send(
 @triton.jit(do_not_specialize=_ROUTED)
 def _sum_copies(
     y, w, places, out, rows, y_row, out_row, K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    WEIGHED: tl.constexpr, SOME: tl.constexpr,
+    WEIGHED: tl.constexpr, SOME: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """y [rows, D] -> out [tokens, D]: the sum of a token's copies, `WEIGHED` by w [tokens, K]; `SOME`: of those that y
     has."""
+    if PADDED:
+        rows = tl.load(rows)
     token = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), tl.float32)
@@ -161,10 +166,12 @@ def _sum_copies(
 @triton.jit(do_not_specialize=_ROUTED)
 def _send_weighed(
     y, w, places, g, of_y, of_w, rows, y_row, g_row, of_y_row, K: tl.constexpr, WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr, SOME: tl.constexpr,
+    COLUMNS: tl.constexpr, SOME: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """g [tokens, D] -> gradients of the copies y and of their weights: g times the weight, g times the copy summed.
     `SOME`: the weight of a copy that y has not has none, 0."""
+    if PADDED:
+        rows = tl.load(rows)
     token = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, COLUMNS)
     gradient = tl.load(g + token * g_row + c, c < WIDTH, other=0.0).to(tl.float32)
@@ -194,6 +201,11 @@ def _with_places(order: torch.Tensor, move: BoundLaunch) -> Bound:
     return run
 
 
+def _number(x: torch.Tensor, ends: Tensors) -> torch.Tensor | int:
+    """How many rows of x there are: all, or as many as the last of padded rows' offsets says."""
+    return ends[0][-1:] if ends else len(x)
+
+
 def _tile(width: int) -> dict[str, int]:
     wide = min(_COLUMNS, triton.next_power_of_2(width))
     return {"WIDTH": width, "COLUMNS": wide, "num_warps": max(1, min(8, wide // 256))}
@@ -201,43 +213,47 @@ def _tile(width: int) -> dict[str, int]:
 
 @Bindable
 def permute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
-    """Token copies in the order of their experts: [s, B, D] -> [s·B·k, D]."""
-    (x, order), out, k = ins, outs[0], int(site.attrs["top_k"])
+    """Token copies in the order of their experts: [s, B, D] -> [s·B·k, D], or the first of them."""
+    (x, order, *ends), out, k = ins, outs[0], int(site.attrs["top_k"])
     tile = _tile(x.shape[-1])
     grid = (len(order) // k, triton.cdiv(x.shape[-1], tile["COLUMNS"]))
-    about = len(out), row_stride(x), row_stride(out)
-    return _with_places(order, bind(_send, grid, x, None, out, *about, K=k, SOME=_some(site), **tile))
+    about = _number(out, ends), row_stride(x), row_stride(out)
+    tile |= {"SOME": _some(site), "PADDED": bool(ends)}
+    return _with_places(order, bind(_send, grid, x, None, out, *about, K=k, **tile))
 
 
-def _sums(site: Site, y: torch.Tensor, w: torch.Tensor | None, order: torch.Tensor, out: torch.Tensor) -> Bound:
+def _sums(
+    site: Site, y: torch.Tensor, w: torch.Tensor | None, order: torch.Tensor, ends: Tensors, out: torch.Tensor
+) -> Bound:
     tile, k = _tile(y.shape[-1]), int(site.attrs["top_k"])
     grid = (len(order) // k, triton.cdiv(y.shape[-1], tile["COLUMNS"]))
-    about = y if w is None else w, None, out, len(y), row_stride(y), row_stride(out)
-    summed = bind(_sum_copies, grid, y, *about, K=k, WEIGHED=w is not None, SOME=_some(site), **tile)
+    about = y if w is None else w, None, out, _number(y, ends), row_stride(y), row_stride(out)
+    tile |= {"SOME": _some(site), "PADDED": bool(ends)}
+    summed = bind(_sum_copies, grid, y, *about, K=k, WEIGHED=w is not None, **tile)
     return _with_places(order, summed)
 
 
 @Bindable
 def permute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """The sum of the gradients of a token's copies, in the order of its experts' ranks."""
-    order, g = ins
-    return _sums(site, g, None, order, outs[0])
+    order, *ends, g = ins
+    return _sums(site, g, None, order, ends, outs[0])
 
 
 @Bindable
 def unpermute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """Each token's sum of its copies, weighted: [s·B·k, D] -> [s, B, D]."""
-    y, w, order = ins
-    return _sums(site, y, w, order, outs[0])
+    y, w, order, *ends = ins
+    return _sums(site, y, w, order, ends, outs[0])
 
 
 @Bindable
 def unpermute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """Gradients of the copies and of the weights."""
-    y, w, order, g = ins
+    y, w, order, *ends, g = ins
     of_y, of_w = outs
-    k, rows = int(site.attrs["top_k"]), (len(y), row_stride(y), row_stride(g), row_stride(of_y))
-    tile = {"SOME": _some(site), **_tile(y.shape[-1])}
+    k, rows = int(site.attrs["top_k"]), (_number(y, ends), row_stride(y), row_stride(g), row_stride(of_y))
+    tile = {"SOME": _some(site), "PADDED": bool(ends), **_tile(y.shape[-1])}
     grid = (len(order) // k,)
     return _with_places(order, bind(_send_weighed, grid, y, w, None, g, of_y, of_w, *rows, K=k, **tile))
 
@@ -293,6 +309,8 @@ def sort_chunks(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tens
 EXPERTS = {
     "expert_permutation": TorchKernel(expert_permutation),
     "permute": TorchKernel(permute, permute_input),
+    "padded_permute": TorchKernel(permute, permute_input),
+    "padded_unpermute": TorchKernel(unpermute, unpermute_input),
     "sort_chunks": TorchKernel(sort_chunks),
     "unpermute": TorchKernel(unpermute, unpermute_input),
 }
