@@ -85,6 +85,19 @@ def test_experts_in_fp8_are_asked_for() -> None:
     assert not any(p.fp8.experts for p in RECIPES.values() if p.fp8)
 
 
+def test_rows_of_experts_in_fp8_are_not_padded() -> None:
+    model = ModelSpec(layers=1, hidden_size=32, heads=2, kv_heads=2, head_size=16, ffn_size=64, vocab_size=64,
+                      moe=MoESpec(experts=4, top_k=1, ffn_size=32))  # fmt: skip
+    layout = Layout(dp=2, ep=2, ep_method="all_gather", expert_rows="padded", experts="grouped")
+    for experts in (False, True):
+        policy = replace(RECIPES["bf16"], fp8=Fp8(kind="rowwise", experts=experts))
+        if not experts:
+            compile_step(model, layout, 16, precision=policy)
+            continue
+        with pytest.raises(BadInput, match="found padded / allowed exact"):
+            compile_step(model, layout, 16, precision=policy)
+
+
 def test_experts_in_fp8_take_whole_units_of_features_and_any_tokens() -> None:
     model = ModelSpec(layers=1, hidden_size=32, heads=2, kv_heads=2, head_size=16, ffn_size=64, vocab_size=64,
                       moe=MoESpec(experts=4, top_k=1, ffn_size=32))  # fmt: skip

@@ -17,6 +17,9 @@ from penteract.units import show_bytes, show_step, show_whole
 
 Json = dict[str, Any]
 EXPERTS = question("tiny-moe", "dp=4,tp=2,pp=2,cp=1,ep=2,mbs=1,zero=1", sequence_length=256, global_batch_size=64)
+GATHERED = question(
+    "tiny-moe", "dp=8,ep=2,ep_method=all_gather,mbs=1,experts=grouped", sequence_length=256, global_batch_size=64
+)
 DEEP = question("llama-3.1-8b", "dp=2,tp=2,pp=2,cp=2,mbs=1,zero=3,recompute=full", global_batch_size=64)
 
 
@@ -145,6 +148,7 @@ CONTROLS: list[tuple[str, Json, Any, str]] = [
     ("layout.cp_method", DEEP, "ring", "cp_method=ring"),
     ("layout.expert_tp", EXPERTS, 2, "expert_tp=2"),
     ("layout.ep_method", EXPERTS, "all_gather", "ep_method=all_gather"),
+    ("layout.expert_rows", GATHERED, "padded", "expert_rows=padded"),
     ("layout.shard_group", DEEP, 2, "shard_group=2"),
     ("layout.reshard_after_step", DEEP, True, "reshard_after_step=true"),
     ("layout.reduce_scatter_once", DEEP, True, "reduce_scatter_once=true"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from draws import draws
 from penteract.config.hardware import Cluster, cluster
-from penteract.config.layout import CP_METHODS, Layout
+from penteract.config.layout import CP_METHODS, EP_METHODS, Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.resolve.presets import TINY, preset
 from penteract.config.rules.breaches import breaches
@@ -213,6 +213,22 @@ def test_tokens_go_to_other_ranks_by_one_way_or_several() -> None:
         assert ways.pop(1) == {"all_to_all"} and {ep: len(found) for ep, found in ways.items()} == tried
     gathered = layouts(Space(asked(model, 8, 32, 8, pins={"ep_method": ("all_gather",)})), Counter())
     assert all(lay.ep > 1 and lay.ep_method == "all_gather" for lay in gathered)
+
+
+def test_rows_are_padded_where_tokens_are_gathered() -> None:
+    """Elsewhere, and with a product for each expert, the layout is refused, and counted."""
+    model = replace(TINY, moe=MoESpec(experts=16, top_k=4, ffn_size=32))
+    pins = {"expert_rows": ("exact", "padded"), "experts": ("reference", "grouped"), "ep_method": EP_METHODS}
+    refused, space = Counter[str](), Space(asked(model, 4, 32, 8, pins=pins))
+    legal = list(layouts(space, refused))
+    assert len(legal) == len(set(legal)) and space.enumerated == len(legal) + refused.total()
+    padded = [lay for lay in legal if lay.expert_rows == "padded"]
+    assert {lay.ep for lay in padded} == {2, 4} and all(lay.pads_rows and lay.experts == "grouped" for lay in padded)
+    found = Counter(why.partition(":")[0] for why in refused.elements())
+    assert found["experts' rows are padded where ranks gather tokens, by ep_method all_gather"]
+    assert found["rows are padded for products by groups"]
+    for lay in legal[:: max(1, len(legal) // 50)]:
+        assert not breaches(Case(model=model, layout=lay, sequence_length=32))
 
 
 def test_experts_kernels_are_tried_where_they_fit() -> None:
