@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from op_kernels.cases import CASES, Case, draw, given, of_all_ops, order, stat, x
+from op_kernels.cases import CASES, Case, behind, draw, given, of_all_ops, order, stat, x
 from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
@@ -58,6 +58,13 @@ def _wide() -> Iterator[Case]:
         yield Case("expert_permutation", f"rank {rank} of three", (given(some),), (), about, rank=rank, ep=3)
     yield Case("permute", "a third", (x(5, 1, 2100), order(15)), (), {"top_k": 3, "ranks": 3, "rows": 5})
     yield Case("unpermute", "a third", (x(5, 2100), x(5, 1, 3), order(15)), (), {"top_k": 3, "ranks": 3})
+    for there in (3, 0):
+        ends, about = given([0, 1, there], "offset"), {"top_k": 3, "ranks": 3}
+        yield Case("padded_permute", f"several blocks, {there} rows", (x(5, 1, 2100), order(15), ends), (),
+                   about | {"rows": 10})  # fmt: skip
+        rows = behind(there, 10, 2100)
+        yield Case("padded_unpermute", f"several blocks, {there} rows", (rows, x(5, 1, 3), order(15), ends), (), about)
+        yield Case("padded_swiglu", f"several blocks, {there} rows", (rows, behind(there, 10, 2100), ends))
     yield Case("permute", "several blocks", (x(5, 1, 2100), order(15)), (), {"top_k": 3})
     for inverse in (False, True):
         coming = given([0, 3, 1, 0, 0, 2, 0, 4, 0])

@@ -98,6 +98,29 @@ def test_with_the_rows_of_a_run_its_memory_is_the_plan(pool: Pool, recompute: st
         assert off[r] < abs(planned * GIB - one.allocated)
 
 
+def test_padded_rows_take_the_memory_of_the_plan_whatever_came(pool: Pool) -> None:
+    """The rows are counted all the same, and the step of the fullest rank is planned with them."""
+    padded = ("parallel.ep_method=all_gather", "parallel.expert_rows=padded", "kernels.experts=grouped")
+    small = (
+        "batch.sequence_length=64",
+        "model.hidden_size=64",
+        "batch.micro_batch_size=8",
+        "batch.global_batch_size=32",
+    )
+    run = run_of("training.steps=3", "precision.dtype=fp32", *padded, *small)
+    exact = run_of("training.steps=3", "precision.dtype=fp32", *padded, "parallel.expert_rows=exact", *small)
+    ranks, others = (pool.run(measured, one.layout, one) for one in (run, exact))
+    for r, (one, other) in enumerate(zip(ranks, others, strict=True)):
+        assert one.routed == other.routed and one.losses == other.losses
+        plan = as_routed(None, run, r, one.routed[1], 1.0).allocated
+        assert plan == as_routed(None, run, r, [0] * len(one.routed[1]), 1.0).allocated
+        assert plan is not None and abs(plan * GIB - one.allocated) < 1e-3 * one.allocated
+    large = run_of("precision.dtype=bf16", *padded)
+    estimator, rows = estimator_of(large), [1000] * large.model.layers * large.layout.gradient_accumulation_steps
+    even, uneven = (as_routed(estimator, large, 0, rows, share).step for share in (1.0, 1.5))
+    assert even is not None and uneven is not None and uneven > even
+
+
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_even_rows_are_the_plan(recompute: str) -> None:
     run = run_of(f"memory.recompute={recompute}", "precision.dtype=bf16")
@@ -138,6 +161,9 @@ def test_no_rank_gets_more_than_all_rows_and_exchanges_wait_for_the_fullest() ->
     twice, more, even = (estimator_of(run, share) for share in (2.0, 8.0, 1.0))
     assert more.estimate(run.layout) == twice.estimate(run.layout)
     assert more.time(more.estimate(run.layout)) == twice.time(twice.estimate(run.layout))
+    # Two of eight experts are on each of four ranks: of a token's four copies one of these gets two at most.
+    spread = replace(run.layout, dp=4, ep=4)
+    assert Balanced.of(run.model, spread, 256, 8.0).rows == 2 * Balanced.of(run.model, spread, 256).rows
     kept = [why(run.model, run.layout, 256, "bf16", imbalance=share).total("kept") for share in (2.0, 8.0)]
     assert kept[0] == kept[1]
     actions = compile_step(run.model, run.layout, 256).chunks[0].actions.values()

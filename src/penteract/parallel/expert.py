@@ -12,8 +12,8 @@ Traffic    by `ep_method`. "all_to_all":
 Costs      the residual stream both ways: top_k·(ep - 1)/ep times by all-to-all, as a token has that many copies on
            other ranks; ep - 1 times by all-gather, as each token goes to each rank once. No token is dropped.
 Sizes      how many copies come, routing decides. By all-to-all the host reads that for each layer. "all_gather" with
-           `expert_rows` "padded": registers have room for the most that can come, top_k of each gathered token, and
-           kernels find on the device how many there are: the host waits for nothing.
+           `expert_rows` "padded": registers have room for the most that can come of each gathered token, and kernels
+           find on the device how many there are: the host waits for nothing.
 Rounding   "all_gather": what a rank's experts add to a token is rounded to the compute dtype before ranks' shares are
            summed, and so are gradients of tokens; by all-to-all one sum has all copies.
 Helps      when experts are many and large; hurts when routing is uneven: all wait for the rank with the most tokens.
@@ -81,11 +81,15 @@ def gather_tokens(do: Do, tokens: Value, weights: Value, experts: Value) -> Valu
     return tokens, do.redistribute(ep_all_gather, weights), experts  # the order of copies needs no weights
 
 
+def most_of_a_token(top_k: int, experts: int, ranks: int) -> int:
+    """The most copies of a token that one of the `ranks` with the experts can get: it goes to an expert once."""
+    return min(top_k, experts // ranks)
+
+
 def most_rows(do: Do, experts: Value, count: int) -> int:
-    """The most copies that this rank's of `count` experts can get of the tokens of `experts` [.., k]: a token goes to
-    an expert once."""
+    """The most copies that this rank's of `count` experts can get of the tokens of `experts` [.., k]."""
     *tokens, top_k = (size(d) for d in experts.spec.shape)
-    return prod(tokens) * min(top_k, count // do.mesh.size("ep"))
+    return prod(tokens) * most_of_a_token(top_k, count, do.mesh.size("ep"))
 
 
 def split_sizes(do: Do, copies: Value, coming: Value) -> Value:

@@ -49,8 +49,8 @@ from penteract.units import show_bytes
 SLOWER_FP8 = ("FP8 gains less than planned: recorded steps took 1.05 to 1.15 times as long as planned, those of bf16 "
               "1.00 times, and 1.85 times with quantisation by plain torch (elementwise=reference)")  # fmt: skip
 EVEN_EXPERTS = ("where ep > 1, experts of every {one} are planned with as many tokens as those of the others: in "
-                "training, the {one} with the most takes more memory, and all wait for it; --imbalance 1.2 plans for "
-                "20 % more")  # fmt: skip
+                "training, all wait for the {one} with the most, which takes more memory but where rows are padded; "
+                "--imbalance 1.2 plans for 20 % more")  # fmt: skip
 SHARED_CPU = "processes of a CPU share its cores and its memory; here each is planned with all of both"
 NOT_REACHED = "not looked at: the search was stopped"
 
@@ -169,7 +169,8 @@ class Plan:
         """What the search did not try; empty if the question was about one layout."""
         if not self.searched:
             return ()
-        settled = {*self.ask.pins, *["experts"] * (self.ask.model.moe is None)}
+        of_experts = ("experts", "ep_method", "expert_rows")
+        settled = {*self.ask.pins, *(() if self.ask.model.moe else of_experts)}
         rest = tuple([what for setting, what in NOT_TRIED.items() if setting not in settled])
         missing = sorted(self._packages_there - self.ask.packages)
         return (f"kernels of {' and '.join(missing)} (--packages)", *rest) if missing else rest

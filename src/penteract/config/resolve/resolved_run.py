@@ -319,13 +319,17 @@ def _ep_method_follows(settings: Settings, layers: list[Settings], model: ModelS
         settings["parallel.ep_method"] = Setting(lighter_ep_method(model, ep), f"derived: ep = {ep}")
 
 
+_YOUNGER = ("parallel.ep_method", "parallel.expert_rows")  # than files with one method: keys that these do not have
+
+
 def _ep_method(settings: Settings, model: ModelSpec) -> EpMethod:
-    """As it is set, or by what sends less. A file that has all other keys was written when there was one method."""
+    """As it is set, or by what sends less. A file that has all keys of its time was written when there was one
+    method."""
     found = settings["parallel.ep_method"].value
     if found != "auto":
         return found
-    ep, others = settings["parallel.ep"].value, [k for k in settings if k.startswith("parallel.")]
-    if all(settings[k].origin != "default" for k in others if k != "parallel.ep_method"):
+    ep, before = settings["parallel.ep"].value, [k for k in settings if k.startswith("parallel.") and k not in _YOUNGER]
+    if all(settings[k].origin != "default" for k in before):
         method, why = "all_to_all", "that of runs from before this key"
     else:
         method, why = lighter_ep_method(model, ep), f"derived: ep = {ep}" if ep > 1 else "default"

@@ -41,7 +41,7 @@ EXPERTS: Mapping[ExpertKernel, ExpertLimits] = {
 
 def expert_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str]]:
     """(setting, what is wrong), as in `rules`."""
-    if layout.expert_rows == "padded" and layout.experts == "reference":
+    if model.moe is not None and layout.expert_rows == "padded" and layout.experts == "reference":
         yield "expert_rows", "rows are padded for products by groups: the kernel 'reference' makes one for each expert"
     if layout.experts not in EXPERTS or model.moe is None:
         return

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from penteract.step.expert_layers import layers_with_rows
 from penteract.step.program import Program
 
 Place = tuple[int, int]  # layer, micro-batch
@@ -22,11 +23,14 @@ class CountedRows:
     @staticmethod
     def of(p: Program, device: torch.device) -> CountedRows:
         """Nothing is counted where registers are not padded."""
-        sites = [op.site for c in p.chunks for op in c.tape.ops if op.site.op_name == "expert_offsets"]
-        micro_batches = range(p.layout.gradient_accumulation_steps if p.layout.pads_rows else 0)
-        keys = [(site.layer, micro) for site in sites for micro in micro_batches]
+        layers = layers_with_rows(p) if p.layout.pads_rows else ()
+        keys = [(layer, micro) for layer in layers for micro in range(p.layout.gradient_accumulation_steps)]
         table = torch.zeros(len(keys), dtype=torch.int32, device=device)
         return CountedRows(table, dict(zip(keys, table.unbind() if keys else (), strict=True)))
+
+    def noted(self) -> CountedRows:
+        """As they are after all that the device has been asked for so far; nobody waits."""
+        return CountedRows(self.table.clone(), self.places)
 
     def read(self) -> dict[Place, int]:
         """Waits for the device."""

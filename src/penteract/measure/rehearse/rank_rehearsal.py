@@ -137,7 +137,8 @@ class _Rehearsing:
             files = packed([entry(s, finite=False) for s in held], self.rank, LARGEST_FILE)
         found = list[OwnerCount]()
         if self.steps > 1 and not self.findings.faults:  # a program with a fault may have no price
-            load = None if self.given is None else Recorded(trainer.run.received)
+            padded = trainer.program.layout.pads_rows  # which takes the same memory whatever came
+            load = None if self.given is None or padded else Recorded(trainer.run.received)
             found += owners(largest, at_peak, price(trainer.program, load))
             check_price(found, self.findings)
         made = RankRehearsal(

@@ -12,7 +12,8 @@ from penteract.measure.report.accuracy_row import Amounts
 from penteract.readings.estimator import Estimator
 from penteract.readings.layers.expert_load import Recorded
 from penteract.readings.price import price
-from penteract.step.program import Program, compile_run
+from penteract.step.expert_layers import layers_with_rows
+from penteract.step.program import compile_run
 from penteract.units import GIB
 
 AS_ROUTED = ", routed as it was"  # behind the name of a row
@@ -24,16 +25,10 @@ def as_routed(estimator: Estimator | None, run: RunSpec, rank: int, rows: Sequen
     where there are more or fewer rows than exchanges."""
     kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
     p = compile_run(run, rank)
-    keys = product(_exchanges(p), range(run.layout.gradient_accumulation_steps))
+    keys = product(layers_with_rows(p), range(run.layout.gradient_accumulation_steps))
     load = Recorded(dict(zip(keys, rows, strict=True)))
     found = Amounts(allocated=price(p, load).allocated / GIB)
     if estimator is None:
         return found
     uneven = Estimator(run.model, estimator.cluster, run.sequence_length, policy, kinds, estimator.at_once, imbalance)
     return replace(found, step=1e3 * uneven.time(uneven.estimate(run.layout)).seconds)
-
-
-def _exchanges(p: Program) -> list[int]:
-    """The layers of a rank whose rows are sent to experts of other ranks."""
-    ops = (op.site for chunk in p.chunks for op in chunk.tape.ops)
-    return sorted({site.layer for site in ops if site.op_name == "split_sizes"}) if p.layout.ep > 1 else []

@@ -49,17 +49,23 @@ def product_flops(products: Iterable[Product]) -> int:
 
 class CallShapes(NamedTuple):
     """The shapes of one call of an op, as numbers. `adds`: whether a weight gradient is added to what its bucket has;
-    else it is written there."""
+    else it is written there. `room`: of the registers that hold the ins, where these have room for more rows."""
 
     phase: str
     ins: Sequence[Shape]
     weights: Sequence[Shape]
     attrs: Attrs
     adds: bool = True
+    room: Sequence[Shape] | None = None
+
+    @property
+    def held(self) -> tuple[str, Sequence[Shape], Sequence[Shape], Attrs]:
+        """What `workspace` takes: registers, whatever is in them."""
+        return self.phase, self.room or self.ins, self.weights, self.attrs
 
     @property
     def of_op(self) -> tuple[str, Sequence[Shape], Sequence[Shape], Attrs]:
-        """What `products`, `workspace` and `traffic` take."""
+        """What `products` and `traffic` take."""
         return self[:4]
 
     def in_bucket(self, widths: Widths) -> Bytes:
@@ -138,6 +144,9 @@ class OpDeclaration:
 
     # ---- of an implementation ----------------------------------------------------------------------------------------
 
+    # Whether it finds out on the device how many rows of padded registers came, and moves no others.
+    counts_rows = False
+
     def all_reduced_max(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs
     ) -> tuple[str, int]:
@@ -175,7 +184,7 @@ class OpDeclaration:
         products = self.timed_products(call)
         if not products and (kernels := self.traffic(*call.of_op, widths)) is not None:
             return "pointwise", fsum([k.times * rates.moved(k.moved, k.walked) for k in kernels])
-        extra = 2 * self.workspace(*call.of_op, widths)
+        extra = 2 * self.workspace(*call.held, widths)
         if call.phase == "weight_gradient":
             extra += call.in_bucket(widths)
         if products:

@@ -64,6 +64,8 @@ class OnePassSwiglu(Swiglu):
 class OnePassPaddedSwiglu(OnePassSwiglu, PaddedSwiglu):
     """How many rows there are is read on the device."""
 
+    counts_rows = True
+
 
 class OnePassRope(Rope):
     """Angles are made in registers, once for all heads of a token."""

@@ -53,9 +53,9 @@ class Legality:
 
     def experts(self, tp: int, rows: int, **experts: Any) -> str:
         """Why experts cannot be shared so over `rows` = dp·cp times `tp` ranks."""
-        kernels_aside = {name: value for name, value in experts.items() if name != "expert_rows"}
-        why = self._first(dp=rows, tp=tp, **kernels_aside)
-        return why or reason(("expert_rows", not_padded(_PLAIN.put(**experts))))
+        of_kernels = experts.pop("expert_rows")  # which `expert_kernel` looks at too
+        why = self._first(dp=rows, tp=tp, **experts)
+        return why or reason(("expert_rows", not_padded(_PLAIN.put(**experts, expert_rows=of_kernels))))
 
     def shards(self, rows: int, ep: int, sharing: tuple[int, int, bool, bool]) -> str:
         """Why state cannot be sharded over `rows` = dp·cp ranks: `sharing` is (zero, shard_group, reduce_scatter_once,

@@ -84,7 +84,7 @@ def why(  # noqa: PLR0913 (what a program is made of)
     small = symbolic_program(
         model, layout, sequence_length, policy(precision), rank=rank, schedule=schedule, optimizer_kinds=optimizer_kinds
     )
-    load = Balanced.of(small.program.model, small.layout, small.program.sequence_length, imbalance, layout.ep)
+    load = Balanced.of(small.program.model, small.layout, small.program.sequence_length, imbalance, (model, layout.ep))
     rows = _Rows(small, load, values(model, layout, sequence_length))
     walk(small.once(), rows)
     rows.data()

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
+from penteract.parallel.expert import most_of_a_token
 
 
 class Load(Protocol):
@@ -27,18 +28,22 @@ class Balanced(NamedTuple):
 
     @staticmethod
     def of(
-        m: ModelSpec, layout: Layout, sequence_length: int, imbalance: float = 1.0, ranks: int | None = None
+        m: ModelSpec, layout: Layout, sequence_length: int, imbalance: float = 1.0,
+        whole: tuple[ModelSpec, int] | None = None,
     ) -> Balanced:  # fmt: skip
         """The rank's own token copies: its tokens S/cp·B times top_k, over tp too where tp does not cut experts; 0
-        without experts. `imbalance`: so many times as many, as the rank with the most rows gets: no more than all rows
-        of the `ranks` that exchange them, by default those of expert parallelism."""
+        without experts. `imbalance`: so many times as many, as the rank with the most rows gets: no more than can come
+        to it. `whole`: the model and its ranks of expert parallelism, where `m` and `layout` have other sizes."""
         if m.moe is None:
             return Balanced(0)
         tokens = sequence_length // layout.cp * layout.micro_batch_size
         rows = tokens // (1 if layout.expert_tp > 1 else layout.tp) * m.moe.top_k
         if imbalance == 1:
             return Balanced(rows)
-        share = min(Fraction(imbalance).limit_denominator(10**6), Fraction(layout.ep if ranks is None else ranks))
+        model, ranks = whole or (m, layout.ep)
+        assert model.moe is not None
+        most = ranks * most_of_a_token(model.moe.top_k, model.moe.experts, ranks)
+        share = min(Fraction(imbalance).limit_denominator(10**6), Fraction(most, model.moe.top_k))
         return Balanced(rows * share.numerator // share.denominator)
 
     def received(self, layer: int, micro: int) -> int:

@@ -336,15 +336,19 @@ def room_of(site: Site, load: Load) -> list[tuple[int, ...]]:
             for s in site.ins]  # fmt: skip
 
 
-def attributes(site: Site, load: Load) -> Mapping[str, Any]:
-    """The attributes of a site, with sizes that routing gives as numbers."""
+def attributes(site: Site, load: Load, *, room: bool = False) -> Mapping[str, Any]:
+    """The attributes of a site, with sizes that routing gives as numbers, or the room that there is for them."""
     if not any(isinstance(value, Received) for value in site.attrs.values()):
         return site.attrs
-    return {name: load.received(v.layer, 0) if isinstance(v, Received) else v for name, v in site.attrs.items()}
+    return {name: _number(v, load, room=room) if isinstance(v, Received) else v for name, v in site.attrs.items()}
 
 
-def bytes_of(spec: Spec, widths: Widths, load: Load) -> Bytes:
-    """Bytes of a value on the device: of the rows that there are."""
+def _number(rows: Received, load: Load, *, room: bool) -> int:
+    return (room and rows.at_most) or load.received(rows.layer, 0)
+
+
+def bytes_of(spec: Spec, widths: Widths, load: Load, *, room: bool = False) -> Bytes:
+    """Bytes of a value on the device: of the rows that there are, or that there is room for."""
     if spec.pinned:
         return 0
-    return prod([d if isinstance(d, int) else load.received(d.layer, 0) for d in spec.shape]) * widths[spec.role]
+    return prod([d if isinstance(d, int) else _number(d, load, room=room) for d in spec.shape]) * widths[spec.role]

@@ -1,5 +1,5 @@
-"""Reference kernels of the mixture of experts, with exact sizes: the host reads routed counts once a layer, and no
-token is dropped."""
+"""Reference kernels of the mixture of experts. Registers have exact sizes: the host reads routed counts once a layer.
+No token is dropped."""
 
 from __future__ import annotations
 

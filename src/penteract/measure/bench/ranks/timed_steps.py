@@ -58,6 +58,7 @@ def take_steps(
     trainer, made = Trainer.build(spec, rank), RankMeasurement()
     device, size = trainer.run.device, spec.layout.global_batch_size
     under_way, ends = list[Callable[[], Outcome]](), StepEnds(rank.device)
+    routed = list[Callable[[], dict[tuple[int, int], int]]]()
 
     def read() -> None:
         for outcome in under_way:
@@ -83,10 +84,11 @@ def take_steps(
             if not device.behind or number <= 2:
                 read()
             ends.mark()
-            made.routed.append([rows for _, rows in sorted(trainer.run.received.items())])
+            routed.append(trainer.run.received_later())
             asked(number)
         read()
     made.seconds = ends.seconds()
+    made.routed = [[rows for _, rows in sorted(later().items())] for later in routed]
     trainer.run.settle_parameters()
     _device_memory(made, rank.device)
     return made

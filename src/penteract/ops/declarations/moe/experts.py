@@ -131,7 +131,7 @@ class ExpertPermutation(OpDeclaration):
 
 
 class SplitSizes(OpDeclaration):
-    """copies sent [X], copies received [ep·X/ep] -> sizes on the host: the only wait for routed counts in a layer."""
+    """copies sent [X], copies received [ep·X/ep] -> sizes on the host: where a layer waits for routed counts."""
 
     differentiable = ()
 
@@ -227,6 +227,7 @@ class ExpertLinear(OpDeclaration):
     input_keeps = ("in1",)
     weight_keeps = ("in0", "in1")
     deferrable = True
+    counts_rows = True
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         return (Spec((ins[0].shape[0], weights[0][1])),), ()

@@ -115,9 +115,13 @@ class OnePassSort(SortChunks):
 class OnePassPaddedPermute(OnePassPermute, PaddedPermute):
     """How many rows there are is read where a row is moved."""
 
+    counts_rows = True
+
 
 class OnePassPaddedUnpermute(OnePassUnpermute, PaddedUnpermute):
     """The same."""
+
+    counts_rows = True
 
 
 ONE_PASS_EXPERTS: dict[str, OpDeclaration] = {

@@ -12,7 +12,7 @@ from penteract.ops.declarations.moe.experts import Permute, Unpermute, moved_row
 from penteract.ops.declarations.traffic import Eager, Kernels
 from penteract.ops.spec import Widths, room
 
-# The op that each of them is recomputed and offloaded as.
+# The op that each of them is recomputed and offloaded as: they are recorded so, and messages name it (`ops/fuse.py`).
 PADDED: Mapping[str, str] = {
     "padded_permute": "permute", "padded_swiglu": "swiglu", "padded_unpermute": "unpermute",
 }  # fmt: skip
