@@ -154,7 +154,7 @@ def test_an_implementation_may_serve_some_calls_alone() -> None:
 FP8 = Fp8(kind="rowwise", experts=True)
 OF_AN_OP = ("part", "differentiable", "input_keeps", "weight_keeps", "deferrable", "passes_gradient", "overwrites",
             "forks", "results", "gradients", "carry", "products", "flops")  # fmt: skip
-OF_AN_IMPLEMENTATION = ("all_reduced_max", "workspace", "traffic", "timed_products", "cost")
+OF_AN_IMPLEMENTATION = ("counts_rows", "all_reduced_max", "workspace", "traffic", "timed_products", "cost")
 CHOSEN = [
     ("attention", {}, Layout(), "reference"),
     ("attention", {}, Layout(attention="flash"), "flash"),

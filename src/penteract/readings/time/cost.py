@@ -107,10 +107,9 @@ class DeviceCosts:
         self, declaration: OpDeclaration, site: Site, phase: Phase, specs: Mapping[int, Spec],
         registers: tuple[int, ...],
     ) -> CallCost:  # fmt: skip
-        room = room_of(site, self.load)
-        padding = not declaration.counts_rows  # whether it moves rows that did not come, too
+        room, padding = room_of(site, self.load), not declaration.counts_rows  # it moves rows that did not come, too
         ins, attrs = room if padding else shapes(site, self.load), attributes(site, self.load, room=padding)
-        call = CallShapes(phase, ins, site.weights, attrs, self.adds, room)
+        call = CallShapes(phase, ins, site.weights, attrs, self.adds, None if padding else room)
         part, seconds = declaration.cost(
             self.rates, call, self.widths,
             lambda: [bytes_of(specs[r], self.widths, self.load, room=padding) for r in registers],
