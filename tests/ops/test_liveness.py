@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from penteract.config.layout import Layout
+from penteract.config.layout import EVERY_FUSION, Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.precision.policy import RECIPES
 from penteract.config.recompute import NONE
@@ -15,12 +15,15 @@ from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, LayerTyp
 from tiny import SIZES
 
 EXPERTS = ModelSpec(**SIZES, moe=MoESpec(experts=4, top_k=2, ffn_size=24))
-LAYOUTS = (Layout(), Layout(dp=2, tp=2, ep=2), Layout(tp=2, expert_tp=2, cp=2, cp_method="ring"))
+CASES = [
+    (EXPERTS, Layout()), (EXPERTS, Layout(dp=2, tp=2, ep=2)),
+    (EXPERTS, Layout(tp=2, expert_tp=2, cp=2, cp_method="ring")), (ModelSpec(**SIZES), Layout(fuse=EVERY_FUSION)),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_groups_of_words_know_nothing_of_each_other(layout: Layout) -> None:
-    recorder = Recorder(EXPERTS, 16, RECIPES["bf16"])
+@pytest.mark.parametrize(("model", "layout"), CASES, ids=str)
+def test_groups_of_words_know_nothing_of_each_other(model: ModelSpec, layout: Layout) -> None:
+    recorder = Recorder(model, 16, RECIPES["bf16"])
     tapes = [
         LivenessAnalysis.of(recorder.tape(layout, kind))
         for kind in (*EMBEDDING_AND_HEAD, LayerType(recorder.names[-1], 0))

@@ -4,6 +4,7 @@ two calls."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -27,12 +28,19 @@ from tiny import SIZES
 DENSE = ModelSpec(**SIZES)
 EXPERTS = replace(DENSE, moe=MoESpec(experts=4, top_k=2, ffn_size=24))
 LAYER_NORM = replace(DENSE, norm="layer")
+MESHES: list[dict[str, Any]] = [
+    {"gradient_accumulation_steps": 2}, {"dp": 2, "tp": 2, "zero": 3},
+    {"pp": 2, "gradient_accumulation_steps": 3, "schedule": "zb_h1"},
+]  # fmt: skip
+# What `merged_glu` makes goes by two names: its result as that of SwiGLU, and gate and up as that of a linear layer.
+GLU_NAMES = (("swiglu",), ("linear",), ("linear", "swiglu"), ("*",), ("tp_all_gather", "rms_norm", "swiglu"))
 LAYOUTS = [
     (EXPERTS, Layout(gradient_accumulation_steps=2, fuse=("add",))),
     (DENSE, Layout(dp=2, tp=2, zero=3, recompute=("rms_norm",), fuse=("norm", "add"))),
     (DENSE, Layout(dp=2, zero=2, recompute=("*",), fuse=("add", "qkv"))),
     (DENSE, Layout(dp=2, offload=("add", "rms_norm"), fuse=FUSIONS)),
     (DENSE, Layout(pp=2, gradient_accumulation_steps=3, schedule="zb_h1", fuse=("add",))),
+    *[(DENSE, Layout(**mesh, recompute=names, fuse=EVERY_FUSION)) for mesh in MESHES for names in GLU_NAMES],
 ]
 
 
@@ -40,6 +48,19 @@ LAYOUTS = [
 def test_a_layout_is_one_process_and_its_price(pool: Pool, model: ModelSpec, layout: Layout) -> None:
     red = [str(v) for v in pool.run(run_case, Case(model, layout, sequence_length=12)) if v.red]
     assert not red, "\n".join(red)
+
+
+@pytest.mark.parametrize(
+    ("names", "passes", "products"),
+    [((), 0, 0), (("swiglu",), 1, 0), (("linear",), 0, 1), (("linear", "swiglu"), 0, 1), (("*",), 0, 1)],
+)
+def test_what_swiglu_made_is_made_again_from_gate_and_up(names: tuple[str, ...], passes: int, products: int) -> None:
+    """By a pass where these are kept; where they are not, the product that makes them makes it too."""
+    p = Case(DENSE, Layout(recompute=names, fuse=EVERY_FUSION), sequence_length=12).compile(0)
+    calls = [i.call for chunk in p.chunks for i in chunk.actions["Bwd"] if i.call.phase == "forward"]
+    found = [call.site.op_name for call in calls]
+    assert found.count("packed_swiglu") == passes * DENSE.layers
+    assert found.count("merged_glu") == products * DENSE.layers
 
 
 def _made(model: ModelSpec, fuse: tuple[Fusion, ...], precision: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:

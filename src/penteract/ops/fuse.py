@@ -116,7 +116,8 @@ class _Edit:
             outs, extras = OPS["merged_glu"].declaration.results(site.ins, site.weights, attrs)
             site = replace(site, op_name="merged_glu", outs=(*outs, *extras), attrs=attrs)
             kept = tuple([self.tape.new(spec, flows=False) for spec in extras])
-            fused = OpCall(site, merged.ins, glu.outs, kept, stands_for=STANDS_FOR["merged_glu"])
+            again = replace(glu, ins=kept)  # from gate and up, which are kept: no product
+            fused = OpCall(site, merged.ins, glu.outs, kept, stands_for=STANDS_FOR["merged_glu"], again=again)
             self._put(fused, (merged, glu))
 
     def expert_pairs(self) -> None:

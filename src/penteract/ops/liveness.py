@@ -43,7 +43,7 @@ class LivenessAnalysis:
             if op.site.op_name == "fork":
                 root |= dict.fromkeys(op.outs, root.get(op.ins[0], op.ins[0]))
             elif op.site.op_name not in ONCE:
-                producer |= dict.fromkeys((*op.outs, *op.extras), op)
+                producer |= {r: op.maker(r) for r in (*op.outs, *op.extras)}
             if op.passed is not None:
                 root[op.passed] = root.get(op.ins[0], op.ins[0])
         for entry in tape.layer_inputs:

@@ -83,6 +83,8 @@ class OpCall:
     reads. Backward, and what is recomputed, are those of the two ops.
     `joint_back`: the site of one call for the input gradients of this op and of the one that reads its result, which
     is what the gradient of that result is never made for. All else is that of the two ops.
+    `again`: what makes the first result again from the extras, where that is cheaper than this op. That result goes by
+    its name, and the extras by that of this op.
     `parts`, `parts_back`: of the site, and of that of `joint_back`, if they are called in parts; of a redistribution's
     reduce-scatter, forward and back.
     """
@@ -96,6 +98,7 @@ class OpCall:
     stands_for: str = ""
     joint: Site | None = None
     joint_back: Site | None = None
+    again: OpCall | None = None
     parts: Parts | None = None
     parts_back: Parts | None = None
 
@@ -103,6 +106,10 @@ class OpCall:
     def name(self) -> str:
         """Under which a layout recomputes or offloads its results."""
         return self.stands_for or self.site.op_name
+
+    def maker(self, r: int) -> OpCall:
+        """What makes one of its results again: this op, or `again`."""
+        return self if self.again is None or r not in self.again.outs else self.again
 
     @property
     def ends(self) -> bool:

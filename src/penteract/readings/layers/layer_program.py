@@ -308,7 +308,7 @@ class Recorder:
 
 def _recorded(do: Do) -> _Recorded:
     sites = sites_of(do.tape)
-    op_names = {op.name for op in do.tape.ops}
+    op_names = {one.name for op in do.tape.ops for one in (op, op.again) if one is not None}
     if any(op.site.layer >= 0 for op in do.tape.ops):  # without a layer, "*" (a whole layer) recomputes nothing
         op_names.add("*")
     delayed_weight_gradients = frozenset(

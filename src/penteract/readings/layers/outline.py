@@ -32,7 +32,7 @@ def signature(tape: Tape) -> Signature:
 def _signature(op: OpCall) -> Signature:
     site, entry, program = op.site, OPS.get(op.site.op_name), op.program  # a program: of a redistribution
     of_op = (site.op_name, op.name, site.layer, bool(site.params), op.ins, op.outs, op.extras, op.passed)
-    joint = (op.joint is not None, op.joint_back is not None)
+    joint = (op.joint is not None, op.joint_back is not None, op.again is not None)
     joint = (*joint, op.parts is not None, op.parts_back is not None)
     of_op = (*of_op, *joint, *(name in site.attrs for name in ("known_gradient", "largest_gradient")))
     if program is None:
@@ -42,9 +42,10 @@ def _signature(op: OpCall) -> Signature:
 
 
 def sites_of(tape: Tape, sums: Mapping[Site, Site] | None = None) -> list[Site]:
-    """Every site that lowering can call, in the tape's order, then those of two ops in one call, and of one op in two.
-    `sums`: the sum of each fork, if already made."""
+    """Every site that lowering can call, in the tape's order, then those of two ops in one call, those that make a
+    result again in another way, and those of one op in two. `sums`: the sum of each fork, if already made."""
     joint = (site for op in tape.ops for site in (op.joint, op.joint_back) if site is not None)
+    again = (op.again.site for op in tape.ops if op.again is not None)
     parts = (
         site
         for op in tape.ops
@@ -52,7 +53,7 @@ def sites_of(tape: Tape, sums: Mapping[Site, Site] | None = None) -> list[Site]:
         if some is not None
         for site in (some.first, some.second)
     )
-    return [*_sites(tape, sums), *joint, *parts]
+    return [*_sites(tape, sums), *joint, *again, *parts]
 
 
 def _sites(tape: Tape, sums: Mapping[Site, Site] | None) -> Iterator[Site]:

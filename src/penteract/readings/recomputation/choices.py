@@ -125,8 +125,11 @@ def _measure(estimator: Estimator, kind: LayerType, tape: Tape, layout: Layout) 
     load, widths = composer.load(layout), composer.widths
     # As they are recomputed: one by one, and whole.
     apart = layout.put(fuse=tuple(name for name in layout.fuse if name != "add"), collectives="library")
-    alone = seconds_alone(composer.layer_program(apart, kind), estimator.steps.device(layout))
+    device = estimator.steps.device(layout)
+    alone = seconds_alone(composer.layer_program(apart, kind), device)
     spent = {id(op): sum(alone.get(place, 0.0) for place in places) for op, places in _places(tape)}
+    for op in (op.again for op in tape.ops if op.again is not None):
+        spent[id(op)] = device.call(op.site, "forward", dict(enumerate(tape.specs)), (*op.ins, *op.outs))[1]
 
     def size(r: int) -> Bytes:
         return aligned(tape.specs[r], widths) or bytes_of(tape.specs[r], widths, load)

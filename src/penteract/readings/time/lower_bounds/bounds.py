@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penteract.config.layout import Layout
-from penteract.ops.offload import OFFLOAD_OPS
+from penteract.ops.offload import LAYER_INPUTS, OFFLOAD_OPS
 from penteract.parallel.bucket_plans import FsdpUnit
 from penteract.readings.buckets.planned import Runs, StageGroups
 from penteract.readings.costs.rates import GroupSpan
@@ -146,10 +146,12 @@ class Bounds:
         return self._best.passes(changed(layout, **one))
 
     def played(self, layout: Layout) -> Seconds:
-        """The bound from passes and messages with all waits of the schedule, and of bucket events within passes."""
-        if self._sharded.differ(layout):
-            return self._played_of(layout, self._sharded.passes(layout))
-        return self._played(layout)
+        """The bound from passes and messages with all waits of the schedule, and of bucket events within passes. None
+        where results of ops are offloaded: passes on their own wait for copies that others would wait for."""
+        if not {LAYER_INPUTS}.issuperset(layout.offload):
+            return 0.0
+        sharded = self._sharded.differ(layout)
+        return self._played_of(layout, self._sharded.passes(layout)) if sharded else self._played(layout)
 
     @tracked
     def _played(self, layout: Layout) -> Seconds:
@@ -164,11 +166,8 @@ class Bounds:
         """The bound from one pipeline rank, simulated without its peers: the one whose passes end last. It costs far
         more than the other bounds."""
         passes, bucket_planner = self.passes(layout), self.steps.composer.bucket_planner
-        reached, group, border = (
-            layout.placement.reached,
-            self.steps.composer.assignment(layout).group,
-            self._borders(layout),
-        )
+        reached, group = layout.placement.reached, self.steps.composer.assignment(layout).group
+        border = self._borders(layout)
         ends = self._ends(layout, passes, 1.0)
         place = ends.index(max(ends))
         there = back = fsum(border[:place])
