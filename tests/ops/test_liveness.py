@@ -29,7 +29,7 @@ def test_groups_of_words_know_nothing_of_each_other(model: ModelSpec, layout: La
         for kind in (*EMBEDDING_AND_HEAD, LayerType(recorder.names[-1], 0))
     ]
     tables = list(groups(tapes, NONE))
-    assert len(tables) > 4
+    assert len(tables) >= 4
     told = {}
     for row in product(*tables):
         op_names = frozenset(NONE).union(*(some for some, _ in row))

@@ -20,6 +20,7 @@ from penteract.model.decoder import record
 from penteract.ops.lower import lower
 from penteract.ops.tape import Tape
 from penteract.readings.price import price
+from penteract.schedule.registry import ScheduleName
 from penteract.step.program import compile_step
 from penteract.step.walk import walk
 from pool import Pool
@@ -41,6 +42,9 @@ LAYOUTS = [
     (DENSE, Layout(dp=2, offload=("add", "rms_norm"), fuse=FUSIONS)),
     (DENSE, Layout(pp=2, gradient_accumulation_steps=3, schedule="zb_h1", fuse=("add",))),
     *[(DENSE, Layout(**mesh, recompute=names, fuse=EVERY_FUSION)) for mesh in MESHES for names in GLU_NAMES],
+    *[(DENSE, Layout(dp=2, offload=names, fuse=EVERY_FUSION)) for names in (("swiglu",), ("linear",), ("*",))],
+    (DENSE, Layout(tp=2, recompute=("swiglu",), offload=("linear",), fuse=EVERY_FUSION, collectives="overlapped")),
+    (DENSE, Layout(recompute=("*",), recompute_first=1, recompute_else=("swiglu",), fuse=EVERY_FUSION)),
 ]
 
 
@@ -61,6 +65,15 @@ def test_what_swiglu_made_is_made_again_from_gate_and_up(names: tuple[str, ...],
     found = [call.site.op_name for call in calls]
     assert found.count("packed_swiglu") == passes * DENSE.layers
     assert found.count("merged_glu") == products * DENSE.layers
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_to_make_it_again_saves_what_it_is(schedule: ScheduleName) -> None:
+    """Also where weight gradients wait: then it waits for them, and not what it is made from."""
+    layout = Layout(pp=2, schedule=schedule, gradient_accumulation_steps=4, fuse=EVERY_FUSION)
+    case = Case(DENSE, layout, sequence_length=12)
+    again = replace(case, layout=replace(layout, recompute=("swiglu",)))
+    assert price(again.compile(0)).peak < price(case.compile(0)).peak
 
 
 def _made(model: ModelSpec, fuse: tuple[Fusion, ...], precision: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:

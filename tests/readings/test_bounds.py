@@ -21,6 +21,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import RECIPES
 from penteract.config.recompute import NONE
 from penteract.config.resolve.presets import TINY
+from penteract.ops.offload import LAYER_INPUTS
 from penteract.parallel.data import Bucket
 from penteract.readings.composed import Composer
 from penteract.readings.costs import rates as cost_rates
@@ -110,7 +111,8 @@ def test_playing_passes_leaves_out_nothing_but_repeats_and_ends_before_the_first
     steps = StepClock(Composer(case.model, case.sequence_length, RECIPES["bf16"]), NODE, Rates.of(NODE, "bf16"))
     played = Bounds(steps).played(lay)
     assert played == Bounds(replace(steps, skip_repeats=False)).played(lay)
-    assert 0 < played <= steps.seconds_to_first_norm(lay) * (1 + 1e-9)
+    assert 0 <= played <= steps.seconds_to_first_norm(lay) * (1 + 1e-9)
+    assert (played > 0) == {LAYER_INPUTS}.issuperset(lay.offload)
 
 
 class SlowSums(BucketCosts):

@@ -35,7 +35,7 @@ from penteract.ops.params import Param
 from penteract.ops.spec import Spec
 from penteract.ops.tape import OpCall, Site, Tape
 
-# What recomputation and offload call a fused op: the op of the network whose result it makes.
+# What recomputation and offload call a fused op: the op of the network whose result it makes (`OpCall.again`: one too).
 STANDS_FOR: Mapping[str, str] = {
     "fork_norm": "rms_norm", "merged_linear": "linear", "packed_swiglu": "swiglu", "packed_attention": "attention",
     "normed_attention": "attention", "merged_glu": "linear", "expert_pair": "expert_linear", **CAST, **JOINT, **PADDED,

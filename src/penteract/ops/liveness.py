@@ -28,29 +28,34 @@ class Liveness(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LivenessAnalysis:
-    """Liveness of a tape. `needs`: the forward's values that backward reads; `root`: result of a fork -> its input."""
+    """Liveness of a tape. `needs`: the forward's values that backward reads; `root`: result of a fork -> its input;
+    `whole`: of what makes one result of an op again (`OpCall.again`), that op, which makes it too."""
 
     needs: frozenset[int]
     producer: dict[int, OpCall]  # of the values that recomputation could drop
     root: dict[int, int]
+    whole: dict[OpCall, OpCall]
 
     @staticmethod
     def of(tape: Tape) -> LivenessAnalysis:
         """Lower a tape once, without recomputation, and note what its backward reads and which ops make it."""
         root: dict[int, int] = {}
         producer: dict[int, OpCall] = {}
+        whole: dict[OpCall, OpCall] = {}
         for op in tape.ops:
             if op.site.op_name == "fork":
                 root |= dict.fromkeys(op.outs, root.get(op.ins[0], op.ins[0]))
             elif op.site.op_name not in ONCE:
-                producer |= {r: op.maker(r) for r in (*op.outs, *op.extras)}
+                producer |= {r: op.again_for(r) or op for r in (*op.outs, *op.extras)}
+                if op.again is not None:
+                    whole[op.again] = op
             if op.passed is not None:
                 root[op.passed] = root.get(op.ins[0], op.ins[0])
         for entry in tape.layer_inputs:
             producer.pop(root.get(entry, entry), None)
         actions = lower(tape).actions
         reads = {r for name, some in actions.items() if name != "Fwd" for i in some for r in i.call.ins}
-        return LivenessAnalysis(frozenset(reads & producer.keys()), producer, root)
+        return LivenessAnalysis(frozenset(reads & producer.keys()), producer, root, whole)
 
     def __call__(self, op_names: Ops) -> Liveness:
         """What is kept and what is recomputed if the ops of these names are to be recomputed."""
@@ -58,6 +63,8 @@ class LivenessAnalysis:
         while waiting:
             r = waiting.pop()
             op = self.producer[r]
+            if op in self.whole and self.whole[op].name in op_names:
+                op = self.whole[op]
             if op.name not in op_names:
                 kept.add(r)
             elif op not in again:
@@ -84,7 +91,8 @@ def groups(tapes: Sequence[LivenessAnalysis], always: Iterable[str] = ()) -> Ite
         needed = lives.kept | {r for op in lives.again for r in (*op.outs, *op.extras)}
         for op in {*tape.producer.values()}:
             read = {tape.root.get(v, v) for v in op.ins} & tape.producer.keys() - needed
-            together = {o if o.name in first else o.name for o in (op, *(tape.producer[r] for r in read))}
+            beside = [tape.whole[op]] if op in tape.whole else []
+            together = {o if o.name in first else o.name for o in (op, *beside, *(tape.producer[r] for r in read))}
             for other in [group_of[op_name] for op_name in together if op_name in group_of]:
                 together |= other
             group_of |= dict.fromkeys(together, together)

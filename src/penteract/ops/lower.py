@@ -142,7 +142,7 @@ class _Lowering:
         if op is None or r in self.layer_inputs or op.site.op_name in ONCE:
             return False
         op_names = self.recompute(op.site.layer)
-        return op.maker(r).name in op_names or ("*" in op_names and op.site.layer >= 0)
+        return not op.names(r).isdisjoint(op_names) or ("*" in op_names and op.site.layer >= 0)
 
     def require(self, v: int) -> int:
         """The register that holds v now, recomputing it if it was dropped."""
@@ -164,17 +164,15 @@ class _Lowering:
 
     def _recompute(self, r: int, *, whole: bool) -> None:
         op = self.producer[r]
-        if op.again is not None and r in op.again.outs:
-            ins = [self.require(i) for i in op.again.ins]
+        if (again := op.again_for(r)) is not None:
+            ins = [self.require(i) for i in again.ins]
             if r not in self.recomputed:  # else the op was called again for these, and has made both
                 self.recomputed[r] = self.new(self.specs[r])
-                self.emit(op.again.site, "forward", ins, (self.recomputed[r],))
+                self.emit(again.site, "forward", ins, (self.recomputed[r],))
             return
         names = {self.root(i): self.require(i) for i in op.ins}
         for o in (*op.outs, *op.extras):
-            names[o] = self.new(self.specs[o])
-            if op.again is None or self.dropped(o):
-                self.recomputed[o] = names[o]
+            names[o] = self.recomputed[o] = self.new(self.specs[o])
         start = len(self.out)
         self.emit_renamed(self._forward_calls(op), names)
         if not whole:
@@ -249,6 +247,8 @@ class _Lowering:
         if declaration.passes_gradient or op.ins[0] in self.passed_on:
             self.gradient |= {op.ins[i]: incoming[0] for i in declaration.differentiable}
         elif any(self.tape.flows[op.ins[i]] for i in declaration.differentiable):
+            if self.split and op.again is not None and op.outs[0] in self.passed_on:
+                self.require(op.outs[0])  # now: it is smaller than what it is made from, which is freed after this call
             carry = tuple(self.new(s) for s in declaration.carry(op.site.ins, attrs))
             made = tuple(self.new(op.site.ins[i]) for i in declaration.differentiable)
             kept = tuple(self.require(_named(op, k)) for k in declaration.input_keeps)

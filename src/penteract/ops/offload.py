@@ -71,7 +71,7 @@ class Offload:
         if r in self.layer_inputs:
             return self.layer_inputs[r] == layer and not {LAYER_INPUTS, "*"}.isdisjoint(op_names)
         op = self.producer.get(r)
-        return op is not None and op.site.layer == layer and not {op.maker(r).name, "*"}.isdisjoint(op_names)
+        return op is not None and op.site.layer == layer and not {*op.names(r), "*"}.isdisjoint(op_names)
 
     # ---- away ----------------------------------------------------------------------------------------------------
 

@@ -83,8 +83,8 @@ class OpCall:
     reads. Backward, and what is recomputed, are those of the two ops.
     `joint_back`: the site of one call for the input gradients of this op and of the one that reads its result, which
     is what the gradient of that result is never made for. All else is that of the two ops.
-    `again`: what makes the first result again from the extras, where that is cheaper than this op. That result goes by
-    its name, and the extras by that of this op.
+    `again`: what makes the first result again from the extras, where that is cheaper than this op, up to rounding: a
+    kernel of this op may not round the extras before it makes the result. That result goes by its name too.
     `parts`, `parts_back`: of the site, and of that of `joint_back`, if they are called in parts; of a redistribution's
     reduce-scatter, forward and back.
     """
@@ -104,12 +104,16 @@ class OpCall:
 
     @property
     def name(self) -> str:
-        """Under which a layout recomputes or offloads its results."""
+        """Under which a layout recomputes or offloads its results; see `names` for those of one result."""
         return self.stands_for or self.site.op_name
 
-    def maker(self, r: int) -> OpCall:
-        """What makes one of its results again: this op, or `again`."""
-        return self if self.again is None or r not in self.again.outs else self.again
+    def again_for(self, r: int) -> OpCall | None:
+        """`again`, if r is what it makes."""
+        return self.again if self.again is not None and r in self.again.outs else None
+
+    def names(self, r: int) -> frozenset[str]:
+        """The names under which a layout recomputes or offloads one of its results."""
+        return frozenset([self.name, *([again.name] if (again := self.again_for(r)) else [])])
 
     @property
     def ends(self) -> bool:

@@ -225,12 +225,12 @@ def _swept(planner: Replanner, group: str, record: Record) -> Iterator[AccuracyR
         run = resolve(None, record["preset"], settings, planner.cluster_of(record["gpus"]).gpus).run
         kinds, policy = run.optimizer.optimizer_kinds, run.precision.policy
         estimator = planner.estimator(run.model, record["gpus"], run.sequence_length, policy, kinds, at_once=False)
-        layout, predicted = run.layout, Amounts.of(estimator, run.layout)
-        if "glu" in layout.fuse and not _same(predicted, row["planned_gib"]):
-            # Before, no set of ops named the result that the fusion "glu" stores: "swiglu" changed nothing there.
-            layout = replace(layout, recompute=tuple(name for name in layout.recompute if name != "swiglu"))
-            predicted = Amounts.of(estimator, layout)
-        if (process := process_memory(estimator, estimator.estimate(layout))) is not None:
+        # Before, no set of ops named the result that the fusion "glu" stores: "swiglu" changed nothing there.
+        older = replace(run.layout, recompute=tuple(name for name in run.layout.recompute if name != "swiglu"))
+        if _same(Amounts.of(estimator, older), row["planned_gib"]):
+            run = replace(run, layout=older)
+        predicted = Amounts.of(estimator, run.layout)
+        if (process := process_memory(estimator, estimator.estimate(run.layout))) is not None:
             predicted = replace(predicted, reserved=process.reserved / GIB, device=process.device / GIB)
         sizes = {key: row[f"{key}_gib"] for key in ("allocated", "reserved", "device")}
         yield AccuracyRow(

@@ -326,8 +326,11 @@ class _Rows(Silent):
 
 def _maker(chunk: Chunk, register: int) -> Site | None:
     """What makes a register: the op of the tape, also where a call is of two; else a call inside a redistribution."""
-    of_op = (op.maker(register).site for op in chunk.tape.ops if op.program is None and op.site.op_name != "fork"
-             and register in (*op.outs, *op.extras))  # fmt: skip
+    of_op = (
+        (op.again_for(register) or op).site
+        for op in chunk.tape.ops
+        if op.program is None and op.site.op_name != "fork" and register in (*op.outs, *op.extras)
+    )
     return next(of_op, None) or next((i.call.site for i in chunk.actions["Fwd"] if register in i.call.outs), None)
 
 

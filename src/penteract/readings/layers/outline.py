@@ -32,7 +32,8 @@ def signature(tape: Tape) -> Signature:
 def _signature(op: OpCall) -> Signature:
     site, entry, program = op.site, OPS.get(op.site.op_name), op.program  # a program: of a redistribution
     of_op = (site.op_name, op.name, site.layer, bool(site.params), op.ins, op.outs, op.extras, op.passed)
-    joint = (op.joint is not None, op.joint_back is not None, op.again is not None)
+    again = None if op.again is None else (op.again.name, op.again.ins, op.again.outs)
+    joint = (op.joint is not None, op.joint_back is not None, again)
     joint = (*joint, op.parts is not None, op.parts_back is not None)
     of_op = (*of_op, *joint, *(name in site.attrs for name in ("known_gradient", "largest_gradient")))
     if program is None:

@@ -146,8 +146,8 @@ class Bounds:
         return self._best.passes(changed(layout, **one))
 
     def played(self, layout: Layout) -> Seconds:
-        """The bound from passes and messages with all waits of the schedule, and of bucket events within passes. None
-        where results of ops are offloaded: passes on their own wait for copies that others would wait for."""
+        """The bound from passes and messages with all waits of the schedule, and of bucket events within passes. 0, if
+        results of ops are offloaded: passes on their own wait for copies that others would wait for."""
         if not {LAYER_INPUTS}.issuperset(layout.offload):
             return 0.0
         sharded = self._sharded.differ(layout)
