@@ -91,8 +91,8 @@ def groups(tapes: Sequence[LivenessAnalysis], always: Iterable[str] = ()) -> Ite
         needed = lives.kept | {r for op in lives.again for r in (*op.outs, *op.extras)}
         for op in {*tape.producer.values()}:
             read = {tape.root.get(v, v) for v in op.ins} & tape.producer.keys() - needed
-            beside = [tape.whole[op]] if op in tape.whole else []
-            together = {o if o.name in first else o.name for o in (op, *beside, *(tape.producer[r] for r in read))}
+            whole = [tape.whole[op]] if op in tape.whole else []
+            together = {o if o.name in first else o.name for o in (op, *whole, *(tape.producer[r] for r in read))}
             for other in [group_of[op_name] for op_name in together if op_name in group_of]:
                 together |= other
             group_of |= dict.fromkeys(together, together)
