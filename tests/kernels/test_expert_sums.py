@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.test_one_pass import let_go
-from op_kernels.cases import Case
+from op_kernels.case import Case
 from op_kernels.test_grouped_experts import CASES
 from op_kernels.trial import check
 from penteract.engine.kernels.moe.grouped_experts import MadeBeside, by_torch, emulated, expert_products

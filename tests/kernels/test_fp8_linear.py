@@ -13,7 +13,8 @@ import torch
 
 from kernels.test_one_pass import angles_are_there, let_go  # noqa: F401 (a fixture)
 from kernels.test_quantise import drawn
-from op_kernels.cases import CASES, Case, of_all_ops, of_fp8, x
+from op_kernels.case import Case, of_fp8, x
+from op_kernels.cases import CASES, of_all_ops
 from op_kernels.fp8 import counted
 from op_kernels.trial import check
 from penteract.config.layout import Layout

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kernels.test_one_pass import angles_are_there, let_go  # noqa: F401 (a fixture)
-from op_kernels.cases import CASES, Case, In, draw, given, stat, x
+from op_kernels.case import Case, In, draw, given, stat, x
+from op_kernels.cases import CASES
 from op_kernels.test_wide_product import Aten
 from op_kernels.trial import check
 from penteract.config.layout import Layout

@@ -10,7 +10,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels.test_one_pass import angles_are_there, let_go  # noqa: F401 (a fixture)
-from op_kernels.cases import CASES, Case
+from op_kernels.case import Case
+from op_kernels.cases import CASES
 from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh

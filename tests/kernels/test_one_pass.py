@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from op_kernels.cases import CASES, Case, behind, draw, given, of_all_ops, order, stat, x
+from op_kernels.case import Case, behind, draw, given, order, stat, x
+from op_kernels.cases import CASES, of_all_ops
 from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh

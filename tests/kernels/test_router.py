@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from kernels.test_one_pass import let_go
-from op_kernels.cases import ALL_EXPERTS, CASES, Case, of_all_ops, x
+from op_kernels.case import Case, x
+from op_kernels.cases import CASES, of_all_ops
+from op_kernels.expert_cases import ALL_EXPERTS
 from op_kernels.test_wide_product import Aten, Told
 from op_kernels.trial import check
 from penteract.config.layout import Layout

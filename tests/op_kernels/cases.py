@@ -3,88 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import product
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from draws import in_turn
+from op_kernels.case import Case, draw, given, of_fp8, positive, stat, x
+from op_kernels.expert_cases import experts
 from penteract.config.model import RopeScaling
 from penteract.config.precision.fp8 import Fp8
-from penteract.engine.kernels.moe.experts import Splits
-from penteract.ops.spec import Role
-
-
-@dataclass(frozen=True)
-class In:
-    """One input: drawn from a normal distribution, or given."""
-
-    role: Role
-    shape: tuple[int, ...]
-    value: Any = None
-
-
-@dataclass(frozen=True)
-class Case:
-    """One op on one set of shapes, said by rank `rank` of a layout with `tp` tensor ranks or `ep` expert ranks."""
-
-    op_name: str
-    what: str
-    ins: tuple[In, ...]
-    weights: tuple[tuple[int, ...], ...] = ()
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-    tp: int = 1
-    rank: int = 0
-    beside: tuple[In, ...] = ()  # what the formula knows of other ranks
-    ep: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.op_name}: {self.what}"
-
-
-def x(*shape: int) -> In:
-    return In("compute", shape)
-
-
-def stat(*shape: int) -> In:
-    return In("stat", shape)
-
-
-def given(value: Any, role: Role = "index") -> In:
-    if role == "host":
-        return In(role, (), value)
-    t = torch.as_tensor(value, dtype=torch.int64 if role == "index" else torch.float64)
-    return In(role, tuple(t.shape), t)
-
-
-def draw(high: int, *shape: int, low: int = 0) -> In:
-    return given(torch.randint(low, high, shape, generator=torch.Generator().manual_seed(sum(shape) + high)))
-
-
-def order(n: int) -> In:
-    return given(torch.randperm(n, generator=torch.Generator().manual_seed(n)))
-
-
-def splits(*table: list[int]) -> In:
-    """Rows of each local expert (columns) from each rank (rows)."""
-    return given(Splits([0] * len(table), [sum(row) for row in table], [list(row) for row in table]), "host")
-
-
-def positive(*shape: int) -> In:
-    return given(torch.rand(shape, generator=torch.Generator().manual_seed(len(shape))) + 0.5, "stat")
-
-
-def fp8_data(*shape: int) -> In:
-    """Data in e4m3, all of them numbers."""
-    drawn = torch.randint(0, 127, shape, generator=torch.Generator().manual_seed(sum(shape)))
-    return In("fp8", shape, (drawn + 128 * (drawn % 2)).to(torch.uint8))
-
-
-def of_fp8(tokens: tuple[int, ...], width: int) -> tuple[In, ...]:
-    """What `fp8_linear` reads: x, its rowwise data, columnwise data, their scale."""
-    return x(*tokens, width), fp8_data(*tokens, width), fp8_data(width, math.prod(tokens)), given([2.0**-7], "stat")
 
 
 def _fp8() -> list[Case]:
@@ -294,124 +223,7 @@ def _loss() -> list[Case]:
     return out
 
 
-ALL_EXPERTS: Mapping[str, Any] = {"scale": 1.0, "groups": 1, "top_groups": 1, "group_score": "max"}
-
-
-def _grouped_routers() -> Iterator[Case]:
-    """Many tokens and experts, so that what the choice of groups takes shows beside the products."""
-    for (score, balance), normalize, group_score, (groups, top_groups), k in product(
-        [("softmax", "loss"), ("sigmoid", "bias"), ("softmax", "none")], (True, False), ("max", "top2"),
-        [(3, 1), (4, 4), (6, 5)], (1, 4),
-    ):  # fmt: skip
-        attrs = {"top_k": k, "experts": 12, "score": score, "normalize": normalize, "balance": balance,
-                 "bias": "steer" if balance == "bias" else "", "scale": 2.5 if normalize else 0.5, "groups": groups,
-                 "top_groups": top_groups, "group_score": group_score}  # fmt: skip
-        what = f"{top_groups} of {groups} groups by {group_score}, {score}, top {k}{', normalised' * normalize}"
-        yield Case("router", f"{what}, balance {balance}", (x(5, 2, 3),), ((12, 3),), attrs)
-
-
-def _experts() -> list[Case]:
-    out: list[Case] = []
-    for score in ("softmax", "sigmoid"):
-        for normalize in (True, False):
-            for balance in ("loss", "bias", "none"):
-                attrs = {"top_k": 2, "experts": 5, "score": score, "normalize": normalize, "balance": balance,
-                         "bias": "steer" if balance == "bias" else "", **ALL_EXPERTS}  # fmt: skip
-                what = f"{score}{', normalised' if normalize else ''}, balance {balance}"
-                out.append(Case("router", what, (x(4, 2, 3),), ((5, 3),), attrs))
-        one = {"top_k": 1, "experts": 3, "score": score, "normalize": False, "balance": "none", "bias": "",
-               **ALL_EXPERTS}  # fmt: skip
-        out.append(Case("router", f"{score}, one sequence, top 1", (x(6, 1, 8),), ((3, 8),), one))
-        out.append(
-            Case("router", f"{score}, one token, all", (x(1, 3, 2),), ((2, 2),), one | {"top_k": 2, "experts": 2})
-        )
-        shares = {"sequence_length": 8, "top_k": 2, "experts": 5, "score": score}
-        counts = draw(9, 2, 5)
-        positive_scores = positive(4, 2, 5)
-        out.append(Case("balance_loss", score, (positive_scores, counts), (), shares))
-        out.append(Case("balance_loss", f"{score}, one token", (positive(1, 1, 5), draw(9, 1, 5)), (), shares))
-        out.append(Case("balance_loss", f"{score}, long", (positive(40, 1, 5), draw(9, 1, 5)), (), shares))
-    out += list(_grouped_routers())
-    rows = splits([2, 0, 1], [1, 0, 3])  # two ranks send to three experts; nobody to the second
-    chunks = given([2, 0, 1, 1, 0, 3])  # the same
-    return [
-        *out,
-        Case(
-            "expert_permutation",
-            "one expert unused",
-            (given([[[3, 0], [0, 3]], [[1, 3], [0, 1]]]),),
-            (),
-            {"experts": 5},
-        ),
-        Case("expert_permutation", "all to one", (given([[[2], [2], [2]]]),), (), {"experts": 3}),
-        *(
-            Case(
-                "expert_permutation",
-                f"rank {rank} of two",
-                (given([[[3, 0], [0, 3]], [[1, 2], [0, 1]]]),),
-                (),
-                {"experts": 4, "ranks": 2},
-                rank=rank,
-                ep=2,
-            )
-            for rank in (0, 1)
-        ),
-        Case(
-            "expert_permutation",
-            "none on this rank",
-            (given([[[0, 1], [1, 0]]]),),
-            (),
-            {"experts": 6, "ranks": 2},
-            rank=1,
-            ep=2,
-        ),
-        Case("split_sizes", "two ranks", (given([3, 0, 2, 4]), given([1, 0, 5, 2])), (), {"ranks": 2}),
-        Case("split_sizes", "one rank", (given([3, 0, 2]), given([3, 0, 2])), (), {"ranks": 1}),
-        Case("expert_offsets", "two ranks", (given([3, 0, 2, 4]),), (), {"ranks": 2}),
-        Case("expert_offsets", "one rank", (given([3, 0, 2]),), (), {"ranks": 1}),
-        Case("permute", "top 2", (x(3, 2, 4), order(12)), (), {"top_k": 2}),
-        Case("permute", "top 1", (x(3, 1, 4), order(3)), (), {"top_k": 1}),
-        Case("permute", "half of the copies", (x(3, 2, 4), order(12)), (), {"top_k": 2, "ranks": 2, "rows": 6}),
-        Case("sort_chunks", "by expert", (x(7, 3), chunks), (), {"ranks": 2, "inverse": False}),
-        Case("sort_chunks", "by sender", (x(7, 3), chunks), (), {"ranks": 2, "inverse": True}),
-        Case("sort_chunks", "three ranks", (x(9, 3), given([1, 0, 2, 2, 1, 3])), (), {"ranks": 3, "inverse": False}),
-        Case("sort_chunks", "no rows", (x(0, 3), given([0, 0, 0, 0])), (), {"ranks": 2, "inverse": True}),
-        Case("expert_linear", "an expert without rows", (x(7, 3), rows), ((3, 4, 3),)),
-        Case("expert_linear", "no rows at all", (x(0, 3), splits([0, 0])), ((2, 4, 3),)),
-        Case("expert_linear", "one expert", (x(5, 6), splits([5])), ((1, 2, 6),)),
-        Case("expert_pair", "an expert without rows", (x(7, 3), rows), ((3, 4, 3), (3, 4, 3))),
-        Case("expert_pair", "no rows at all", (x(0, 3), splits([0, 0])), ((2, 4, 3), (2, 4, 3))),
-        Case("unpermute", "top 2", (x(12, 4), x(3, 2, 2), order(12)), (), {"top_k": 2}),
-        Case("unpermute", "top 1, narrow", (x(5, 1), x(5, 1, 1), order(5)), (), {"top_k": 1}),
-        Case("unpermute", "half of the copies", (x(6, 4), x(3, 2, 2), order(12)), (), {"top_k": 2, "ranks": 2}),
-        Case("unpermute", "no copies", (x(0, 4), x(3, 2, 2), order(12)), (), {"top_k": 2, "ranks": 2}),
-        *_padded(),
-        Case("tokens_per_expert", "two sequences", (draw(9, 2, 5),), (), {"name": "steer"}),
-    ]
-
-
-def behind(there: int, rows: int, width: int) -> In:
-    """[rows, width], of which the last are not there: what must not be read spoils all that it is added to."""
-    x = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
-    x[there:] = math.nan
-    return In("compute", (rows, width), x)
-
-
-def _padded() -> Iterator[Case]:
-    """Registers with room for all 12 copies, of which some, all or none are here."""
-    for there in (5, 12, 0):
-        ends, what = given([0, there // 2, there], "offset"), f"{there} of 12 rows"
-        about = {"top_k": 2, "ranks": 2}
-        yield Case("padded_permute", what, (x(3, 2, 4), order(12), ends), (), about | {"rows": 12})
-        yield Case("padded_swiglu", what, (behind(there, 12, 6), behind(there, 12, 6), ends))
-        yield Case("padded_unpermute", what, (behind(there, 12, 4), x(3, 2, 2), order(12), ends), (), about)
-    ends = given([0, 2], "offset")
-    about = {"top_k": 3, "ranks": 3}  # whose own experts are one: a token goes there once
-    yield Case("padded_permute", "room for 5", (x(5, 1, 7), order(15), ends), (), about | {"rows": 5})
-    yield Case("padded_unpermute", "room for 5", (behind(2, 5, 7), x(5, 1, 3), order(15), ends), (), about)
-
-
-CASES: list[Case] = [*_dense(), *_fp8(), *_attention(), *_loss(), *_experts()]
+CASES: list[Case] = [*_dense(), *_fp8(), *_attention(), *_loss(), *experts()]
 
 
 def of_all_ops(cases: Iterable[Case], *precisions: str) -> list[Any]:

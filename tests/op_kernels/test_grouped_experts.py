@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from op_kernels.cases import Case, given, x
+from op_kernels.case import Case, given, x
 from op_kernels.trial import check
 from penteract.engine.kernels.moe.grouped_experts import (
     EMULATED,

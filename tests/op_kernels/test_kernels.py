@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from op_kernels.cases import CASES, Case, of_all_ops
+from op_kernels.case import Case
+from op_kernels.cases import CASES, of_all_ops
 from op_kernels.formulas.table import FORMULAS
 from op_kernels.trial import check
 from penteract.engine.kernels.kernel import TorchKernel

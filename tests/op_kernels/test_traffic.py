@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from op_kernels.cases import CASES, Case, In, given
+from op_kernels.case import Case, In, given
+from op_kernels.cases import CASES
 from op_kernels.trial import Trial
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.device.storages import tensors_of

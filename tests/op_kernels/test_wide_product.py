@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from op_kernels.cases import CASES, Case, x
+from op_kernels.case import Case, x
+from op_kernels.cases import CASES
 from op_kernels.trial import check
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.kernels.wide_product import wide_products

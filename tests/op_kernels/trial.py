@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from op_kernels.cases import Case, In
+from op_kernels.case import Case, In
 from op_kernels.formulas.table import FORMULAS
 from op_kernels.formulas.truth import Room, Truth
 from op_kernels.fp8 import counted

@@ -81,8 +81,8 @@ class Layout:
     last_stage_less_layers: int = 0
     cp_method: CpMethod = "all_gather"
     ep_method: EpMethod = "all_to_all"  # each copy of a token to its expert, or each token to all ranks
-    # Of registers of what comes to a rank's experts: as many as come, which the host reads for each layer; or the most
-    # that can come, and nothing is read.
+    # Registers of the rows that come to a rank's experts: of their exact number, which the host reads in each layer; or
+    # padded to the most that can come, and the host reads nothing.
     expert_rows: ExpertRows = "exact"
     micro_batch_size: int = 1
     gradient_accumulation_steps: int = 1

@@ -117,7 +117,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "parallel.schedule": ("order of the pipeline's forwards and backwards", 0, 0),
     "parallel.cp_method": ("how attention gets other ranks' keys and values", 0, 0),
     "parallel.ep_method": ("how tokens get to other ranks' experts; auto: by what sends less", 0, 0),
-    "parallel.expert_rows": ("registers of experts' rows: exact, read by the host; padded, for the most", 0, 0),
+    "parallel.expert_rows": ("memory of experts' rows: exact, which the host reads; padded to the most", 0, 0),
     "parallel.zero": ("what data ranks shard: 1 optimizer states, 2 gradients too, 3 parameters too", 0, 3),
     "parallel.shard_group": ("ranks of dp·cp that share one copy of what ZeRO shards (HSDP); 0: all", 0, _RANKS),
     "parallel.reduce_scatter_once": ("ZeRO 3: gradients accumulate unsharded, and are reduced once a step", 0, 0),

@@ -227,7 +227,7 @@ def _swept(planner: Replanner, group: str, record: Record) -> Iterator[AccuracyR
         estimator = planner.estimator(run.model, record["gpus"], run.sequence_length, policy, kinds, at_once=False)
         # Before, no set of ops named the result that the fusion "glu" stores: "swiglu" changed nothing there.
         older = replace(run.layout, recompute=tuple(name for name in run.layout.recompute if name != "swiglu"))
-        if _same(Amounts.of(estimator, older), row["planned_gib"]):
+        if older != run.layout and _same(Amounts.of(estimator, older), row["planned_gib"]):
             run = replace(run, layout=older)
         predicted = Amounts.of(estimator, run.layout)
         if (process := process_memory(estimator, estimator.estimate(run.layout))) is not None:

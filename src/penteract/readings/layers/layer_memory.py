@@ -14,7 +14,7 @@ from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
 from penteract.readings.layers.expert_load import Balanced, Load
-from penteract.readings.layers.layer_program import LayerProgram, bytes_of, room_of
+from penteract.readings.layers.layer_program import LayerProgram, bytes_of, shapes
 from penteract.readings.layers.reads import Memos, tracked
 from penteract.step.offsets import Life, Span, aligned, lay_out
 from penteract.units import Bytes
@@ -127,7 +127,7 @@ class LayerMemoryReading:
         """It depends on the layout only by the implementation that this chooses."""
         key = (declaration_of(site, layout), site, phase, load)
         if (found := self.workspaces.get(key)) is None:
-            about = (room_of(site, load), site.weights, site.attrs, self.widths)
+            about = (shapes(site, load, room=True), site.weights, site.attrs, self.widths)
             found = self.workspaces[key] = key[0].workspace(phase, *about)
         return found
 

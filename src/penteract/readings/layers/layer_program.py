@@ -325,15 +325,9 @@ def _recorded(do: Do) -> _Recorded:
     )
 
 
-def shapes(site: Site, load: Load) -> list[tuple[int, ...]]:
-    """The input shapes of a site, as numbers."""
-    return [tuple([d if isinstance(d, int) else load.received(d.layer, 0) for d in s.shape]) for s in site.ins]
-
-
-def room_of(site: Site, load: Load) -> list[tuple[int, ...]]:
-    """The shapes of the registers that hold a site's inputs: with room for rows that may come."""
-    return [tuple([d if isinstance(d, int) else d.at_most or load.received(d.layer, 0) for d in s.shape])
-            for s in site.ins]  # fmt: skip
+def shapes(site: Site, load: Load, *, room: bool = False) -> list[tuple[int, ...]]:
+    """The input shapes of a site, as numbers: of the rows that there are, or that its registers have room for."""
+    return [tuple([d if isinstance(d, int) else _number(d, load, room=room) for d in s.shape]) for s in site.ins]
 
 
 def attributes(site: Site, load: Load, *, room: bool = False) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ from penteract.parallel.known_weights import found_by_pass
 from penteract.parallel.matrix import Matrix, deal
 from penteract.readings.costs.rates import GroupSpan, Rates
 from penteract.readings.layers.expert_load import Load
-from penteract.readings.layers.layer_program import LayerProgram, attributes, bytes_of, room_of, shapes
+from penteract.readings.layers.layer_program import LayerProgram, attributes, bytes_of, shapes
 from penteract.readings.layers.reads import Memo
 from penteract.step import muon
 from penteract.step.update import bytes_moved
@@ -107,9 +107,10 @@ class DeviceCosts:
         self, declaration: OpDeclaration, site: Site, phase: Phase, specs: Mapping[int, Spec],
         registers: tuple[int, ...],
     ) -> CallCost:  # fmt: skip
-        room, padding = room_of(site, self.load), not declaration.counts_rows  # it moves rows that did not come, too
-        ins, attrs = room if padding else shapes(site, self.load), attributes(site, self.load, room=padding)
-        call = CallShapes(phase, ins, site.weights, attrs, self.adds, None if padding else room)
+        padding = not declaration.counts_rows  # it moves rows that did not come, too
+        ins, attrs = shapes(site, self.load, room=padding), attributes(site, self.load, room=padding)
+        room = None if padding else shapes(site, self.load, room=True)
+        call = CallShapes(phase, ins, site.weights, attrs, self.adds, room)
         part, seconds = declaration.cost(
             self.rates, call, self.widths,
             lambda: [bytes_of(specs[r], self.widths, self.load, room=padding) for r in registers],
