@@ -2,13 +2,14 @@
 
     python benchmarks/gated_backward.py --out FOLDER [--commit HASH] [--rows 16384] [--shapes 4096x14336,2048x8192]
         [--tiles 128x128p,128x192p,128x256,256x128,256x192] [--clusters 2x1,1x2] [--rounds 12]
-        [--stages slopes,input,weight,forward] [--ways cublas,in_turn,in_turn_post,beside]
+        [--stages slopes,input,weight,forward,again] [--ways cublas,in_turn,in_turn_post,beside]
 
 Writes FOLDER/gated_backward.json. A shape is the width of the network and that of SwiGLU. Stages: `slopes`, the gradient
 of down's result to those of gate and up; `input`, on to the gradient of what gate and up read; `weight`, the fp32
-gradient of their weights, added; `forward`, their product. Ways: `cublas` is cuBLAS's product, for `slopes` with the
-engine's pass after it; of quack's, `in_turn` has gate and up of a feature next to each other, `beside` (the engine's) side by side, and
-`in_turn_post` makes SwiGLU's result again. Check (`held`): some rows against fp32.
+gradient of their weights, added; `forward`, their product; `again`: `slopes`, and SwiGLU's result made again. Ways:
+`cublas` is cuBLAS's product, for `slopes` with the engine's pass after it; of quack's, `in_turn` has gate and up of a
+feature next to each other, `beside` (the engine's) side by side, `in_turn_post` and `stored` make SwiGLU's result again
+as they store, and `pass` is `beside` and a pass of the engine's for it. Check (`held`): some rows against fp32.
 
 Each way of a stage runs at every tile (`p`: two take turns) and cluster; the fastest of each then runs beside the others
 in `--rounds` rounds of `IN_A_ROW` launches, every second round from the last to the first: `ms` is the median, `spread`
@@ -34,7 +35,7 @@ import torch
 from gated_products import Config, Plain, Quack, in_turn, slopes_of, swiglu
 from measuring import form_options, measured_on, seconds
 
-from penteract.engine.kernels.triton.swiglu import put_swiglu_input
+from penteract.engine.kernels.triton.swiglu import put_swiglu, put_swiglu_input
 
 Run = Callable[[], Any]
 Ways = Mapping[str, Callable[[Any], Run]]  # by name: what runs at a configuration of quack's; None of torch's
@@ -98,6 +99,15 @@ def ways_of(stage: str, case: Case, library: Quack | Plain) -> Ways:
 
         return run
 
+    def by_pass(c: Any) -> Run:
+        product = library.epilogue
+
+        def run() -> None:
+            product("slopes_beside", *d, gate, {"D": of_gate, "of_up": of_up}, c, up=up)
+            put_swiglu(gate, up, half)
+
+        return run
+
     def added() -> None:
         if gradient.is_cuda:
             torch.ops.aten.addmm.dtype_out(gradient, slopes.t(), case.x, torch.float32, out=gradient)
@@ -130,6 +140,13 @@ def ways_of(stage: str, case: Case, library: Quack | Plain) -> Ways:
                 "swiglu_beside", *w, None, {"gate": of_gate, "up": of_up, "out": half}, c, concat_layout=("B",)
             ),
         },
+        "again": {
+            "beside": lambda c: epilogue("slopes_beside", *d, gate, {"D": of_gate, "of_up": of_up}, c, up=up),
+            "pass": by_pass,
+            "stored": lambda c: epilogue(
+                "slopes_again", *d, gate, {"D": of_gate, "of_up": of_up, "again": half}, c, up=up
+            ),
+        },
     }  # fmt: skip
     return stages[stage]
 
@@ -144,10 +161,10 @@ def off(stage: str, way: str, case: Case, run: Run) -> float:
     run()
     gate, up = (t[:n].float() for t in made["both"].chunk(2, 1))
     some, full = slice(None, None, max(1, len(before) // n)), torch.Tensor.float
-    if stage == "slopes":
+    if stage in ("slopes", "again"):
         want = torch.cat(slopes_of(gate, up, full(case.dy[:n]) @ full(case.down)), 1)
         pairs = [(made["into_packed"][:n], in_turn(want, 1)) if "turn" in way else (made["into"][:n], want)]
-        pairs += [(made["half"][:n], swiglu(gate, up))] if way == "in_turn_post" else []
+        pairs += [(made["half"][:n], swiglu(gate, up))] if way in ("in_turn_post", "pass", "stored") else []
     elif stage == "input":
         pairs = [(made["dx"][:n], full(made["slopes"][:n]) @ full(case.w))]
     elif stage == "weight":
@@ -237,7 +254,7 @@ def sums(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Milliseconds of each path that has a way of every stage, without and with `forward`."""
     made = dict[str, float]()
     for path, of in PATHS.items():
-        if all(of[stage] in ways for stage, ways in stages.items()):
+        if all(of.get(stage) in ways for stage, ways in stages.items()):
             each = {stage: ways[of[stage]]["ms"] for stage, ways in stages.items()}
             made |= {
                 path: sum(ms for stage, ms in each.items() if stage != "forward"),

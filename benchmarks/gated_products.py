@@ -47,7 +47,10 @@ def _epilogue(name: str) -> Any:
         return library.linear_act_mod("swiglu", gated=True, has_c=False, has_rowvec=False, has_colvec=False)
     if name == "dgated":
         return import_module("quack.epilogue.library").dgated_mod("swiglu", has_scale=False, has_reduce=False)
-    ours = {"swiglu_beside": fused_glu.gated, "slopes_beside": fused_glu.gated_back, "slopes_in_turn": _slopes_in_turn}
+    ours = {
+        "swiglu_beside": fused_glu.gated, "slopes_beside": fused_glu.gated_back,
+        "slopes_again": fused_glu.gated_back_again, "slopes_in_turn": _slopes_in_turn,
+    }  # fmt: skip
     return ours[name]()
 
 
@@ -79,10 +82,12 @@ class Plain:
             every = {"D": made, "mAuxOut": swiglu(gate, up), "gate": gate, "up": up, "out": swiglu(gate, up)}
         else:
             assert c is not None
-            gate, up = (c, more["up"]) if name == "slopes_beside" else (c[:, ::2], c[:, 1::2])
+            apart = name in ("slopes_beside", "slopes_again")
+            gate, up = (c, more["up"]) if apart else (c[:, ::2], c[:, 1::2])
             of_gate, of_up = slopes_of(gate.float(), up.float(), made)
-            d = of_gate if name == "slopes_beside" else torch.stack([of_gate, of_up], -1).flatten(1)
-            every = {"D": d, "of_up": of_up, "mAuxOut": swiglu(gate.float(), up.float())}
+            d = of_gate if apart else torch.stack([of_gate, of_up], -1).flatten(1)
+            again = swiglu(gate.float(), up.float())
+            every = {"D": d, "of_up": of_up, "mAuxOut": again, "again": again}
         for key, out in outs.items():
             out.copy_(every[key])
 

@@ -32,12 +32,14 @@ class Emulated:
 
     def slopes(
         self, g: torch.Tensor, w: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, of_gate: torch.Tensor,
-        of_up: torch.Tensor,
+        of_up: torch.Tensor, again: torch.Tensor | None,
     ) -> None:  # fmt: skip
         leaves = [gate.clone().requires_grad_(), up.clone().requires_grad_()]
         made = torch.nn.functional.silu(leaves[0]) * leaves[1]
         for out, gradient in zip((of_gate, of_up), torch.autograd.grad(made, leaves, g @ w), strict=True):
             out.copy_(gradient)
+        if again is not None:
+            again.copy_(made)
 
 
 KERNELS = glus(Aten(), Emulated())
@@ -69,9 +71,10 @@ def test_it_computes_what_the_reference_does(features: int) -> None:
         torch.testing.assert_close(mine, reference, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("features", [7, 64])
-def test_the_way_back_through_down_is_the_reference_s(features: int) -> None:
-    """In one call, from gate and up as they are kept."""
+def test_the_way_back_through_down_is_the_reference_s(features: int, again: bool) -> None:
+    """In one call, from gate and up as they are kept; with SwiGLU's result, if it is made again."""
     torch.manual_seed(features)
     width, rows, down = 6, (5, 3), torch.randn(4, features)
     weights = _weights(torch.randn(2 * features * width), features, width)
@@ -82,8 +85,10 @@ def test_the_way_back_through_down_is_the_reference_s(features: int) -> None:
         gradient, slopes = torch.empty_like(x), torch.empty_like(packed)
         back = kernels["glu_linear"].input_gradient
         assert back
-        back(ENV, SITE, [packed, g], [*weights, down], [gradient, slopes])
-        found.append([gradient, slopes])
+        made = [torch.empty_like(out)] if again else []
+        back(ENV, SITE, [packed, g], [*weights, down], [gradient, slopes, *made])
+        found.append([gradient, slopes, *made])
+        torch.testing.assert_close(made, [out] * len(made), rtol=1e-5, atol=1e-5)
     for mine, reference in zip(*found, strict=True):
         torch.testing.assert_close(mine, reference, rtol=1e-5, atol=1e-5)
 

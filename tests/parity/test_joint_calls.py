@@ -18,7 +18,7 @@ from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.model.decoder import record
 from penteract.ops.lower import lower
-from penteract.ops.tape import Tape
+from penteract.ops.tape import Call, Tape
 from penteract.readings.price import price
 from penteract.schedule.registry import ScheduleName
 from penteract.step.program import compile_step
@@ -55,16 +55,31 @@ def test_a_layout_is_one_process_and_its_price(pool: Pool, model: ModelSpec, lay
 
 
 @pytest.mark.parametrize(
-    ("names", "passes", "products"),
+    ("names", "joint", "products"),
     [((), 0, 0), (("swiglu",), 1, 0), (("linear",), 0, 1), (("linear", "swiglu"), 0, 1), (("*",), 0, 1)],
 )
-def test_what_swiglu_made_is_made_again_from_gate_and_up(names: tuple[str, ...], passes: int, products: int) -> None:
-    """By a pass where these are kept; where they are not, the product that makes them makes it too."""
-    p = Case(DENSE, Layout(recompute=names, fuse=EVERY_FUSION), sequence_length=12).compile(0)
-    calls = [i.call for chunk in p.chunks for i in chunk.actions["Bwd"] if i.call.phase == "forward"]
-    found = [call.site.op_name for call in calls]
-    assert found.count("packed_swiglu") == passes * DENSE.layers
-    assert found.count("merged_glu") == products * DENSE.layers
+def test_what_swiglu_made_is_made_again_from_gate_and_up(names: tuple[str, ...], joint: int, products: int) -> None:
+    """By the call that reads these for their gradients, before the weight gradient that reads it; where they are not
+    kept, the product that makes them makes it too."""
+    calls = _back(Layout(recompute=names, fuse=EVERY_FUSION))
+    found = [call.site.op_name for call in calls if call.phase == "forward"]
+    assert found.count("packed_swiglu") == 0 and found.count("merged_glu") == products * DENSE.layers
+    made = {call.outs[-1]: i for i, call in enumerate(calls) if call.site.attrs.get("result_again")}
+    read = {call.ins[0]: i for i, call in enumerate(calls) if call.phase == "weight_gradient" and call.ins[0] in made}
+    assert len(made) == joint * DENSE.layers
+    assert made.keys() == read.keys() and all(read[r] == made[r] + 1 for r in made)
+
+
+def test_a_call_in_parts_makes_nothing_again() -> None:
+    """Then it is a pass over gate and up, before."""
+    calls = _back(Layout(tp=2, recompute=("swiglu",), fuse=EVERY_FUSION, collectives="overlapped"))
+    assert not [call for call in calls if call.site.attrs.get("result_again")]
+    assert [call.site.op_name for call in calls].count("packed_swiglu") == DENSE.layers
+
+
+def _back(layout: Layout) -> list[Call]:
+    p = Case(DENSE, layout, sequence_length=12).compile(0)
+    return [i.call for chunk in p.chunks for i in chunk.actions["Bwd"]]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])

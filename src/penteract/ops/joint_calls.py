@@ -43,10 +43,13 @@ def _add_norm(first: OpCall, norm: OpCall) -> Site:
 
 
 def join_glus(tape: Tape) -> None:
-    """merged_glu(h) -> y; a plain linear layer of y: one call for the input gradients of both, without that of y."""
+    """merged_glu(h) -> y; a plain linear layer of y: one call for the input gradients of both, without that of y. Where
+    y is recomputed it makes y, too."""
     for glu, reader in pairwise(tape.ops):
         if glu.site.op_name == "merged_glu" and _is_plain(reader) and reader.ins == glu.outs:
-            tape.ops[tape.ops.index(glu)] = replace(glu, joint_back=_glu_linear(glu, reader))
+            back = _glu_linear(glu, reader)
+            again = replace(back, attrs={**back.attrs, "result_again": True})
+            tape.ops[tape.ops.index(glu)] = replace(glu, joint_back=back, joint_again=again)
 
 
 def _is_plain(op: OpCall) -> bool:

@@ -63,9 +63,8 @@ class _Lowering:
     tails: dict[int, list[Call]] = field(
         default_factory=dict
     )  # a recomputed redistribution in flight -> its calls from the first finish on
-    waiting: dict[OpCall, list[_WeightGradient]] = field(
-        default_factory=dict
-    )  # redistribution -> weight gradients that overlap its collective
+    # redistribution -> weight gradients that overlap its collective; op -> those that read what it makes again
+    waiting: dict[OpCall, list[_WeightGradient]] = field(default_factory=dict)
     deferred: list[_WeightGradient] = field(default_factory=list)  # for the schedule's Wgt
     layer_inputs: dict[int, int] = field(default_factory=dict[int, int])  # register -> the layer whose input it is
     sums: dict[Site, Site] = field(default_factory=dict[Site, Site])
@@ -247,14 +246,20 @@ class _Lowering:
         if declaration.passes_gradient or op.ins[0] in self.passed_on:
             self.gradient |= {op.ins[i]: incoming[0] for i in declaration.differentiable}
         elif any(self.tape.flows[op.ins[i]] for i in declaration.differentiable):
-            if self.split and op.again is not None and op.outs[0] in self.passed_on:
+            makes_again = self._makes_again(op)
+            if self.split and op.again is not None and op.outs[0] in self.passed_on and not makes_again:
                 self.require(op.outs[0])  # now: it is smaller than what it is made from, which is freed after this call
             carry = tuple(self.new(s) for s in declaration.carry(op.site.ins, attrs))
             made = tuple(self.new(op.site.ins[i]) for i in declaration.differentiable)
             kept = tuple(self.require(_named(op, k)) for k in declaration.input_keeps)
             found = [self.largest[g] for g in incoming] if attrs.get("known_gradient") else []
-            site = op.joint_back or op.site
-            self.emit(site, "input_gradient", (*kept, *incoming, *found), (*made, *carry))
+            site, again = op.joint_back or op.site, tuple[int, ...]()
+            if makes_again and op.joint_again is not None:
+                site, again = op.joint_again, (self.new(self.specs[op.outs[0]]),)
+                self.recomputed[op.outs[0]] = again[0]
+            self.emit(site, "input_gradient", (*kept, *incoming, *found), (*made, *carry, *again))
+            for job in self.waiting.pop(op, []):
+                self._weight_gradient(job)
             if attrs.get("largest_gradient"):
                 self.largest[made[0]], carry = carry[-1], carry[:-1]
             self.gradient |= {op.ins[i]: g for i, g in zip(declaration.differentiable, made, strict=True)}
@@ -262,25 +267,30 @@ class _Lowering:
         if op.site.params:
             self._place(_WeightGradient(op, sources))
 
+    def _makes_again(self, op: OpCall) -> bool:
+        """Whether the call of its and its reader's input gradients makes its result again: this was dropped, what it is
+        made from was not, and the call is whole."""
+        if op.joint_again is None or op.parts_back is not None:
+            return False
+        return self.dropped(op.outs[0]) and not self.dropped(op.extras[0]) and op.outs[0] not in self.recomputed
+
     def _prefetch_weights(self, op: OpCall) -> None:
         for k in OPS[op.site.op_name].declaration.weight_keeps:
             self.prefetch(_named(op, k))
 
     def _place(self, job: _WeightGradient) -> None:
-        """Now; or overlapped with the collective of the redistribution that made the input; or when the schedule
-        says."""
+        """Now; or overlapped with the collective of the redistribution that made the input; or after the call that
+        makes the input again; or when the schedule says."""
         if not OPS[job.op.site.op_name].declaration.deferrable:
             self._weight_gradient(job)
         elif self.split:
             self.deferred.append(job)
         else:
-            redistribution = self.producer.get(self.root(job.op.ins[0]))
-            if (
-                redistribution is not None
-                and redistribution.program is not None
-                and any(c.phase == "start" for c in redistribution.program.backward)
-            ):
-                self.waiting.setdefault(redistribution, []).append(job)
+            maker = self.producer.get(self.root(job.op.ins[0]))
+            program = None if maker is None else maker.program
+            overlaps = program is not None and any(c.phase == "start" for c in program.backward)
+            if maker is not None and (overlaps or self._makes_again(maker)):
+                self.waiting.setdefault(maker, []).append(job)
             else:
                 self._weight_gradient(job)
 

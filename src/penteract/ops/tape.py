@@ -85,6 +85,7 @@ class OpCall:
     is what the gradient of that result is never made for. All else is that of the two ops.
     `again`: what makes the first result again from the extras, where that is cheaper than this op, up to rounding: a
     kernel of this op may not round the extras before it makes the result. That result goes by its name too.
+    `joint_again`: the site of `joint_back` that makes that result again, too, from the extras that it reads anyway.
     `parts`, `parts_back`: of the site, and of that of `joint_back`, if they are called in parts; of a redistribution's
     reduce-scatter, forward and back.
     """
@@ -99,6 +100,7 @@ class OpCall:
     joint: Site | None = None
     joint_back: Site | None = None
     again: OpCall | None = None
+    joint_again: Site | None = None
     parts: Parts | None = None
     parts_back: Parts | None = None
 

@@ -35,9 +35,10 @@ class GluProducts(Protocol):
 
     def slopes(
         self, g: torch.Tensor, w: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, of_gate: torch.Tensor,
-        of_up: torch.Tensor,
+        of_up: torch.Tensor, again: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        """g [T, E], the weight [E, F] that SwiGLU's result was multiplied by -> the gradients of gate and up."""
+        """g [T, E], the weight [E, F] that SwiGLU's result was multiplied by -> the gradients of gate and up, and that
+        result `again` [T, F]."""
         ...
 
 
@@ -66,10 +67,23 @@ def gated_back() -> Any:
     return import_module("quack.epilogue.frontend").gemm_epilogue(outputs=("of_up",))(store_slopes)
 
 
+@cache
+def gated_back_again() -> Any:
+    """The same, which stores SwiGLU's result, too."""
+    slopes_of = import_module("quack.activation").dswiglu
+
+    def store_both(acc: Any, c: Any, up: Any) -> dict[str, Any]:
+        of_gate, of_up, again = slopes_of(c, up, acc)
+        return {"D": of_gate, "of_up": of_up, "again": again}
+
+    return import_module("quack.epilogue.frontend").gemm_epilogue(outputs=("of_up", "again"))(store_both)
+
+
 def _load() -> None:
     """Import the package."""
     gated()
     gated_back()
+    gated_back_again()
     config(_TILE)
 
 
@@ -87,13 +101,13 @@ class QuackGlu:
 
     def slopes(
         self, g: torch.Tensor, w: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, of_gate: torch.Tensor,
-        of_up: torch.Tensor,
+        of_up: torch.Tensor, again: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """The gradient of SwiGLU's result stays in registers."""
-        gated_back()(
-            g, w, gate, up=up, out={"D": of_gate, "of_up": of_up}, config=config(_TILE), tuned=False,
-            dynamic_scheduler=DYNAMIC,
-        )  # fmt: skip
+        product, out = gated_back(), {"D": of_gate, "of_up": of_up}
+        if again is not None:
+            product, out = gated_back_again(), {**out, "again": again}
+        product(g, w, gate, up=up, out=out, config=config(_TILE), tuned=False, dynamic_scheduler=DYNAMIC)
 
 
 def _forward(by: GluProducts, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -118,8 +132,10 @@ def glus(aten: Any, by: GluProducts) -> dict[str, TorchKernel]:
         of_linear(env, site, [slopes], weights, [gradient])
 
     def joint_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-        (packed, g), (gradient, slopes) = map(_rows, ins), outs
-        by.slopes(g, weights[2], *packed.chunk(2, -1), *_rows(slopes).chunk(2, -1))
+        (packed, g), (gradient, slopes, *made) = map(_rows, ins), outs
+        again = _rows(made[0]) if made else None
+        (gate, up), (of_gate, of_up) = packed.chunk(2, -1), _rows(slopes).chunk(2, -1)
+        by.slopes(g, weights[2], gate, up, of_gate, of_up, again)
         of_linear(env, site, [slopes], weights[:2], [gradient])
 
     return {

@@ -41,11 +41,13 @@ def glu_linear(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tenso
 
 
 def glu_linear_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """The gradient of x, and those of gate and up."""
+    """The gradient of x, and those of gate and up; SwiGLU's result where it is asked for."""
     packed, g = ins
     between = _half(packed)
     linear_input(env, site, [g], weights[2:], [between])
-    merged_glu_input(env, site, [packed, between], weights[:2], outs)
+    merged_glu_input(env, site, [packed, between], weights[:2], outs[:2])
+    for again in outs[2:]:
+        put_swiglu(packed, again)
 
 
 def _half(packed: torch.Tensor) -> torch.Tensor:

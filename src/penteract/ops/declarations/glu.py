@@ -58,8 +58,8 @@ class StoredGlu(MergedGlu):
 
 class GluLinear(OpDeclaration):
     """x [.., D], gate w1 [F, D], up w2 [F, D], down w3 [E, F] -> what `merged_glu` makes of the first three, times w3ᵀ
-    [.., E]; keeps gate and up as that does, and hands their gradients on. The input gradient alone is called: all else
-    is that of `merged_glu` and of `linear`."""
+    [.., E]; keeps gate and up as that does, and hands their gradients on; with `result_again`, also SwiGLU's result,
+    made again. The input gradient alone is called: all else is that of `merged_glu` and of `linear`."""
 
     input_keeps = ("extra0",)
 
@@ -68,7 +68,8 @@ class GluLinear(OpDeclaration):
         return (Spec((*ins[0].shape[:-1], weights[2][0])),), kept
 
     def carry(self, ins: Sequence[Spec], attrs: Attrs) -> Specs:
-        return _GLU.carry(ins, attrs)
+        handed = _GLU.carry(ins, attrs)
+        return (*handed, Spec((*ins[0].shape[:-1], attrs["features"] // 2))) if _makes_result(attrs) else handed
 
     def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
         down, features = weights[2]
@@ -83,13 +84,18 @@ class GluLinear(OpDeclaration):
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         part, seconds = super().cost(rates, call, widths, registers)
-        return part, seconds + _passes(PackedSwiglu(), rates, call._replace(weights=call.weights[:2]), widths)
+        halves = call._replace(weights=call.weights[:2])
+        seconds += _passes(PackedSwiglu(), rates, halves, widths)
+        if _makes_result(call.attrs):
+            seconds += _passes(PackedSwiglu(), rates, halves._replace(phase="forward"), widths)
+        return part, seconds
 
 
 class StoredGluLinear(GluLinear):
     """Down's product makes gradients of gate and up as it stores: it reads two and writes two, where it would have
-    written that of what is between. Another tile multiplies meanwhile, so half of that is counted. It is an assumption:
-    the spread of the times in `gated_backward_h200.json` is as large as all of it."""
+    written that of what is between; of SwiGLU's result, if it makes it again, one more. Another tile multiplies
+    meanwhile, so half of that is counted. It is an assumption: the spread of the times in `gated_backward_h200.json` is
+    as large as all of it."""
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
@@ -98,12 +104,17 @@ class StoredGluLinear(GluLinear):
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         part, seconds = OpDeclaration.cost(self, rates, call, widths, registers)
-        return part, seconds + rates.moved(3 * _between(call.ins, call.weights, widths) // 2)
+        more = 4 if _makes_result(call.attrs) else 3
+        return part, seconds + rates.moved(more * _between(call.ins, call.weights, widths) // 2)
 
 
 def _between(ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> int:
     """Bytes of SwiGLU's result."""
     return prod(ins[0][:-1]) * weights[0][0] * widths["compute"]
+
+
+def _makes_result(attrs: Attrs) -> bool:
+    return bool(attrs.get("result_again"))
 
 
 def _passes(swiglu: OpDeclaration, rates: WorkRates, call: CallShapes, widths: Widths) -> Seconds:

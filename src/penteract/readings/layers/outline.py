@@ -33,7 +33,7 @@ def _signature(op: OpCall) -> Signature:
     site, entry, program = op.site, OPS.get(op.site.op_name), op.program  # a program: of a redistribution
     of_op = (site.op_name, op.name, site.layer, bool(site.params), op.ins, op.outs, op.extras, op.passed)
     again = None if op.again is None else (op.again.name, op.again.ins, op.again.outs)
-    joint = (op.joint is not None, op.joint_back is not None, again)
+    joint = (op.joint is not None, op.joint_back is not None, op.joint_again is not None, again)
     joint = (*joint, op.parts is not None, op.parts_back is not None)
     of_op = (*of_op, *joint, *(name in site.attrs for name in ("known_gradient", "largest_gradient")))
     if program is None:
@@ -45,7 +45,7 @@ def _signature(op: OpCall) -> Signature:
 def sites_of(tape: Tape, sums: Mapping[Site, Site] | None = None) -> list[Site]:
     """Every site that lowering can call, in the tape's order, then those of two ops in one call, those that make a
     result again in another way, and those of one op in two. `sums`: the sum of each fork, if already made."""
-    joint = (site for op in tape.ops for site in (op.joint, op.joint_back) if site is not None)
+    joint = (site for op in tape.ops for site in (op.joint, op.joint_back, op.joint_again) if site is not None)
     again = (op.again.site for op in tape.ops if op.again is not None)
     parts = (
         site

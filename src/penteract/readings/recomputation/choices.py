@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, prod
 from typing import NamedTuple
 
 from penteract.config.layout import Layout
 from penteract.config.recompute import NONE
 from penteract.ops.liveness import Liveness, LivenessAnalysis, groups
-from penteract.ops.tape import Tape
+from penteract.ops.spec import Spec
+from penteract.ops.tape import OpCall, Tape
 from penteract.readings.estimator import Estimator
 from penteract.readings.layers.layer_program import LayerType, bytes_of
-from penteract.readings.time.cost import seconds_alone
+from penteract.readings.time.cost import DeviceCosts, seconds_alone
 from penteract.step.offsets import aligned
 from penteract.units import Bytes, Seconds
 
@@ -128,13 +129,24 @@ def _measure(estimator: Estimator, kind: LayerType, tape: Tape, layout: Layout) 
     device = estimator.steps.device(layout)
     alone = seconds_alone(composer.layer_program(apart, kind), device)
     spent = {id(op): sum(alone.get(place, 0.0) for place in places) for op, places in _places(tape)}
-    for op in (op.again for op in tape.ops if op.again is not None):
-        spent[id(op)] = device.call(op.site, "forward", dict(enumerate(tape.specs)), (*op.ins, *op.outs))[1]
+    specs = dict(enumerate(tape.specs))
+    for op in (op for op in tape.ops if op.again is not None):
+        spent[id(op.again)] = _again(device, op, specs)
 
     def size(r: int) -> Bytes:
         return aligned(tape.specs[r], widths) or bytes_of(tape.specs[r], widths, load)
 
     return size, spent.__getitem__
+
+
+def _again(device: DeviceCosts, op: OpCall, specs: Mapping[int, Spec]) -> Seconds:
+    """Of making the first result of an op again: what it adds to the call of input gradients that makes it, too."""
+    assert op.again is not None
+    if op.joint_again is None or op.joint_back is None or op.parts_back is not None:
+        return device.call(op.again.site, "forward", specs, (*op.again.ins, *op.again.outs))[1]
+    registers, sites = (*op.extras, *op.outs), (op.joint_again, op.joint_back)
+    more, without = (device.call(site, "input_gradient", specs, registers)[1] for site in sites)
+    return more - without
 
 
 def _places(tape: Tape) -> Iterable[tuple[object, range]]:
