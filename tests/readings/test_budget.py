@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penteract.config.hardware import cluster
-from penteract.config.layout import Layout
+from penteract.config.layout import EVERY_FUSION, Elementwise, Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.recompute import NONE, MemoryBudget
@@ -21,6 +21,7 @@ from penteract.ops.declarations import declaration_of
 from penteract.readings.estimator import Estimator
 from penteract.readings.price import price
 from penteract.readings.recomputation.cheapest import _Solver, within
+from penteract.readings.recomputation.choices import Choices
 from penteract.step.program import compile_step
 
 MODEL = ModelSpec(layers=3, hidden_size=256, heads=8, kv_heads=8, head_size=32, ffn_size=768, vocab_size=512)
@@ -192,3 +193,15 @@ def test_no_pair_of_sets_of_experts_is_cheaper(fraction: float) -> None:
             break
         lay = replace(Layout(), recompute=a.op_names) if a is b else solver._shared(a, b, n)
         assert some.estimate(lay).allocated > limit, (a.op_names, b.op_names, n)
+
+
+@pytest.mark.parametrize("elementwise", ["reference", "triton"])
+def test_a_result_that_a_call_makes_again_costs_what_the_step_takes_more(elementwise: Elementwise) -> None:
+    """Of SwiGLU's result under the fusion "glu", which the call of both input gradients makes, too."""
+    plain = Layout(fuse=EVERY_FUSION, elementwise=elementwise)
+    wide = Estimator(MODEL, cluster("1xH200"), 8192)  # a step that is longer than its launches
+    again = plain.put(recompute=(*NONE, "swiglu"))
+    before, after = (wide.time(wide.estimate(lay)).seconds for lay in (plain, again))
+    kinds = tuple(dict.fromkeys(k for chain in wide.composer.assignment(plain).by_rank[0] for k, _ in chain))
+    costs = {frozenset(c.op_names): sum(c.cost) for c in Choices.of(wide, kinds, plain).every}
+    assert 0 < after - before == pytest.approx(MODEL.layers * costs[frozenset(again.recompute)], rel=1e-6)
