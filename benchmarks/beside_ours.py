@@ -72,7 +72,7 @@ def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> Run
     direct_ones = device_of(torch.device("cuda")).reads_peers and direct.axes(cut.put(collectives="direct"))
     defaults: dict[str, Any] = {
         "micro_batch_size": case.micro_batch_size, "loss": "chunked", "elementwise": "triton",
-        "attention": fastest_attention(model, 1, "all_gather", parts.policy, installed_packages(FA4),
+        "attention": fastest_attention(model, cut, parts.policy, installed_packages(FA4),
                                        capability=torch.cuda.get_device_capability()),
         "experts": fastest_experts(model, cut, parts.policy, installed_packages(QUACK),
                                    capability=torch.cuda.get_device_capability()),

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from penteract.config.catalog import model as find_model
+from penteract.config.layout import Layout
 from penteract.config.precision.policy import policy
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.rules.kernel_limits import FA4, fastest_attention, installed_packages
@@ -52,7 +53,7 @@ def fast_kernels(device: str, model: str) -> list[str]:
     """The settings of the fastest kernels on this GPU; none on a CPU."""
     if device != "cuda":
         return []
-    attention = fastest_attention(find_model(model), 1, "all_gather", policy("bf16"), installed_packages(FA4),
+    attention = fastest_attention(find_model(model), Layout(), policy("bf16"), installed_packages(FA4),
                                   capability=torch.cuda.get_device_capability())  # fmt: skip
     return [f"--kernels.attention={attention}", "--kernels.elementwise=triton", "--kernels.loss=chunked"]
 

@@ -41,9 +41,13 @@ def kernel_sets(device: str) -> Mapping[str, Sequence[str]]:
     return {"fastest": fastest, "reference attention": [*fastest, "--kernels.attention=reference"]}
 
 
-def killed_and_resumed(at: Path, device: str) -> dict[str, Any]:
-    """For each set of kernels whether a killed run ended as an undisturbed one. All runs go on beside each other."""
-    sets, processes = kernel_sets(device), list[subprocess.Popen[bytes]]()
+def killed_and_resumed(
+    at: Path, device: str, sets: Mapping[str, Sequence[str]] | None = None, small: Sequence[str] = _SMALL
+) -> dict[str, Any]:
+    """For each set of kernels whether a killed run ended as an undisturbed one. All runs go on beside each other.
+    `small`: settings of all of them."""
+    sets = sets or kernel_sets(device)
+    processes = list[subprocess.Popen[bytes]]()
 
     def started(*words: str) -> subprocess.Popen[bytes]:
         processes.append(started_run(words))
@@ -51,7 +55,7 @@ def killed_and_resumed(at: Path, device: str) -> dict[str, Any]:
 
     def of(number: int, words: Sequence[str]) -> dict[str, Any]:
         whole, killed = at / f"whole{number}", at / f"killed{number}"
-        given = [*_SMALL, *words, f"--precision.device={device}", f"--training.steps={STEPS[device]}"]
+        given = [*small, *words, f"--precision.device={device}", f"--training.steps={STEPS[device]}"]
         undisturbed = started(*given, f"--output.folder={whole}")
         cut = _kill(killed, started(*given, f"--output.folder={killed}"))
         _end(started(f"--resume={(killed / 'latest').resolve()}"))

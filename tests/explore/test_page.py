@@ -153,6 +153,7 @@ CONTROLS: list[tuple[str, Json, Any, str]] = [
     ("layout.reshard_after_step", DEEP, True, "reshard_after_step=true"),
     ("layout.reduce_scatter_once", DEEP, True, "reduce_scatter_once=true"),
     ("layout.collectives", question(layout="dp=4,tp=2,mbs=1"), "library", "collectives=library"),
+    ("layout.determinism", question(), "bitwise", "determinism=bitwise"),
     ("layout.bucket_bytes", question(), 1048576, "bucket_bytes=1048576"),
     ("layout.recompute_every", DEEP, 2, "recompute_every=2"),
     ("layout.recompute_first", DEEP, 4, "recompute_first=4"),

@@ -68,7 +68,7 @@ class Fa4:
     def _flash_attn_bwd(  # noqa: PLR0913
         self, q: Any, k: Any, v: Any, out: Any, dout: Any, lse: Any, *, softmax_scale: float, causal: bool,
         window_size_left: int | None, dq: Any, dk: Any, dv: Any, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-        max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+        max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, deterministic: bool = False,
     ) -> None:  # fmt: skip
         assert causal
         for x, like in ((dq, q), (dk, k), (dv, v)):
@@ -76,6 +76,8 @@ class Fa4:
         assert out.shape == dout.shape == q.shape
         temporary = [y for x in (q, k, v, out, dout, lse) if (y := _aligned(x)) is not x]
         temporary += self._sums(q, k, cu_seqlens_q)
+        if deterministic:
+            temporary += _turns(q, k, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
         left = -1 if window_size_left is None else window_size_left
 
         def fill() -> None:
@@ -109,6 +111,15 @@ class Fa4:
         if lists is not None and len(lists) > 257:
             made += [torch.empty(len(lists), dtype=INT) for _ in range(2)]
         return made
+
+
+def _turns(q: Any, k: Any, lists: Any, max_q: int | None, max_k: int | None) -> list[torch.Tensor]:
+    """Whose turn it is to add: of tiles of queries, and with grouped queries of keys, once for k and once for v."""
+    (heads, size), kv = q.shape[-2:], k.shape[-2]
+    count, tile = len(q) if lists is None else len(lists) - 1, 128 if size <= 64 else 64
+    tiles = -(-(max_q or q.shape[1]) // tile), -(-(max_k or k.shape[1]) // 128)
+    of_keys = [torch.zeros(count, kv, tiles[1], 2, dtype=INT) for _ in range(2)] if kv < heads else []
+    return [torch.zeros(count, heads, tiles[0], 1, dtype=INT), *of_keys]
 
 
 def _places(

@@ -58,7 +58,7 @@ class Case:
 
 def _cases(tokens: int, size: int) -> list[Case]:
     gather = [Layout(cp=2), Layout(cp=4)]
-    by_group = Layout(cp=2, cp_method="ulysses")
+    by_group, in_order = Layout(cp=2, cp_method="ulysses"), Layout(determinism="bitwise")
     more = {"tokens": tokens, "size": size}
     return [
         Case(**more),
@@ -81,7 +81,10 @@ def _cases(tokens: int, size: int) -> list[Case]:
         Case("fa4", documents=False, batch=3, heads=(6, 2), **more),
         Case("fa4", documents=False, batch=2, window=5, **more),
         Case("fa4", documents=False, layout=by_group, batch=2, heads=(4, 2), **more),
+        Case("fa4", documents=False, layout=in_order, **more),
+        Case("fa4", documents=False, layout=in_order, batch=3, heads=(6, 2), **more),
         Case("fa4_documents", **more),
+        Case("fa4_documents", layout=in_order, batch=3, heads=(6, 2), **more),
         Case("fa4_documents", batch=3, heads=(6, 2), **more),
         Case("fa4_documents", batch=2, heads=(4, 1), window=5, **more),
         *(

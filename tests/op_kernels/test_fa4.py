@@ -14,6 +14,7 @@ from penteract.config.rules.kernel_limits import FA4, installed_packages, most_d
 from penteract.engine.device.storages import Storages
 from penteract.engine.kernels.fused_attention.fa4 import documents, library
 from penteract.ops.declarations import declaration_of
+from penteract.ops.declarations.fused_attention.fa4 import Fa4Attention
 
 CALLED = ("_flash_attn_fwd", "_flash_attn_bwd")
 DEFAULTS = {"softcap": (None, 0.0), "learnable_sink": (None,), "deterministic": (False,), "num_splits": (1,)}
@@ -45,3 +46,21 @@ def test_many_documents_need_lists_of_tiles(size: int, monkeypatch: pytest.Monke
             call(documents(Fa4))
         about: tuple[Any, ...] = (phase, shapes, (), trial.site.attrs, RECIPES["bf16"].widths)
         assert declared.workspace(*about) == storages.peak, phase
+
+
+# Bytes that a call back allocated on an H200: sequences, their tokens, heads of queries and keys, their size; in any order,
+# and in the same order whenever it is called (`benchmarks/same_bits.py`).
+ON_GPU = [
+    ((2, 8192, 32, 8, 128), 406_847_488, 406_896_640), ((2, 4096, 16, 16, 128), 68_157_440, 68_165_632),
+    ((4, 4096, 32, 4, 128), 339_738_624, 339_779_584), ((1, 32_768, 32, 8, 64), 411_041_792, 411_107_328),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "any_order", "in_order"), ON_GPU)
+def test_what_a_gpu_allocated(shape: tuple[int, ...], any_order: int, in_order: int) -> None:
+    b, s, heads, kv_heads, size = shape
+    ins = [(s, b, n * size) for n in (heads, kv_heads, kv_heads)]
+    attrs = {"head_size": size, "value_size": size}
+    for ordered, bytes_ in ((False, any_order), (True, in_order)):
+        declared = Fa4Attention(in_order=ordered)
+        assert declared.workspace("input_gradient", ins, (), attrs, RECIPES["bf16"].widths) == bytes_

@@ -149,13 +149,42 @@ def test_a_kernel_of_a_package_wants_this_version_and_gpu(monkeypatch: pytest.Mo
 
 
 def test_plans_have_no_kernel_of_a_package_unasked():
-    asked = (MODEL, 1, "all_gather", RECIPES["bf16"])
+    asked = (MODEL, Layout(), RECIPES["bf16"])
     assert fastest_attention(*asked) == "cudnn"
     assert fastest_attention(*asked, packages=["flash-attn-4"]) == "fa4"
-    assert fastest_attention(MODEL, 2, "all_gather", RECIPES["bf16"], ["flash-attn-4"]) == "fa4_documents"
+    assert fastest_attention(MODEL, Layout(cp=2), RECIPES["bf16"], ["flash-attn-4"]) == "fa4_documents"
     assert fastest_attention(*asked, packages=["flash-attn-4"], documents=True) == "fa4_documents"
     assert fastest_attention(*asked, packages=["flash-attn-4"], capability=(8, 0)) == "cudnn"
     assert fastest_attention(*asked, documents=True) == "flash"
+
+
+def test_bitwise_refuses_what_was_not_seen_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU; a CPU adds in order."""
+    in_order = Layout(determinism="bitwise")
+    monkeypatch.setattr(checks, "find_spec", lambda name: True)
+    _installed(monkeypatch)
+    triton = in_order.put(elementwise="triton")
+    assert _refused(in_order, device=torch.device("cpu")) == ""
+    assert _refused(triton) == _refused(triton.put(attention="fa4")) == ""
+    assert "found reference / allowed triton · fix: --kernels.elementwise triton, or" in _refused(in_order)
+    line = _refused(triton.put(attention="cudnn"))
+    assert "adds gradients in any order" in line and "allowed fa4, fa4_documents, reference" in line
+    grouped = _refused(triton.put(experts="grouped"), replace(MODEL, moe=EXPERTS))
+    assert (
+        "found grouped / allowed reference, quack · fix: --kernels.experts quack, or --kernels.determinism any"
+        in grouped
+    )
+    _installed(monkeypatch, capability=(10, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA B200")
+    assert "found NVIDIA B200, compute capability 10.0 / allowed 9.0" in _refused(triton)
+
+
+def test_bitwise_has_kernels_that_repeat() -> None:
+    """Those of torch add gradients in any order."""
+    asked = (MODEL, Layout(determinism="bitwise"), RECIPES["bf16"])
+    assert fastest_attention(*asked) == "reference"
+    assert fastest_attention(*asked, packages=["flash-attn-4"]) == "fa4"
+    assert fastest_attention(*asked, packages=["flash-attn-4"], documents=True) == "fa4_documents"
     assert installed_version("no-such-package") == ""
     assert installed_packages(FA4) <= {"flash-attn-4"}
 

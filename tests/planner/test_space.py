@@ -260,3 +260,18 @@ def test_pinned_values_are_a_set_whatever_their_order() -> None:
         for text in ("mbs=16/1/16,recompute=full/none", "mbs=1/16,recompute=none/full")
     )
     assert one == other
+
+
+def test_bitwise_layouts_have_kernels_that_repeat() -> None:
+    """Where none is there, plain torch's; another that is pinned is refused, and counted."""
+    ask = replace(asked(TINY, 2, 256, 4), cluster=cluster("2xH200"), pins={"determinism": ("any", "bitwise")})
+    for packages, bitwise in ((ask.packages, "fa4"), (frozenset[str](), "reference")):
+        refused, space = Counter[str](), Space(replace(ask, packages=packages))
+        legal = list(layouts(space, refused))
+        assert len(legal) == len(set(legal)) and space.enumerated == len(legal) + refused.total()
+        kernels = {lay.attention for lay in legal if lay.determinism == "bitwise" and lay.cp == 1}
+        assert bitwise in kernels and "cudnn" not in kernels
+        assert ask.text(next(lay for lay in legal if lay.determinism == "bitwise")).endswith("determinism=bitwise")
+    pinned = Space(replace(ask, pins={"determinism": ("bitwise",), "attention": ("cudnn",)}))
+    assert not list(layouts(pinned, refused := Counter[str]()))
+    assert any("adds gradients in any order" in why for why in refused)

@@ -15,6 +15,7 @@ from penteract.config.layout import (
     ATTENTION_KERNELS,
     COLLECTIVES,
     CP_METHODS,
+    DETERMINISM,
     ELEMENTWISE,
     EP_METHODS,
     EVERY_FUSION,
@@ -26,6 +27,7 @@ from penteract.config.layout import (
     AttentionKernel,
     Collectives,
     CpMethod,
+    Determinism,
     Elementwise,
     EpMethod,
     ExpertKernel,
@@ -60,6 +62,7 @@ _WORDS: Mapping[str, Collection[str]] = {
     "elementwise": ELEMENTWISE,
     "experts": EXPERT_KERNELS,
     "collectives": COLLECTIVES,
+    "determinism": DETERMINISM,
 }
 _CHOICES = ("reduce_scatter_once", "reshard_after_step", "offload_optimizer")  # true or false
 # The fields of a layout; its accumulation steps follow from the batch.
@@ -71,7 +74,7 @@ EDITS = (
 )  # fmt: skip
 # Left out of a layout's text and JSON if they have their default.
 _QUIET = ("last_stage_less_layers", "expert_rows", "shard_group", *_CHOICES, "loss_chunk", "fuse", "experts",
-          "collectives", "bucket_bytes")  # fmt: skip
+          "collectives", "determinism", "bucket_bytes")  # fmt: skip
 
 Values = tuple[Any, ...]
 
@@ -120,12 +123,13 @@ class Ask:
         """What kernels are chosen for; None for a CPU, which runs none that are written for GPUs."""
         return None if of_cpu(self.cluster) else self.cluster.gpu
 
-    def attention(self, cp: int, method: CpMethod) -> AttentionKernel:
+    def attention(self, cp: int, method: CpMethod, determinism: Determinism = "any") -> AttentionKernel:
         """The fastest attention kernel for such layouts on GPUs; the reference kernel without a GPU."""
         gpu = self.gpu
         if gpu is None:
             return "reference"
-        return fastest_attention(self.model, cp, method, self.precision, self.packages, capability=gpu.capability)
+        part = Layout(cp=cp, cp_method=method, determinism=determinism)
+        return fastest_attention(self.model, part, self.precision, self.packages, capability=gpu.capability)
 
     @property
     def elementwise(self) -> Elementwise:
@@ -162,8 +166,8 @@ class Ask:
         ask = self if precision is None else replace(self, precision=precision, also=())
         usual = Layout(
             elementwise=ask.elementwise, fuse=ask.fuse(layout.tp, layout.elementwise), collectives=ask.collectives,
-            experts=ask.experts(layout.expert_tp), attention=ask.attention(layout.cp, layout.cp_method),
-            ep_method=ask.ep_method(layout.ep),
+            experts=ask.experts(layout.expert_tp), ep_method=ask.ep_method(layout.ep),
+            attention=ask.attention(layout.cp, layout.cp_method, layout.determinism),
         )  # fmt: skip
         return as_text(layout, usual)
 
@@ -187,7 +191,8 @@ def check_kernels(ask: Ask, layout: Layout, flag: str) -> None:
 
     def fastest(setting: str) -> str:
         able = {
-            "attention": ask.attention(layout.cp, layout.cp_method), "experts": ask.experts(layout.expert_tp),
+            "attention": ask.attention(layout.cp, layout.cp_method, layout.determinism),
+            "experts": ask.experts(layout.expert_tp),
             "fuse": fusions_word(ask.fuse(layout.tp, layout.elementwise)), "elementwise": ask.elementwise,
         }  # fmt: skip
         return f"{flag} {setting}={able[setting]}, or leave {setting} out"

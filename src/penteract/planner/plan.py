@@ -9,7 +9,7 @@ from typing import Any
 
 from penteract.config.device_words import of_cpu
 from penteract.config.hardware import Cluster
-from penteract.config.layout import Layout
+from penteract.config.layout import AttentionKernel, Layout
 from penteract.config.precision.policy import Policy
 from penteract.config.rules.case import Case
 from penteract.config.rules.kernel_limits import check_elementwise
@@ -304,7 +304,7 @@ def case_of(ask: Ask, settings: Mapping[str, Values]) -> tuple[Case, Settle]:
     given.setdefault("experts", ask.experts(given.get("expert_tp", 1)))
     given.setdefault("collectives", ask.collectives)
     given.setdefault("ep_method", ask.ep_method(given.get("ep", 1)))
-    given.setdefault("attention", ask.attention(given.get("cp", 1), given.get("cp_method", "all_gather")))
+    given.setdefault("attention", _attention(ask, given))
     if budget_of(str(given.get("recompute", ""))):
         del given["recompute"]
     given = {name: value for name, value in given.items() if name not in EDITS} | edits_of(given)
@@ -316,6 +316,10 @@ def case_of(ask: Ask, settings: Mapping[str, Values]) -> tuple[Case, Settle]:
         ).with_accumulation_steps()
     )  # fmt: skip
     return case, settle
+
+
+def _attention(ask: Ask, given: Mapping[str, Any]) -> AttentionKernel:
+    return ask.attention(given.get("cp", 1), given.get("cp_method", "all_gather"), given.get("determinism", "any"))
 
 
 def exact(ask: Ask, settings: Mapping[str, Values]) -> Layout:

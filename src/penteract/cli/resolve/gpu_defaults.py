@@ -119,8 +119,7 @@ def _kernels(resolved: Resolved, card: Card) -> Iterator[tuple[str, str]]:
         fusions = fastest_fusions(run.model, run.layout, policy, card.packages, capability=card.capability)
         yield "kernels.fuse", "all" if fusions == FUSIONS else json.dumps(fusions)
     attention = fastest_attention(
-        run.model, run.layout.cp, run.layout.cp_method, policy, card.packages,
-        capability=card.capability, documents=run.data.pack_documents,
+        run.model, run.layout, policy, card.packages, capability=card.capability, documents=run.data.pack_documents,
     )  # fmt: skip
     if attention != "reference":
         yield "kernels.attention", attention

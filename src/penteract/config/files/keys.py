@@ -162,6 +162,11 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "kernels.loss": ("kernel of the loss; chunked computes the logits of some tokens at a time", 0, 0),
     "kernels.loss_chunk": ("tokens of a chunk; 0: as many as make 2^28 logits, 8,192 with triton", 0, _TOKENS),
     "kernels.elementwise": ("triton: one GPU kernel for each norm, activation, loss, update, quantisation", 0, 0),
+    "kernels.determinism": (
+        "bitwise: kernels that were seen to repeat a run to the bit, and no others; any: the fastest",
+        0,
+        0,
+    ),
     "kernels.experts": (
         "kernel of experts' products: grouped (torch) or quack, all at once; or one after the other",
         0,

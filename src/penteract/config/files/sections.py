@@ -10,6 +10,7 @@ from penteract.config.layout import (
     AttentionKernel,
     Collectives,
     CpMethod,
+    Determinism,
     Elementwise,
     EpMethod,
     ExpertKernel,
@@ -82,6 +83,7 @@ class Kernels:
     elementwise: Elementwise = "reference"
     experts: ExpertKernel = "reference"
     collectives: Collectives = "library"
+    determinism: Determinism = "any"
     fuse: Literal["none", "all"] | tuple[Fusion, ...] = "none"
 
 

@@ -8,6 +8,7 @@ from penteract.config.layout import (
     ATTENTION_KERNELS,
     COLLECTIVES,
     CP_METHODS,
+    DETERMINISM,
     ELEMENTWISE,
     EP_METHODS,
     EVERY_FUSION,
@@ -43,6 +44,7 @@ CHOICES: Mapping[str, tuple[Collection[object], str]] = {
     "elementwise": (ELEMENTWISE, "element-wise kernel"),
     "experts": (EXPERT_KERNELS, "kernel of experts' products"),
     "collectives": (COLLECTIVES, "way of collectives"),
+    "determinism": (DETERMINISM, "kind of determinism"),
 }
 
 

@@ -23,6 +23,7 @@ class ExpertLimits:
     device     the only type of device that has it; "": a CPU emulates it
     package    what it needs in addition to torch, and the version
     capability of the GPUs that its tiles have been chosen for; None: `least` or more
+    repeats    whether it was seen to have the same bits whenever it is called
     """
 
     computes: tuple[str, ...]
@@ -30,11 +31,12 @@ class ExpertLimits:
     package: tuple[str, str] | None = None
     capability: tuple[int, int] | None = None
     least: tuple[int, int] = HOPPER
+    repeats: bool = False
 
 
 # Fastest first.
 EXPERTS: Mapping[ExpertKernel, ExpertLimits] = {
-    "quack": ExpertLimits(computes=("bf16", "fp16"), device="cuda", package=QUACK, capability=HOPPER),
+    "quack": ExpertLimits(computes=("bf16", "fp16"), device="cuda", package=QUACK, capability=HOPPER, repeats=True),
     "grouped": ExpertLimits(computes=("bf16",)),
 }
 

@@ -6,7 +6,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 
-from penteract.config.layout import EVERY_FUSION, FUSIONS, AttentionKernel, CpMethod, Elementwise, Fusion, Layout
+from penteract.config.layout import (
+    EVERY_FUSION,
+    FUSIONS,
+    AttentionKernel,
+    CpMethod,
+    Elementwise,
+    Fusion,
+    Layout,
+)
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import Policy
 from penteract.errors import BadInput
@@ -27,6 +35,7 @@ class KernelLimits:
     documents  query tokens -> how many documents may share them; None: only one document per sequence
     package    what it needs in addition to torch: its name, and the version whose private functions are called
     capability the compute capability of the GPUs that it is written for; None: any
+    repeats    whether it has a backward pass that was seen to have the same bits whenever it is called
     """
 
     context: tuple[CpMethod, ...]
@@ -38,6 +47,7 @@ class KernelLimits:
     package: tuple[str, str] | None = None
     module: str = ""
     capability: tuple[int, int] | None = None
+    repeats: bool = False
 
 
 FA4 = ("flash-attn-4", "4.0.0b36")
@@ -46,8 +56,9 @@ MULTIPLE = 8  # of 16-bit numbers in a row: products of packages load them 16 by
 HOPPER = (9, 0)  # tiles, and so what it allocates, differ on other GPUs
 
 _FA4 = KernelLimits(
-    context=("ulysses",), widest=128, window=True, package=FA4, module="flash_attn.cute.interface", capability=HOPPER
-)
+    context=("ulysses",), widest=128, window=True, package=FA4, module="flash_attn.cute.interface", capability=HOPPER,
+    repeats=True,
+)  # fmt: skip
 # Fastest first.
 ATTENTION: Mapping[AttentionKernel, KernelLimits] = {
     "fa4": _FA4,
@@ -73,6 +84,8 @@ def kernel_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str
         )
     if model.sliding_window and not can.window:
         yield "attention", f"the kernel '{kernel}' has no window, and this model's is {model.sliding_window}"
+    if layout.determinism == "bitwise" and not can.repeats:
+        yield "attention", f"the kernel '{kernel}' adds gradients in any order, and determinism is bitwise"
 
 
 def takes_documents(kernel: AttentionKernel) -> bool:
@@ -107,22 +120,21 @@ def installed_version(package: str) -> str:
 
 def fastest_attention(
     model: ModelSpec,
-    cp: int,
-    method: CpMethod,
+    layout: Layout,
     p: Policy,
     packages: Collection[str] = (),
     *,
     capability: tuple[int, int] = HOPPER,
     documents: bool = False,
 ) -> AttentionKernel:
-    """The fastest that these may have on a GPU of a compute capability, with torch and `packages`. `documents`: whether
-    they share sequences."""
+    """The fastest that a layout may have on a GPU of a compute capability, with torch and `packages`. `documents`:
+    whether they share sequences."""
     for kernel, can in ATTENTION.items():
         if p.compute not in can.computes or (can.package and can.package[0] not in packages):
             continue
         if (can.capability and can.capability != capability) or (documents and can.documents is None):
             continue
-        if not any(kernel_breaches(model, Layout(cp=cp, cp_method=method, attention=kernel))):
+        if not any(kernel_breaches(model, layout.put(attention=kernel))):
             return kernel
     return "reference"
 

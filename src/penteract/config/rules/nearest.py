@@ -110,7 +110,7 @@ def _candidates(case: Case, setting: str, settle: Settle) -> Iterator[Any]:
         return reversed(range(max(0, min(found, case.model.layers))))
     if setting == "shard_group":
         return (n for n in (*_divisors(lay.dp * lay.cp, found), 0) if n != found)
-    if setting in ("ep_method", "expert_rows", "loss", "elementwise", "experts", "collectives"):
+    if setting in ("ep_method", "expert_rows", "loss", "elementwise", "experts", "collectives", "determinism"):
         return iter([v for v in CHOICES[setting][0] if v != found])
     if setting == "fuse":
         return iter([tuple(name for name in EVERY_FUSION if name in found)])

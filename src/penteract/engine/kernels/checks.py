@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib.util import find_spec
 
 import torch
@@ -34,6 +34,7 @@ from penteract.step.program import Program
 log = logging.getLogger(__name__)
 KEY = KEYS["attention"]
 PLAIN = f"--{KEY} reference"
+_ANY = f"--{KEYS['determinism']} any"
 
 
 def check_kernels(p: Program, at: torch.device | Target, *, packed: bool) -> None:
@@ -45,6 +46,7 @@ def check_kernels(p: Program, at: torch.device | Target, *, packed: bool) -> Non
     _check_experts(p, device)
     _check_glu(p, device)
     _check_collectives(p, device)
+    _check_determinism(p, device)
     check_devices(p, device)
 
 
@@ -134,6 +136,28 @@ def _check_collectives(p: Program, device: Target) -> None:
     raise BadInput("DEVICE", "ranks of this host cannot read each other's memory", where=key, found=lay.collectives,
                    allowed="library; others where GPUs have peer access, or on Linux",
                    fix=f"--{key} library")  # fmt: skip
+
+
+def _check_determinism(p: Program, device: Target) -> None:
+    """On a GPU, kernels that were seen to repeat to the bit, on such a GPU. On a CPU all do."""
+    lay = p.layout
+    if lay.determinism == "any" or device.type != "cuda":
+        return
+    experts = ("reference", *(name for name, can in EXPERTS.items() if can.repeats))
+    needs: tuple[tuple[str, Collection[str]], ...] = (
+        ("elementwise", ("triton",)),
+        ("attention", ("reference", *(name for name, can in ATTENTION.items() if can.repeats))),
+        *((("experts", experts),) if p.model.moe is not None else ()),
+    )
+    for setting, allowed in needs:
+        if (found := getattr(lay, setting)) not in allowed:
+            key, able = KEYS[setting], list(allowed)
+            raise BadInput("KERNEL", f"the kernel '{found}' was not seen to repeat to the bit", where=key, found=found,
+                           allowed=", ".join(able), fix=f"--{key} {able[-1]}, or {_ANY}")  # fmt: skip
+    if (version := device.capability) != HOPPER:
+        raise BadInput("KERNEL", "no such GPU was seen to repeat a run to the bit", where=KEYS["determinism"],
+                       found=f"{device.name}, compute capability {version[0]}.{version[1]}", allowed="9.0",
+                       fix=_ANY)  # fmt: skip
 
 
 def _check_elementwise(p: Program, device: Target) -> None:

@@ -10,6 +10,7 @@ from penteract.config.layout import (
     ATTENTION_KERNELS,
     COLLECTIVES,
     CP_METHODS,
+    DETERMINISM,
     ELEMENTWISE,
     EP_METHODS,
     EXPERT_KERNELS,
@@ -60,6 +61,7 @@ _GROUPS: Mapping[str, tuple[bool, tuple[str, ...]]] = {
             "layout.fuse",
             "layout.experts",
             "layout.collectives",
+            "layout.determinism",
             "layout.loss_chunk",
         ),
     ),
@@ -77,7 +79,8 @@ _LABELS: Mapping[str, str] = {
     "recompute_else": "Other layers", "offload_every": "Offload every n-th", "master": "Master weights",
     "moments": "Moments", "gradient": "Gradients", "reduce": "Reduction", "optimizer": "Optimizer",
     "attention": "Attention", "elementwise": "Element-wise", "fuse": "Fusions", "experts": "Experts",
-    "collectives": "Collectives", "loss_chunk": "Tokens of a loss chunk", "model": "Model",
+    "collectives": "Collectives", "determinism": "Determinism", "loss_chunk": "Tokens of a loss chunk",
+    "model": "Model",
 }  # fmt: skip
 # Meanings of controls that are no keys of run files, or are keys of another name.
 _ABOUT: Mapping[str, str] = {
@@ -96,15 +99,16 @@ _TERMS: Mapping[str, str] = {
 _KEYS: Mapping[str, str] = {"optimizer": "optimizer.kind", "precision": "precision.dtype"}
 _CHOICES = {
     "gpu", "precision", "optimizer", "zero", "schedule", "cp_method", "ep_method", "expert_rows", "attention", "loss",
-    "elementwise", "experts", "collectives", "fuse", "recompute", "recompute_else", "offload", "master", "moments",
-    "gradient", "reduce",
+    "elementwise", "experts", "collectives", "determinism", "fuse", "recompute", "recompute_else", "offload", "master",
+    "moments", "gradient", "reduce",
 }  # fmt: skip
 _SWITCHES = {"tp_across_nodes", "offload_optimizer", "reshard_after_step", "reduce_scatter_once"}
 # Values of settings that are words; of ZeRO's they are numbers.
 WORDS: Mapping[str, tuple[str | int, ...]] = {
     "schedule": tuple(SCHEDULES), "cp_method": CP_METHODS, "ep_method": EP_METHODS, "expert_rows": EXPERT_ROWS,
     "attention": ATTENTION_KERNELS, "loss": LOSS_KERNELS,
-    "elementwise": ELEMENTWISE, "experts": EXPERT_KERNELS, "collectives": COLLECTIVES, "zero": ZERO_STAGES,
+    "elementwise": ELEMENTWISE, "experts": EXPERT_KERNELS, "collectives": COLLECTIVES, "determinism": DETERMINISM,
+    "zero": ZERO_STAGES,
     "fuse": ("none", "all", "all+glu"),
     "recompute": ("none", "tp_all_gather+rms_norm+swiglu", "tp_all_gather+attention", "full"),
     "recompute_else": ("none", "full"), "offload": ("nothing", "layer_inputs", "*"),

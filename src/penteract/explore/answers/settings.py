@@ -170,7 +170,7 @@ class Settings:
 _KERNELS = ("attention", "experts", "fuse")  # of which some are for some GPUs
 _RULED = (
     "schedule", "cp_method", "ep_method", "expert_rows", "attention", "loss", "elementwise", "experts", "collectives",
-    "zero", "fuse",
+    "determinism", "zero", "fuse",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from penteract.config.layout import (
     AttentionKernel,
     Collectives,
+    Determinism,
     Elementwise,
     EpMethod,
     ExpertKernel,
@@ -31,6 +32,7 @@ class MemoryOptions(NamedTuple):
     reduce_scatter_once: bool
     reshard_after_step: bool
     recompute: tuple[str, ...]
+    determinism: Determinism
     attention: AttentionKernel
     loss: LossKernel
     loss_chunk: int

@@ -177,15 +177,19 @@ class Space:
             for elementwise in self._values("elementwise", (self.ask.elementwise,))
             for fuse in self._values("fuse", (self.ask.fuse(tp, elementwise),))
         ]
+        attentions = [
+            (determinism, attention)
+            for determinism in self._values("determinism", (_PLAIN.determinism,))
+            for attention in self._values("attention", (self.ask.attention(cp, method, determinism),))
+        ]
         kernels = product(
-            self._values("attention", (self.ask.attention(cp, method),)),
-            self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)), fused,
+            attentions, self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)), fused,
             self._values("experts", (self.ask.experts(expert_tp),)),
             self._values("collectives", (self.ask.collectives,)),
             self._values("bucket_bytes", (_PLAIN.bucket_bytes,)), self._values("offload_optimizer", (False,)),
         )  # fmt: skip
         return [
-            MemoryOptions(*sharing, recompute, attention, loss, chunk, *both, *rest)
+            MemoryOptions(*sharing, recompute, *attention, loss, chunk, *both, *rest)
             for sharing, recompute, (attention, loss, chunk, both, *rest) in product(
                 sharings, recomputes, list(kernels)
             )
@@ -245,7 +249,7 @@ class Space:
         dp, cp, method = mesh
         found: list[tuple[MemoryOptions, tuple[str, bool], str]] = []
         for memory in memories:
-            why = legality.kernel(cp, method, memory.attention)
+            why = legality.kernel(cp, method, memory.attention, memory.determinism)
             why = why or legality.expert_kernel(memory.experts, e.expert_tp, e.expert_rows)
             found.append((memory, (legality.shards(dp * cp, e.ep, memory[:4]), self._tried(memory, 1)), why))
         return _Checked(found, Counter(key for _, key, _ in found))

@@ -71,9 +71,9 @@ class Legality:
         settings: dict[str, Any] = {"dp": dp, "micro_batch_size": micro_batch_size}
         return self._first(self.global_batch_size, gradient_accumulation_steps=num_micro_batches, **settings)
 
-    def kernel(self, cp: int, method: Any, attention: Any) -> str:
+    def kernel(self, cp: int, method: Any, attention: Any, determinism: Any) -> str:
         """Why the attention kernel does not support the layout."""
-        settings: dict[str, Any] = {"cp": cp, "cp_method": method, "attention": attention}
+        settings = {"cp": cp, "cp_method": method, "attention": attention, "determinism": determinism}
         key = ("kernel", *settings.items())
         if key not in self._seen:
             self._seen[key] = next((what for _, what in kernel_breaches(self.model, _PLAIN.put(**settings))), "")

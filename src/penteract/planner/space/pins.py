@@ -9,7 +9,7 @@ from itertools import islice
 from math import log2
 from typing import Any
 
-from penteract.config.layout import CP_METHODS, EP_METHODS, EXPERT_ROWS, ZERO_STAGES
+from penteract.config.layout import CP_METHODS, DETERMINISM, EP_METHODS, EXPERT_ROWS, ZERO_STAGES
 from penteract.errors import BadInput
 from penteract.planner.ask import Ask, Values, as_word
 from penteract.planner.space.layouts import Space, divisors
@@ -49,7 +49,7 @@ def _near(ask: Ask, setting: str, held: Values) -> list[Any]:
         **dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "expert_tp", "shard_group"), gpus),
         "vpp": range(1, ask.model.layers + 1), "last_stage_less_layers": range(ask.model.layers),
         "micro_batch_size": batch, "zero": ZERO_STAGES, "schedule": SCHEDULES,
-        "cp_method": CP_METHODS, "ep_method": EP_METHODS, "expert_rows": EXPERT_ROWS,
+        "cp_method": CP_METHODS, "ep_method": EP_METHODS, "expert_rows": EXPERT_ROWS, "determinism": DETERMINISM,
         "reduce_scatter_once": (False, True), "reshard_after_step": (False, True),
     }  # fmt: skip
 

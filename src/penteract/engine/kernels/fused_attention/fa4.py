@@ -53,6 +53,11 @@ def _about(site: Site) -> dict[str, Any]:
     }
 
 
+def _back(env: Env, site: Site) -> dict[str, Any]:
+    """Arguments of backward's calls: it adds gradients in any order, or in the same order whenever it is called."""
+    return _about(site) | ({"deterministic": True} if env.mesh.layout.determinism == "bitwise" else {})
+
+
 def _room(into: torch.Tensor, *, direct: bool) -> torch.Tensor:
     """Where a result is made: in its register, or in a temporary in the order of the sequence."""
     return into if direct else torch.empty(into.shape, dtype=into.dtype, device=into.device)
@@ -86,7 +91,7 @@ def _put(order: ChunkOrder, made: torch.Tensor, into: torch.Tensor, dim: int = 0
 
 def _input_gradient(lib: Library, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     q, k, v, _, _, _, o, log_sum, g = ins
-    size, order, about = int(site.attrs["head_size"]), AttentionLayout.of(env, site).queries, _about(site)
+    size, order, about = int(site.attrs["head_size"]), AttentionLayout.of(env, site).queries, _back(env, site)
     read = read_by(order, (q, k, v, o, g), partial(_batch, size=size))
     into = [_batch(x, size) for x in outs]
 
@@ -148,7 +153,7 @@ def _documents_input(lib: Library, env: Env, site: Site, ins: Tensors, weights: 
             tensors = [_heads(x, size) for x in (q[rows, b], k[:, b], v[:, b], o[rows, b], g[rows, b])]
             dq, dk, dv = (_heads(x, size) for x in made)
             logs = log_sum[b, :, rows].contiguous()
-            lib()._flash_attn_bwd(*tensors, logs, **varlen, **_about(site), dq=dq, dk=dk, dv=dv)
+            lib()._flash_attn_bwd(*tensors, logs, **varlen, **_back(env, site), dq=dq, dk=dk, dv=dv)
             _put(places.queries, made[0], into[0])
             for y, x in zip(made[1:], into[1:], strict=True):
                 if i == 0:

@@ -14,12 +14,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penteract.config.rules.kernel_limits import most_documents
-from penteract.ops.declarations.declaration import FLOAT, Attrs, FusedKernel, Shape
+from penteract.ops.declarations.declaration import FLOAT, Attrs, CallShapes, FusedKernel, Registers, Shape, WorkRates
 from penteract.ops.declarations.fused_attention.flash import INT, made_lists, query_tokens
 from penteract.ops.declarations.fused_attention.fused import FusedAttention
 from penteract.ops.spec import Widths
+from penteract.units import Seconds
 
 KEY_BLOCK = 128  # keys of a tile of backward's kernel
+# Of backward, to what it takes in any order: 0.99 to 1.16 in whole sequences, 1.19 in documents (`same_bits_h200.json`).
+IN_ORDER = 1.08
 LISTED_ABOVE = 256  # a call of more documents than this makes lists in which each tile finds its document
 
 
@@ -66,6 +69,20 @@ class Fa4(FusedAttention):
 
     speed: FusedKernel = "fa4"
 
+    def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
+        part, seconds = super().cost(rates, call, widths, registers)
+        return part, seconds * (IN_ORDER if self.in_order and call.phase != "forward" else 1.0)
+
+    def turns(self, heads: _Heads, sequences: int, queries: int, keys: int) -> int:
+        """Bytes of what says whose turn it is to add, where backward adds in order: a number for each tile of queries
+        of each head, and with grouped queries two for each tile of keys, for its gradients of k and of v. `queries`,
+        `keys`: tokens of a sequence."""
+        if not self.in_order:
+            return 0
+        of_keys = 4 * heads.keys * _round_up(keys, KEY_BLOCK) // KEY_BLOCK if heads.keys < heads.queries else 0
+        block = query_block(heads.size, forward=False)
+        return sequences * (heads.queries * _round_up(queries, block) // block + of_keys) * INT
+
     def reordered(self, phase: str, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
         """Bytes of results that the kernel writes to temporaries in sequence order, because their registers have
         another order. With Ulysses: o and log-sum-exp in forward, the gradient of q in backward. With Ulysses or
@@ -89,7 +106,7 @@ class Fa4Attention(Fa4):
             return copies
         (s, b, _), t, heads = ins[0], ins[1][0], _Heads.of(ins, attrs)
         rows = _round_up(s, query_block(heads.size, forward=False))
-        return copies + b * _backward_sums(heads, rows, _round_up(t, KEY_BLOCK))
+        return copies + b * _backward_sums(heads, rows, _round_up(t, KEY_BLOCK)) + self.turns(heads, b, s, t)
 
 
 class Fa4Documents(Fa4):
@@ -113,7 +130,8 @@ class Fa4Documents(Fa4):
         copied = n < s or (b > 1 and heads.queries * s % 4)
         block, ends = query_block(heads.size, forward=False), most_documents(n) + 2
         rows, keys = ((m + ends * by - 1) // by * by for m, by in ((n, block), (t, KEY_BLOCK)))
-        return restored + max(making, calling + (log_sum if copied else 0) + _backward_sums(heads, rows, keys))
+        calling += (log_sum if copied else 0) + self.turns(heads, most_documents(n) + 1, n, t)
+        return restored + max(making, calling + _backward_sums(heads, rows, keys))
 
     def _document_lists(self, phase: str, n: int, heads: _Heads) -> int:
         """Bytes of the lists in which tiles find their document, where `n` query tokens may hold so many that the call

@@ -33,9 +33,10 @@ class FusedAttention(Attention):
 
     speed: FusedKernel = "cudnn"  # the kernel whose measured speed it has
 
-    def __init__(self, *, ulysses: bool = False) -> None:
-        """`ulysses`: whether heads were distributed over context ranks before the call."""
-        self.ulysses = ulysses
+    def __init__(self, *, ulysses: bool = False, in_order: bool = False) -> None:
+        """`ulysses`: whether heads were distributed over context ranks before the call. `in_order`: whether backward
+        adds gradients in the same order whenever it is called."""
+        self.ulysses, self.in_order = ulysses, in_order
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         """By FLOPs and by elements, from measurements of the whole kernel. Masked scores are not computed."""
@@ -60,11 +61,13 @@ class FusedAttention(Attention):
 
 def when_chosen(name: AttentionKernel, kind: type[FusedAttention]) -> Serves:
     """Serves layouts that choose this kernel by name."""
-    plain, ulysses = kind(), kind(ulysses=True)
+    ways = (False, True)
+    declared = {(ulysses, in_order): kind(ulysses=ulysses, in_order=in_order) for ulysses in ways for in_order in ways}
 
     def serves(site: Site, layout: Layout) -> OpDeclaration | None:
         if layout.attention != name:
             return None
-        return ulysses if layout.cp > 1 and layout.cp_method == "ulysses" else plain
+        ulysses = layout.cp > 1 and layout.cp_method == "ulysses"
+        return declared[ulysses, layout.determinism == "bitwise"]
 
     return serves

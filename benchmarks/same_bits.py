@@ -1,0 +1,166 @@
+"""GPUs: whether runs have the same bits when they are repeated, and what that costs.
+
+    python benchmarks/same_bits.py --out OUT.json [--commit HASH] [--parts attention,kills,ranks]
+
+- **attention**: the backward pass of FlashAttention-4, called again and again: in how many of `CALLS` its gradients have
+  the bits of the first, and its milliseconds, with `determinism` any and bitwise in turns.
+- **kills**: runs that are killed while they save in the background, and resumed, beside ones that nothing disturbs: each
+  with both kinds of determinism. `bitwise`: all losses and norms, and the last checkpoint. Without the setting they need
+  not be.
+- **ranks**: the same on two GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
+
+import torch
+from killed_runs import killed_and_resumed
+from provenance import hexadecimal, provenance
+
+from penteract.config.layout import DETERMINISM, Determinism
+from penteract.engine.kernels.fused_attention.fa4 import library
+
+CALLS, ROUNDS, IN_A_ROW = 20, 8, 12
+
+
+class Shape(NamedTuple):
+    """Sequences, their tokens, heads of queries and of keys, and their size; documents that share a sequence, or 0; a
+    window, or 0."""
+
+    sequences: int
+    tokens: int
+    heads: int
+    kv_heads: int
+    size: int
+    documents: int = 0
+    window: int = 0
+
+
+SHAPES: Mapping[str, Shape] = {
+    "8 heads of keys": Shape(2, 8192, 32, 8, 128), "4,096 tokens": Shape(4, 4096, 32, 8, 128),
+    "2,048 tokens": Shape(8, 2048, 32, 8, 128), "4 heads of keys": Shape(4, 4096, 32, 4, 128),
+    "as many heads of keys": Shape(2, 4096, 16, 16, 128), "heads of 64": Shape(4, 4096, 32, 8, 64),
+    "heads of 64, 32,768 tokens": Shape(1, 32_768, 32, 8, 64), "32,768 tokens": Shape(1, 32_768, 32, 8, 128),
+    "a window of 1,024": Shape(2, 8192, 32, 8, 128, window=1024), "6 documents": Shape(1, 8192, 32, 8, 128, 6),
+    "6 documents, heads of 64": Shape(1, 8192, 32, 8, 64, 6),
+}  # fmt: skip
+
+_SMALL = (
+    "--preset=tiny", "--model.hidden_size=1024", "--model.heads=8", "--model.kv_heads=2", "--model.head_size=128",
+    "--model.ffn_size=2816", "--batch.sequence_length=4096", "--batch.global_batch_size=4",
+    "--batch.micro_batch_size=2", "--training.sample_tokens=0", "--training.validation_every=0", "--checkpoint.every=30",
+    "--checkpoint.keep=0", "--checkpoint.asynchronous=true",
+)  # fmt: skip
+_EXPERTS = ("--model.moe.experts=16", "--model.moe.top_k=4", "--model.moe.ffn_size=512")
+_WHOLE = "--data.pack_documents=false"
+KILLED: Mapping[str, Sequence[str]] = {
+    "whole sequences": (_WHOLE,), "documents": (), "FP8": (_WHOLE, "--precision.dtype=fp8_tensorwise"),
+    "experts": (_WHOLE, *_EXPERTS), "reference attention": (_WHOLE, "--kernels.attention=reference"),
+    "experts one by one": (_WHOLE, *_EXPERTS, "--kernels.experts=reference"), "SwiGLU recomputed": (_WHOLE, "--memory.recompute=swiglu"),
+}  # fmt: skip
+RANKS: Mapping[str, Sequence[str]] = {
+    "ZeRO 3": (_WHOLE, "--parallel.dp=2", "--parallel.zero=3"), "tensor parallel": (_WHOLE, "--parallel.tp=2"),
+    "experts of two ranks": (_WHOLE, *_EXPERTS, "--parallel.dp=2", "--parallel.ep=2", "--parallel.zero=1"),
+}  # fmt: skip
+
+
+def backward(shape: Shape, determinism: Determinism) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+    """A call, and the gradients that it writes."""
+    torch.manual_seed(0)
+    s, one = shape.tokens, (shape.sequences,) if not shape.documents else ()
+
+    def new(heads: int) -> torch.Tensor:
+        return torch.randn(*one, s, heads, shape.size, device="cuda").to(torch.bfloat16)
+
+    q, k, v, g = (new(n) for n in (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads))
+    about: dict[str, Any] = {"softmax_scale": shape.size**-0.5, "causal": True}
+    about |= {"window_size_left": shape.window - 1} if shape.window else {}
+    if shape.documents:
+        ends = torch.linspace(0, s, shape.documents + 1, device="cuda").to(torch.int32)
+        about |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": s, "max_seqlen_k": s}
+    o, log_sum = torch.empty_like(q), torch.empty(*one, shape.heads, s, device="cuda")
+    library()._flash_attn_fwd(q, k, v, **about, return_lse=True, out=o, lse=log_sum)
+    made = [torch.empty_like(x) for x in (q, k, v)]
+    about |= dict(zip(("dq", "dk", "dv"), made, strict=True))
+    in_order = {"deterministic": True} if determinism == "bitwise" else {}
+    return partial(library()._flash_attn_bwd, q, k, v, o, g, log_sum, **about, **in_order), made
+
+
+def repeated(call: Callable[[], Any], made: Sequence[torch.Tensor]) -> int:
+    """In how many calls all gradients have the bits of the first."""
+    call()
+    first, same = [x.clone() for x in made], 0
+    for _ in range(CALLS):
+        for x in made:
+            x.fill_(7)
+        call()
+        same += all(map(torch.equal, first, made))
+    return same
+
+
+def milliseconds(call: Callable[[], Any]) -> float:
+    """Of one of some calls in a row."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(IN_A_ROW):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / IN_A_ROW
+
+
+def attention() -> Iterator[dict[str, Any]]:
+    """A row for each shape."""
+    for name, shape in SHAPES.items():
+        both = {kind: backward(shape, kind) for kind in DETERMINISM}
+        row: dict[str, Any] = {"shape": name, **shape._asdict()}
+        row["same_bits"] = {kind: repeated(*calls) for kind, calls in both.items()}
+        times = {kind: list[float]() for kind in DETERMINISM}
+        for turn in range(ROUNDS):
+            for kind in reversed(DETERMINISM) if turn % 2 else DETERMINISM:
+                times[kind].append(milliseconds(both[kind][0]))
+        row["ms"] = {kind: [median(t), min(t), max(t)] for kind, t in times.items()}
+        yield row
+
+
+def kills(sets: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """What became of killed runs, by set of settings and determinism."""
+    every = {
+        f"{name}, {kind}": [*words, f"--kernels.determinism={kind}"]
+        for name, words in sets.items()
+        for kind in DETERMINISM
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        return killed_and_resumed(Path(folder), "cuda", every, _SMALL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", default="", type=hexadecimal)
+    parser.add_argument("--parts", default="attention,kills")
+    asked = parser.parse_args()
+    record: dict[str, Any] = {
+        "case": "runs that are repeated", **provenance("python benchmarks/same_bits.py", asked.commit),
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "calls": CALLS,
+    }  # fmt: skip
+    for part in asked.parts.split(","):
+        made = list(attention()) if part == "attention" else kills(KILLED if part == "kills" else RANKS)
+        record[part] = made
+        print(json.dumps({part: made}), flush=True)
+        asked.out.write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
