@@ -48,8 +48,8 @@ def test_many_documents_need_lists_of_tiles(size: int, monkeypatch: pytest.Monke
         assert declared.workspace(*about) == storages.peak, phase
 
 
-# Bytes that a call back allocated on an H200: sequences, their tokens, heads of queries and keys, their size; in any order,
-# and in the same order whenever it is called (`benchmarks/same_bits.py`).
+# Bytes that a call back allocated on an H200: sequences, their tokens, heads of queries and keys, their size; in any
+# order, and in the same order whenever it is called.
 ON_GPU = [
     ((2, 8192, 32, 8, 128), 406_847_488, 406_896_640), ((2, 4096, 16, 16, 128), 68_157_440, 68_165_632),
     ((4, 4096, 32, 4, 128), 339_738_624, 339_779_584), ((1, 32_768, 32, 8, 64), 411_041_792, 411_107_328),

@@ -177,7 +177,7 @@ class Space:
             for elementwise in self._values("elementwise", (self.ask.elementwise,))
             for fuse in self._values("fuse", (self.ask.fuse(tp, elementwise),))
         ]
-        attentions = [
+        attentions: list[Any] = [
             (determinism, attention)
             for determinism in self._values("determinism", (_PLAIN.determinism,))
             for attention in self._values("attention", (self.ask.attention(cp, method, determinism),))
@@ -189,8 +189,8 @@ class Space:
             self._values("bucket_bytes", (_PLAIN.bucket_bytes,)), self._values("offload_optimizer", (False,)),
         )  # fmt: skip
         return [
-            MemoryOptions(*sharing, recompute, *attention, loss, chunk, *both, *rest)
-            for sharing, recompute, (attention, loss, chunk, both, *rest) in product(
+            MemoryOptions(*sharing, recompute, determinism, attention, loss, chunk, *both, *rest)
+            for sharing, recompute, ((determinism, attention), loss, chunk, both, *rest) in product(
                 sharings, recomputes, list(kernels)
             )
         ]

@@ -21,7 +21,7 @@ from penteract.ops.spec import Widths
 from penteract.units import Seconds
 
 KEY_BLOCK = 128  # keys of a tile of backward's kernel
-# Of backward, to what it takes in any order: 0.99 to 1.16 in whole sequences, 1.19 in documents (`same_bits_h200.json`).
+# Of backward, to what any order takes: 0.99 to 1.16 of whole sequences, 1.19 of documents (`same_bits_h200.json`).
 IN_ORDER = 1.08
 LISTED_ABOVE = 256  # a call of more documents than this makes lists in which each tile finds its document
 
