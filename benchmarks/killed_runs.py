@@ -42,11 +42,15 @@ def kernel_sets(device: str) -> Mapping[str, Sequence[str]]:
 
 
 def killed_and_resumed(
-    at: Path, device: str, sets: Mapping[str, Sequence[str]] | None = None, small: Sequence[str] = _SMALL
+    at: Path,
+    device: str,
+    sets: Mapping[str, Sequence[str]] | None = None,
+    small: Sequence[str] = _SMALL,
+    steps: int = 0,
 ) -> dict[str, Any]:
     """For each set of kernels whether a killed run ended as an undisturbed one. All runs go on beside each other.
-    `small`: settings of all of them."""
-    sets = sets or kernel_sets(device)
+    `small`: settings of all of them, which take `steps` steps; 0: those of the device."""
+    sets, steps = sets or kernel_sets(device), steps or STEPS[device]
     processes = list[subprocess.Popen[bytes]]()
 
     def started(*words: str) -> subprocess.Popen[bytes]:
@@ -55,12 +59,12 @@ def killed_and_resumed(
 
     def of(number: int, words: Sequence[str]) -> dict[str, Any]:
         whole, killed = at / f"whole{number}", at / f"killed{number}"
-        given = [*small, *words, f"--precision.device={device}", f"--training.steps={STEPS[device]}"]
+        given = [*small, *words, f"--precision.device={device}", f"--training.steps={steps}"]
         undisturbed = started(*given, f"--output.folder={whole}")
         cut = _kill(killed, started(*given, f"--output.folder={killed}"))
         _end(started(f"--resume={(killed / 'latest').resolve()}"))
         _end(undisturbed)
-        return cut | _compared(whole, killed, cut["rows_at_kill"], STEPS[device])
+        return cut | _compared(whole, killed, cut["rows_at_kill"], steps)
 
     pool = ThreadPoolExecutor(len(sets))
     try:

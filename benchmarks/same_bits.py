@@ -4,9 +4,8 @@
 
 - **attention**: the backward pass of FlashAttention-4, called again and again: in how many of `CALLS` its gradients have
   the bits of the first, and its milliseconds, with `determinism` any and bitwise in turns.
-- **kills**: runs that are killed while they save in the background, and resumed, beside ones that nothing disturbs: each
-  with both kinds of determinism. `bitwise`: all losses and norms, and the last checkpoint. Without the setting they need
-  not be.
+- **kills**: runs that are killed while they save in the background, and resumed, beside ones that nothing disturbs.
+  `bitwise`: all losses and norms, and the last checkpoint. Some are run without the setting, too: they need not be.
 - **ranks**: the same on two GPUs.
 """
 
@@ -32,6 +31,7 @@ from penteract.config.layout import DETERMINISM, Determinism
 from penteract.engine.kernels.fused_attention.fa4 import library
 
 CALLS, ROUNDS, IN_A_ROW = 20, 8, 12
+STEPS = 240  # of a run that is killed, or not
 
 
 class Shape(NamedTuple):
@@ -73,6 +73,9 @@ RANKS: Mapping[str, Sequence[str]] = {
     "ZeRO 3": (_WHOLE, "--parallel.dp=2", "--parallel.zero=3"), "tensor parallel": (_WHOLE, "--parallel.tp=2"),
     "experts of two ranks": (_WHOLE, *_EXPERTS, "--parallel.dp=2", "--parallel.ep=2", "--parallel.zero=1"),
 }  # fmt: skip
+
+
+WITHOUT = ("whole sequences", "experts", "tensor parallel")  # of which runs are free to add in any order, too
 
 
 def backward(shape: Shape, determinism: Determinism) -> tuple[Callable[[], Any], list[torch.Tensor]]:
@@ -140,9 +143,10 @@ def kills(sets: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         f"{name}, {kind}": [*words, f"--kernels.determinism={kind}"]
         for name, words in sets.items()
         for kind in DETERMINISM
+        if kind == "bitwise" or name in WITHOUT
     }
     with tempfile.TemporaryDirectory() as folder:
-        return killed_and_resumed(Path(folder), "cuda", every, _SMALL)
+        return killed_and_resumed(Path(folder), "cuda", every, _SMALL, STEPS)
 
 
 def main() -> None:
