@@ -169,8 +169,9 @@ def test_rows_of_experts_are_padded_where_tokens_are_gathered() -> None:
 
 
 def test_padded_rows_cost_a_run_neither_its_micro_batch_nor_its_memory() -> None:
+    grouped = (*EXPERTS, "--kernels.experts=quack")
     exact, padded = (
-        settled(ALL, *EXPERTS, "--kernels.experts=quack", f"--parallel.expert_rows={rows}", preset="qwen3-30b-a3b")[0].run
+        settled(ALL, *grouped, f"--parallel.expert_rows={rows}", preset="qwen3-30b-a3b")[0].run
         for rows in ("exact", "padded")
     )
     need, more = (gpu_defaults._allocated(run, run.layout) for run in (exact, padded))

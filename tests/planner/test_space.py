@@ -248,7 +248,7 @@ def test_gpus_try_padded_rows_wherever_a_layout_may_have_them() -> None:
     assert gpu is not None and fp8.fp8 is not None
     for other in (
         replace(ask, pins={"experts": ("reference",)}), replace(ask, pins={"ep_method": ("all_to_all",)}),
-        replace(ask, pins={"expert_rows": ("exact",)}), replace(ask, packages=frozenset[str](), cluster=cluster("8xA100")),
+        replace(ask, pins={"expert_rows": ("exact",)}), replace(ask, cluster=cluster("8xA100")),
         replace(ask, cluster=replace(ask.cluster, gpu=replace(gpu, name=CPU))),
         replace(ask, precision=replace(fp8, fp8=replace(fp8.fp8, experts=True))),
     ):  # fmt: skip

@@ -135,9 +135,7 @@ def _kernels(resolved: Resolved, card: Card) -> Iterator[tuple[str, str]]:
         yield _COLLECTIVES, "overlapped"
 
 
-def _with_fastest_rows(
-    resolved: Resolved, card: Card, words: list[str], again: Again
-) -> tuple[Resolved, list[str]]:
+def _with_fastest_rows(resolved: Resolved, card: Card, words: list[str], again: Again) -> tuple[Resolved, list[str]]:
     """With padded rows of experts where nobody decided it, they fit the card with the micro-batch that there is, and
     the planned step takes no longer: what goes over the room of all rows may. A budget of memory would pay for them
     with recomputation."""
