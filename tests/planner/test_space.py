@@ -233,7 +233,7 @@ def test_rows_are_padded_where_tokens_are_gathered() -> None:
         assert not breaches(Case(model=model, layout=lay, sequence_length=32))
 
 
-def test_gpus_try_padded_rows_wherever_a_layout_may_have_them() -> None:
+def test_gpus_try_padded_rows_where_few_ranks_gather_tokens() -> None:
     """And exact ones beside them; nothing is refused for it. Elsewhere nothing but exact rows is counted."""
     model = replace(TINY, hidden_size=64, moe=MoESpec(experts=16, top_k=4, ffn_size=64))
     ask = replace(asked(model, 8, 32, 8), cluster=cluster("8xH200"))
@@ -242,8 +242,11 @@ def test_gpus_try_padded_rows_wherever_a_layout_may_have_them() -> None:
     assert len(legal) == len(set(legal)) and space.enumerated == len(legal) + refused.total()
     assert not any("padded" in why for why in refused)
     padded = {lay for lay in legal if lay.expert_rows == "padded"}
-    assert {lay for lay in legal if lay.gathers_tokens} == padded | {lay.put(expert_rows="exact") for lay in padded}
-    assert {lay.ep for lay in padded} == {2, 4, 8}
+    few = {lay for lay in legal if lay.gathers_tokens and lay.ep < 8}
+    assert few == padded | {lay.put(expert_rows="exact") for lay in padded}
+    assert {lay.ep for lay in padded} == {2, 4} and {lay.ep for lay in legal if lay.gathers_tokens} == {2, 4, 8}
+    held = Space(replace(ask, pins={"expert_rows": ("padded",), "ep": (8,), "ep_method": ("all_gather",)}))
+    assert {(lay.ep, lay.expert_rows) for lay in layouts(held, Counter())} == {(8, "padded")}
     gpu, fp8 = ask.cluster.gpu, RECIPES["fp8_rowwise"]
     assert gpu is not None and fp8.fp8 is not None
     for other in (

@@ -169,7 +169,7 @@ class Plan:
         """What the search did not try; empty if the question was about one layout."""
         if not self.searched:
             return ()
-        of_experts = ("experts", "ep_method")
+        of_experts = ("experts", "ep_method", "expert_rows")
         settled = {*self.ask.pins, *(() if self.ask.model.moe else of_experts)}
         rest = tuple([what for setting, what in NOT_TRIED.items() if setting not in settled])
         missing = sorted(self._packages_there - self.ask.packages)

@@ -62,8 +62,8 @@ class Space:
     ep, expert_tp          for a model with experts: divisors of dp·cp; whole experts, or split over tp
     cp_method              all, if cp > 1
     ep_method              what sends less; both, where gathering sends as much as all-to-all or up to twice that
-    expert_rows            padded, and exact; exact alone where tokens are not gathered, where no kernel can have padded
-                           ones, and on CPUs
+    expert_rows            exact; padded, too, on GPUs where up to four ranks gather tokens and a kernel can have that:
+                           the room of so many is four times the rows of even routing
     zero                   0 to 3; only 0 if no two ranks share parameters (dp·cp = 1)
     shard_group            all ranks that share parameters; on several nodes also those of one node, if that divides
     reduce_scatter_once,   with ZeRO 3 and several micro-batches: neither, or one of both (both together equal ZeRO 1)
@@ -149,9 +149,9 @@ class Space:
 
     def _expert_rows(self, ep: int, expert_tp: int, method: EpMethod) -> tuple[ExpertRows, ...]:
         """How large registers of experts' rows may be: padded first, which measured steps are faster with; exact alone
-        where no kernel can have padded ones."""
+        where no kernel can have padded ones, or where they would have the room of many ranks."""
         ask, plain = self.ask, _PLAIN.expert_rows
-        if ask.gpu is None:
+        if ask.gpu is None or ep > _PADDED_RANKS:
             return (plain,)
         layouts = [
             _PLAIN.put(ep=ep, ep_method=method, experts=kernel)
@@ -332,6 +332,7 @@ NOT_TRIED: Mapping[str, str] = {
     "attention": "other attention kernels",
     "experts": "other expert kernels",
     "ep_method": "tokens gathered over many ranks",
+    "expert_rows": "padded rows of experts of more than four ranks",
     "fuse": "fewer fusions",
     "offload": "offload",
     "offload_optimizer": "offload_optimizer",
@@ -342,6 +343,7 @@ NOT_TRIED: Mapping[str, str] = {
     "vpp": "larger vpp with the same longest chunk",
     "last_stage_less_layers": "other last_stage_less_layers",
 }
+_PADDED_RANKS = 4  # that share experts, at most, where padded rows are tried
 _MESH = ("dp", "tp", "pp", "cp")
 # The values of `reduce_scatter_once` and `reshard_after_step` for each ZeRO stage, the faster first.
 _CHOICES: Mapping[int, tuple[bool, ...]] = {zero: (True, False) if zero == 3 else (False,) for zero in ZERO_STAGES}
