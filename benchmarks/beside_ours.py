@@ -29,7 +29,7 @@ from penteract.config.catalog import model as find_model
 from penteract.config.hardware import Cluster, cluster
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.config.rules.expert_kernels import fastest_experts
+from penteract.config.rules.expert_kernels import fastest_experts, fastest_rows
 from penteract.config.rules.kernel_limits import FA4, QUACK, fastest_attention, fastest_fusions, installed_packages
 from penteract.config.run import Data, LearningRateSchedule, Optimizer, Precision, RunSpec, Training
 from penteract.engine.data.pack import Sample
@@ -82,8 +82,11 @@ def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> Run
     }  # fmt: skip
     given = {**case.layout, **layout}
     changes = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    whole = Layout(**(defaults | changes))
+    if "expert_rows" not in given:
+        whole = whole.put(expert_rows=fastest_rows(model, whole, parts.policy))
     return RunSpec(
-        model=model, layout=Layout(**(defaults | changes)), sequence_length=case.sequence_length, precision=parts,
+        model=model, layout=whole, sequence_length=case.sequence_length, precision=parts,
         data=Data(pack_documents=False), optimizer=Optimizer(learning_rate=case.rate),
         lr_schedule=LearningRateSchedule(warmup_steps=WARM), train=Training(steps=10_000),
     )  # fmt: skip

@@ -3,9 +3,9 @@
     python benchmarks/sweep_record.py benchmarks/sweeps/one_card.toml FOLDER … > benchmarks/results/bench_one_card_h200.json
 
 The folders hold cases of one sweep's file, which may have been measured in parts. A row has the settings of its run, so
-that it can be planned again. Cases that were not measured are named. A time is the median of the timed steps. `--add
-RECORD`: its rows come first, of a sweep that goes on; each keeps the commit that it was measured at. Of a case that is in
-several folders the first counts.
+that it can be planned again, with padded rows of experts where these were chosen for the GPU. Cases that were not
+measured are named. A time is the median of the timed steps. `--add RECORD`: its rows come first, of a sweep that goes on;
+each keeps the commit that it was measured at. Of a case that is in several folders the first counts.
 `--by-host`: the folders are of before steps were timed by the device's clock. A host that runs ahead of its GPU sees the
 end of the last step too soon after that of the one before, so the last is left out.
 """
@@ -55,12 +55,14 @@ def main() -> None:
             wanted.remove(values)
             about = {"device": source.device, "versions": source.versions, "date": source.began[:10]}
             steps = [1e3 * s for s in measured.steps_s][: -1 if asked.by_host else None]
+            padded = "expert_rows=padded" in row.case.layout_text and "parallel.expert_rows" not in values
+            chosen = ['parallel.expert_rows="padded"'] * (padded and not any("expert_rows" in word for word in words))
             most = {
                 name: max(getattr(measured, f"{name}_bytes")) / 2**30 for name in ("allocated", "reserved", "device")
             }
             number = [dict(case.values) for case in question.cases].index(values) + 1
             rows.append({
-                "name": f"{number:03d}_{row.case.name.partition('_')[2]}", "commit": asked.commit or source.commit, "settings": [*words, *(f"{k}={toml_value(v)}" for k, v in values.items())],
+                "name": f"{number:03d}_{row.case.name.partition('_')[2]}", "commit": asked.commit or source.commit, "settings": [*words, *(f"{k}={toml_value(v)}" for k, v in values.items()), *chosen],
                 "layout": row.case.layout_text, "median_ms": median(steps), "spread_ms": [min(steps), max(steps)],
                 "planned_ms": 1e3 * (row.case.predicted.step_s or 0), "losses": [measured.losses[0], measured.losses[-1]],
                 "tok_s_gpu": measured.tokens_per_s_per_gpu, "planned_gib": row.case.predicted.allocated_bytes / 2**30,

@@ -55,6 +55,7 @@ from sections.step_times import (
     four_gpus,
     gathered_tokens,
     newcomers_path,
+    padded_rows,
     planned_first,
     planned_times,
     profile_of_a_step,
@@ -84,11 +85,9 @@ NOT_MEASURED = """\
 - **Long runs on GPUs** with Muon, with weights gathered in FP8, and with experts in FP8. Tests on CPUs cover all three. On
   GPUs there are only the short runs above of Muon and of gathered FP8 weights, and matrix products of experts in FP8.
 - **Latent attention and weights from Hugging Face on GPUs.** Tests on CPUs compare them with plain torch and transformers.
-- **Padded rows of experts on GPUs** (`parallel.expert_rows = "padded"`). Tests on CPUs cover them, and their kernels in Triton's
-  interpreter; a sweep for two GPUs is ready (`benchmarks/sweeps/padded_rows.toml`).
 - **SwiGLU's result made again on GPUs** under the fusion `glu` (`recompute = ["swiglu"]`). Plans choose it where memory is short.
 - **macOS and Windows.** Nothing has been run there."""
-SECTIONS = (against_torchtitan, against_torchtitan_elsewhere, against_torchtitan_on_four, collectives_beside_products, profile_of_a_step, drawn_sweeps, gathered_tokens, planned_first, newcomers_path, without_memory, at_the_limit, playbook_figures, triton_kernels, ops_in_steps, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
+SECTIONS = (against_torchtitan, against_torchtitan_elsewhere, against_torchtitan_on_four, collectives_beside_products, profile_of_a_step, drawn_sweeps, gathered_tokens, padded_rows, planned_first, newcomers_path, without_memory, at_the_limit, playbook_figures, triton_kernels, ops_in_steps, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
             optimizer_update, update_forms, loss_forms, norm_forms, embedding_forms, bound_launches, host_calls, gated_backward, step_ends, captured_step, parity, drawn_faults, killed_curve, wide_draws, hosts_and_long_runs, background_saves, gpu_checkpoints, training_runs, precision_recipes, other_trainers, planner_speed,
             rehearsals, explore_page, calibrated_links, rates)  # fmt: skip
 

@@ -141,6 +141,54 @@ def test_a_card_without_triton_has_torchs_kernels() -> None:
     assert (made.run.layout.attention, made.run.layout.elementwise, made.run.layout.fuse) == ("flash", "reference", ())
 
 
+ALL = replace(H200, packages=H200.packages | {"quack-kernels"})
+EXPERTS = ("--model.layers=8", "--parallel.dp=2", "--parallel.ep=2", "--parallel.zero=1", "--memory.recompute=none",
+           "--batch.sequence_length=4096", "--batch.global_batch_size=8", "--data.pack_documents=false")  # fmt: skip
+
+
+def of_experts(card: Card, *words: str) -> tuple[str, int, str]:
+    """The rows of experts and the micro-batch of a run on two such cards, and the line about it."""
+    made, line = settled(card, *EXPERTS, *words, preset="qwen3-30b-a3b")
+    return made.run.layout.expert_rows, made.run.layout.micro_batch_size, line
+
+
+def test_rows_of_experts_are_padded_where_tokens_are_gathered() -> None:
+    rows, size, line = of_experts(ALL)
+    assert (rows, size) == ("padded", 4) and line.endswith(", micro_batch_size 4, expert_rows padded")
+    made, _ = settled(ALL, *EXPERTS, preset="qwen3-30b-a3b")
+    assert made.origins["parallel.expert_rows"] == "chosen for H200"
+    assert 'expert_rows = "padded"' in to_toml(made)
+    fp8 = ("--precision.dtype=fp8_rowwise", "--precision.fp8_experts=true")
+    budget = ("--memory.recompute=budget", "--memory.budget=0.8")  # which recomputation would pay for
+    for words in (
+        ("--parallel.ep_method=all_to_all",), ("--parallel.ep=1",), ("--kernels.experts=reference",), fp8, budget,
+        ("--parallel.expert_rows=exact",),
+    ):  # fmt: skip
+        rows, _, line = of_experts(ALL, *words)
+        assert rows == "exact" and "expert_rows" not in line
+
+
+def test_padded_rows_cost_a_run_neither_its_micro_batch_nor_its_memory() -> None:
+    grouped = (*EXPERTS, "--kernels.experts=quack")
+    exact, padded = (
+        settled(ALL, *grouped, f"--parallel.expert_rows={rows}", preset="qwen3-30b-a3b")[0].run
+        for rows in ("exact", "padded")
+    )
+    need, more = (gpu_defaults._allocated(run, run.layout) for run in (exact, padded))
+    assert need < more
+    between = replace(ALL, free=int((need + more) / 2 / ROOM))
+    for words in ((), ("--batch.micro_batch_size=4",)):
+        assert of_experts(between, *words)[:2] == ("exact", 4)
+        assert of_experts(replace(ALL, free=int(more / ROOM) + 1), *words)[:2] == ("padded", 4)
+    assert of_experts(between, "--batch.micro_batch_size=1")[:2] == ("padded", 1)
+
+
+def test_rows_are_exact_where_a_plan_has_padded_ones_slower() -> None:
+    """torch's products by groups copy the whole register. A card without a plan has those that do not wait."""
+    assert of_experts(H200)[0] == "exact"
+    assert of_experts(replace(ALL, name="some other"))[0] == "padded"
+
+
 def test_what_is_said_is_kept() -> None:
     made, line = settled(
         H200, "--kernels.attention=reference", "--kernels.fuse=none", "--precision.dtype=fp32",

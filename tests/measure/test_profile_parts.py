@@ -158,6 +158,18 @@ def test_the_optimizer_on_the_host_is_among_what_fits():
     assert all(size <= need for size in found.values())
 
 
+def test_exact_rows_of_experts_are_among_what_fits():
+    words = ["parallel.ep=2", "parallel.dp=2", "parallel.zero=1", "model.layers=8", "kernels.experts=grouped",
+             "parallel.expert_rows=padded"]  # fmt: skip
+    run = resolve(None, "qwen3-30b-a3b", words).run
+    settings = {setting: (value,) for setting, value in as_settings(run.layout).items()}
+    plan = plan_one(ask_of_run(run, cluster("2xH200")), settings, estimator)
+    need = plan.best.estimate.allocated
+    assert {one.keys: one.allocated for one in smaller(plan, need)}["--parallel.expert_rows exact"] < need
+    exact = plan_one(plan.ask, {**settings, "expert_rows": ("exact",)}, estimator)
+    assert "--parallel.expert_rows exact" not in {one.keys for one in smaller(exact, need)}
+
+
 @pytest.mark.parametrize("word", ["parallel.tp=2", "--gpus=8xH100", "--out=new"])
 def test_two_profiles_are_compared_as_they_are(word: str, capsys: pytest.CaptureFixture[str]):
     file = str(PROFILES / "tiny_tp2_pp2.json")

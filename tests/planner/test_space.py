@@ -13,9 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from draws import draws
+from penteract.config.device_words import CPU
 from penteract.config.hardware import Cluster, cluster
 from penteract.config.layout import CP_METHODS, EP_METHODS, Layout
 from penteract.config.model import ModelSpec, MoESpec
+from penteract.config.precision.policy import RECIPES
 from penteract.config.resolve.presets import TINY, preset
 from penteract.config.rules.breaches import breaches
 from penteract.config.rules.case import Case
@@ -229,6 +231,31 @@ def test_rows_are_padded_where_tokens_are_gathered() -> None:
     assert found["rows are padded for products by groups"]
     for lay in legal[:: max(1, len(legal) // 50)]:
         assert not breaches(Case(model=model, layout=lay, sequence_length=32))
+
+
+def test_gpus_try_padded_rows_where_few_ranks_gather_tokens() -> None:
+    """And exact ones beside them; nothing is refused for it. Elsewhere nothing but exact rows is counted."""
+    model = replace(TINY, hidden_size=64, moe=MoESpec(experts=16, top_k=4, ffn_size=64))
+    ask = replace(asked(model, 8, 32, 8), cluster=cluster("8xH200"))
+    refused, space = Counter[str](), Space(ask)
+    legal = list(layouts(space, refused))
+    assert len(legal) == len(set(legal)) and space.enumerated == len(legal) + refused.total()
+    assert not any("padded" in why for why in refused)
+    padded = {lay for lay in legal if lay.expert_rows == "padded"}
+    few = {lay for lay in legal if lay.gathers_tokens and lay.ep < 8}
+    assert few == padded | {lay.put(expert_rows="exact") for lay in padded}
+    assert {lay.ep for lay in padded} == {2, 4} and {lay.ep for lay in legal if lay.gathers_tokens} == {2, 4, 8}
+    held = Space(replace(ask, pins={"expert_rows": ("padded",), "ep": (8,), "ep_method": ("all_gather",)}))
+    assert {(lay.ep, lay.expert_rows) for lay in layouts(held, Counter())} == {(8, "padded")}
+    gpu, fp8 = ask.cluster.gpu, RECIPES["fp8_rowwise"]
+    assert gpu is not None and fp8.fp8 is not None
+    for other in (
+        replace(ask, pins={"experts": ("reference",)}), replace(ask, pins={"ep_method": ("all_to_all",)}),
+        replace(ask, pins={"expert_rows": ("exact",)}), replace(ask, cluster=cluster("8xA100")),
+        replace(ask, cluster=replace(ask.cluster, gpu=replace(gpu, name=CPU))),
+        replace(ask, precision=replace(fp8, fp8=replace(fp8.fp8, experts=True))),
+    ):  # fmt: skip
+        assert {lay.expert_rows for lay in layouts(Space(other), Counter())} == {"exact"}
 
 
 def test_experts_kernels_are_tried_where_they_fit() -> None:

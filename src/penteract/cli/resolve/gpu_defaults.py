@@ -15,7 +15,7 @@ from penteract.cli.resolve.card_cluster import Card, cluster_of, planned_seconds
 from penteract.config.hardware import Gpu
 from penteract.config.layout import COLLECTIVES, FUSIONS, Layout
 from penteract.config.resolve.resolved_run import Resolved
-from penteract.config.rules.expert_kernels import fastest_experts
+from penteract.config.rules.expert_kernels import fastest_experts, fastest_rows
 from penteract.config.rules.kernel_limits import (
     fastest_attention,
     fastest_elementwise,
@@ -36,6 +36,7 @@ LONGEST = 2**16  # tokens of a micro-batch: more make no product faster
 
 _COLLECTIVES = "kernels.collectives"
 _OVERLAPPED = f"{_COLLECTIVES}=overlapped"
+_ROWS = "parallel.expert_rows"
 
 Again = Callable[[list[str]], Resolved]  # resolves the run anew, with these words before those of the command line
 
@@ -102,6 +103,7 @@ def settle_defaults(
     if resolved.origins["batch.micro_batch_size"].startswith("derived"):
         made, size = _largest(made, card, lambda more: again([*words, *more]))
         words += size
+    made, words = _with_fastest_rows(made, card, words, again)
     made, words = _with_fastest_collectives(made, card, words, again)
     if not words:
         return resolved, ""
@@ -130,6 +132,26 @@ def _kernels(resolved: Resolved, card: Card) -> Iterator[tuple[str, str]]:
     some = direct.axes(run.layout.put(collectives="overlapped"))
     if some and card.peers and card.peers % ranks == 0:
         yield _COLLECTIVES, "overlapped"
+
+
+def _with_fastest_rows(resolved: Resolved, card: Card, words: list[str], again: Again) -> tuple[Resolved, list[str]]:
+    """With padded rows of experts where nobody decided it, they fit the card with the micro-batch that there is, and
+    the planned step takes no longer: what goes over the room of all rows may. A budget of memory would pay for them
+    with recomputation."""
+    run = resolved.run
+    rows = fastest_rows(run.model, run.layout, run.precision.policy)
+    if not resolved.is_open(_ROWS) or rows == run.layout.expert_rows or resolved.budget is not None:
+        return resolved, words
+    more = [*words, f"{_ROWS}={rows}"]
+    made = again(more)
+    if _allocated(made.run, made.run.layout) > card.free * ROOM:
+        return resolved, words
+    nodes = cluster_of(card, run.layout.world, {})  # as one host, so that all of a launcher's come to the same
+    try:
+        slower = nodes is not None and planned_seconds(made.run, nodes) > planned_seconds(run, nodes)
+    except BadInput:  # the card has no products in this precision
+        slower = False
+    return (resolved, words) if slower else (made, more)
 
 
 def _with_fastest_collectives(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from penteract.config.layout import ExpertKernel, Layout
+from penteract.config.layout import ExpertKernel, ExpertRows, Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import Policy
 from penteract.config.rules.kernel_limits import HOPPER, MULTIPLE, QUACK
@@ -70,3 +70,10 @@ def fastest_experts(
         if not any(size % MULTIPLE for size in sizes):
             return kernel
     return "reference"
+
+
+def fastest_rows(model: ModelSpec, layout: Layout, p: Policy) -> ExpertRows:
+    """Of GPUs, by the layout's own kernel of experts: padded where it may have them, as the host waits for no count."""
+    fp8 = p.fp8 is not None and p.fp8.experts
+    able = model.moe is not None and layout.gathers_tokens and layout.experts != "reference" and not fp8
+    return "padded" if able else "exact"

@@ -30,6 +30,8 @@ def same_step(plan: Plan, lay: Layout) -> Iterator[tuple[str, Changes]]:
         yield f"micro-batch {size}", {"micro_batch_size": size}
     if lay.loss != "chunked":
         yield "loss in chunks", {"loss": "chunked"}
+    if lay.pads_rows:
+        yield "exact rows of experts", {"expert_rows": "exact"}
     if not lay.offload_optimizer:
         yield "optimizer on the host", {"offload_optimizer": True}
     if lay.recompute == ("*",) and not lay.offload:

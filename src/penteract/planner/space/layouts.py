@@ -14,9 +14,11 @@ from penteract.config.layout import (
     ZERO_STAGES,
     CpMethod,
     EpMethod,
+    ExpertRows,
     Layout,
 )
 from penteract.config.rules.ep_methods import close_ep_methods
+from penteract.config.rules.expert_kernels import fastest_rows
 from penteract.errors import BadInput
 from penteract.model.count import head_in_layers
 from penteract.parallel.pipeline import balanced
@@ -60,7 +62,8 @@ class Space:
     ep, expert_tp          for a model with experts: divisors of dp·cp; whole experts, or split over tp
     cp_method              all, if cp > 1
     ep_method              what sends less; both, where gathering sends as much as all-to-all or up to twice that
-    expert_rows            exact
+    expert_rows            exact; padded, too, on GPUs where up to four ranks gather tokens and a kernel can have that:
+                           the room of so many is four times the rows of even routing
     zero                   0 to 3; only 0 if no two ranks share parameters (dp·cp = 1)
     shard_group            all ranks that share parameters; on several nodes also those of one node, if that divides
     reduce_scatter_once,   with ZeRO 3 and several micro-batches: neither, or one of both (both together equal ZeRO 1)
@@ -138,11 +141,23 @@ class Space:
         some = self.ask.model.moe is not None
         degrees = self._values("ep", divisors(rows) if some else (1,))
         cuts = self._values("expert_tp", (1, tp) if some and tp > 1 else (1,))
-        sizes = self._values("expert_rows", (_PLAIN.expert_rows,))
         return [
             Experts(ep, cut, method, size)
-            for ep, cut in product(degrees, cuts) for method in self.ep_methods(ep) for size in sizes
+            for ep, cut in product(degrees, cuts) for method in self.ep_methods(ep)
+            for size in self._values("expert_rows", self._expert_rows(ep, cut, method))
         ]  # fmt: skip
+
+    def _expert_rows(self, ep: int, expert_tp: int, method: EpMethod) -> tuple[ExpertRows, ...]:
+        """How large registers of experts' rows may be: padded first, which measured steps are faster with; exact alone
+        where no kernel can have padded ones, or where they would have the room of many ranks."""
+        ask, plain = self.ask, _PLAIN.expert_rows
+        if ask.gpu is None or ep > _PADDED_RANKS:
+            return (plain,)
+        layouts = [
+            _PLAIN.put(ep=ep, ep_method=method, experts=kernel)
+            for kernel in self._values("experts", (ask.experts(expert_tp),))
+        ]
+        return tuple(dict.fromkeys([*(fastest_rows(ask.model, one, ask.precision) for one in layouts), plain]))
 
     def ep_methods(self, ep: int) -> tuple[EpMethod, ...]:
         """How tokens get to experts that `ep` ranks share; on one rank, the default alone."""
@@ -321,7 +336,7 @@ NOT_TRIED: Mapping[str, str] = {
     "attention": "other attention kernels",
     "experts": "other expert kernels",
     "ep_method": "tokens gathered over many ranks",
-    "expert_rows": "padded rows of experts",
+    "expert_rows": "padded rows of experts of more than four ranks",
     "fuse": "fewer fusions",
     "offload": "offload",
     "offload_optimizer": "offload_optimizer",
@@ -332,6 +347,7 @@ NOT_TRIED: Mapping[str, str] = {
     "vpp": "larger vpp with the same longest chunk",
     "last_stage_less_layers": "other last_stage_less_layers",
 }
+_PADDED_RANKS = 4  # that share experts, at most, where padded rows are tried
 _MESH = ("dp", "tp", "pp", "cp")
 # The values of `reduce_scatter_once` and `reshard_after_step` for each ZeRO stage, the faster first.
 _CHOICES: Mapping[int, tuple[bool, ...]] = {zero: (True, False) if zero == 3 else (False,) for zero in ZERO_STAGES}
