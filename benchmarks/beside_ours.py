@@ -68,7 +68,7 @@ def model_of(case: Case) -> ModelSpec:
 def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> RunSpec:
     """The run of a case. Gradients are fp32, as in torchtitan. `layout`, `precision`: fields to change."""
     model, cut = model_of(case), Layout(**case.layout)
-    parts = Precision(**({"dtype": case.precision, "gradient": "fp32"} | precision))
+    parts = Precision(**({"dtype": case.precision, "gradient": "fp32", **case.our_precision} | precision))
     direct_ones = device_of(torch.device("cuda")).reads_peers and direct.axes(cut.put(collectives="direct"))
     defaults: dict[str, Any] = {
         "micro_batch_size": case.micro_batch_size, "loss": "chunked", "elementwise": "triton",

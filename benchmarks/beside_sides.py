@@ -41,6 +41,7 @@ class Case:
     precision: str = "bf16"
     peer_arguments: tuple[str, ...] = ()
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])  # of our model
+    our_precision: Mapping[str, Any] = field(default_factory=dict[str, Any])  # that the peer has no option for
     gpus: int = 1
     sequences: int = 0
     layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -83,6 +84,8 @@ _PIPELINE = ("--parallelism.pipeline_parallel_degree", "2", "--parallelism.pipel
 CASES = {case.name: case for case in (
     Case("A1", **_A),
     Case("A1_fp8", **_A, precision="fp8_tensorwise", peer_arguments=_FP8),
+    Case("A1_fp8_fast", **_A, precision="fp8_tensorwise", peer_arguments=_FP8,
+         our_precision={"fp8_fast_accumulation": True}),
     Case("B1", **_B, sequence_length=4096, micro_batch_size=4),
     Case("E1", **_B, sequence_length=32_768, micro_batch_size=1),
     Case("F1", "qwen3-30b-a3b", {"layers": 4}, "qwen3", "30B-A3B", {"n_layers": 4, "max_seq_len": 4096}, 4096, 4, 151_936,

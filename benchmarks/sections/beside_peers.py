@@ -10,6 +10,7 @@ BESIDE = {
     "A1": "8 layers of Llama-3-8B, 8,192 tokens, 2 sequences", "B1": "1B, 4,096 tokens, 4 sequences",
     "E1": "1B, 32,768 tokens, 1 sequence", "F1": "4 layers of Qwen3-30B-A3B, 4,096 tokens, 4 sequences",
     "A1_fp8": "8 layers of Llama-3-8B, 8,192 tokens, 2 sequences, FP8 tensorwise",
+    "A1_fp8_fast": "the same, our products of gradients summed in fewer bits",
     "A2": "8B, data parallel 2, 8,192 tokens, 1 sequence a GPU", "tp2": "8B, tensor parallel 2, 8,192 tokens, 2 sequences",
     "pp2": "8B, pipeline parallel 2, 8,192 tokens, 16 micro-batches",
     "A4": "8B, data parallel 4, 8,192 tokens, 2 sequences a GPU",
