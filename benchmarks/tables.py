@@ -39,6 +39,7 @@ from sections.kernels import (
 )
 from sections.page_parts import ROOT
 from sections.planning import explore_page, planner_speed, rehearsals
+from sections.repeats import repeated_runs
 from sections.runs import (
     background_saves,
     drawn_faults,
@@ -85,10 +86,9 @@ NOT_MEASURED = """\
 - **Long runs on GPUs** with Muon, with weights gathered in FP8, and with experts in FP8. Tests on CPUs cover all three. On
   GPUs there are only the short runs above of Muon and of gathered FP8 weights, and matrix products of experts in FP8.
 - **Latent attention and weights from Hugging Face on GPUs.** Tests on CPUs compare them with plain torch and transformers.
-- **SwiGLU's result made again on GPUs** under the fusion `glu` (`recompute = ["swiglu"]`). Plans choose it where memory is short.
 - **macOS and Windows.** Nothing has been run there."""
 SECTIONS = (against_torchtitan, against_torchtitan_elsewhere, against_torchtitan_on_four, collectives_beside_products, profile_of_a_step, drawn_sweeps, gathered_tokens, padded_rows, planned_first, newcomers_path, without_memory, at_the_limit, playbook_figures, triton_kernels, ops_in_steps, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
-            optimizer_update, update_forms, loss_forms, norm_forms, embedding_forms, bound_launches, host_calls, gated_backward, step_ends, captured_step, parity, drawn_faults, killed_curve, wide_draws, hosts_and_long_runs, background_saves, gpu_checkpoints, training_runs, precision_recipes, other_trainers, planner_speed,
+            optimizer_update, update_forms, loss_forms, norm_forms, embedding_forms, bound_launches, host_calls, gated_backward, step_ends, captured_step, parity, drawn_faults, killed_curve, wide_draws, hosts_and_long_runs, background_saves, gpu_checkpoints, repeated_runs, training_runs, precision_recipes, other_trainers, planner_speed,
             rehearsals, explore_page, calibrated_links, rates)  # fmt: skip
 
 

@@ -10,7 +10,7 @@ BESIDE = {
     "A1": "8 layers of Llama-3-8B, 8,192 tokens, 2 sequences", "B1": "1B, 4,096 tokens, 4 sequences",
     "E1": "1B, 32,768 tokens, 1 sequence", "F1": "4 layers of Qwen3-30B-A3B, 4,096 tokens, 4 sequences",
     "A1_fp8": "8 layers of Llama-3-8B, 8,192 tokens, 2 sequences, FP8 tensorwise",
-    "A1_fp8_fast": "the same, our products of gradients summed in fewer bits",
+    "A1_fp8_fast": "the same in FP8, our products of gradients summed in fewer bits",
     "A2": "8B, data parallel 2, 8,192 tokens, 1 sequence a GPU", "tp2": "8B, tensor parallel 2, 8,192 tokens, 2 sequences",
     "pp2": "8B, pipeline parallel 2, 8,192 tokens, 16 micro-batches",
     "A4": "8B, data parallel 4, 8,192 tokens, 2 sequences a GPU",
@@ -23,7 +23,7 @@ BESIDE = {
 
 
 # What was asked for on an H200: our tokens per second over torchtitan's.
-ASKED = {"A1": 1.10, "A1_fp8": 1.20, "B1": 1.13, "E1": 1.15, "F1": 1.55, "A4": 1.08, "C4": 1.12,
+ASKED = {"A1": 1.10, "A1_fp8": 1.20, "A1_fp8_fast": 1.20, "B1": 1.13, "E1": 1.15, "F1": 1.55, "A4": 1.08, "C4": 1.12,
          "F4": 1.50, "D4": 1.12, "A4_fp8": 1.18}  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from sections.beside_peers import BESIDE
 from sections.page_parts import CASES, Record, ms, parts, percent, record, section, table
 
 
@@ -241,7 +242,12 @@ What the host needs for one launch, by Triton's JIT and where the call is bound 
 
 
 def gated_backward() -> str:
-    found = record("gated_backward_h200")
+    found, again = record("gated_backward_h200"), record("gated_again_h200")
+    made = [(f"{shape['width']:,} and {shape['wide']:,}", *(f"{shape['stages']['again'][way]['ms']:.2f}" for way in ("beside", "pass", "stored")))
+            for shape in again["shapes"]]  # fmt: skip
+    steps = [(BESIDE[row["case"]], *(", ".join(f"{run['median_ms']:.1f}" for run in row[kind]) for kind in ("kept", "again")),
+              *(f"{row[kind][0]['planned_ms']:.1f}" for kind in ("kept", "again")),
+              *(f"{row[kind][0]['allocated_gib']:.1f}" for kind in ("kept", "again"))) for row in again["steps"]]  # fmt: skip
     rows = [(f"{shape['width']:,} and {shape['wide']:,}", {"slopes": "back through down and SwiGLU", "forward": "gate and up, with SwiGLU"}[stage],
              *(f"{ways[way]['ms']:.2f}" if way in ways else "" for way in ("cublas", "beside")))
             for shape in found["shapes"] for stage, ways in shape["stages"].items() if stage in ("slopes", "forward")]  # fmt: skip
@@ -250,9 +256,21 @@ def gated_backward() -> str:
         f"""\
 {found["shapes"][0]["rows"]:,} tokens in bf16: cuBLAS's product and a pass of Triton's through SwiGLU, or one product of quack's that stores the
 gradients of gate and up, side by side. The forward's product, which stores gate, up and SwiGLU's result, is beside it.
-All results were checked against fp32.""",
+All results were checked against fp32.
+
+SwiGLU's result is a fifth of what an 8B keeps. To drop it (`recompute = ["swiglu"]`) and make it again, the product back
+through down stores it, too: it has gate and up at hand. A pass would take {made[0][2]} ms in place of {made[0][1]}, the
+store {made[0][3]}. Steps with and without, in turns, as beside torchtitan:""",
         table("width, and of SwiGLU | what | product and pass, ms | one product, ms", rows),
-        records=["gated_backward_h200.json"],
+        table(
+            "width, and of SwiGLU | back through down, ms | and a pass for SwiGLU's result, ms | which it stores, ms",
+            made,
+        ),
+        table(
+            "case | kept, ms | made again, ms | kept, planned | made again, planned | kept, GiB | made again, GiB",
+            steps,
+        ),
+        records=["gated_backward_h200.json", "gated_again_h200.json"],
     )
 
 

@@ -176,8 +176,8 @@ the background it stages into pinned memory and writes in a process of its own. 
 {len(quiet["equal"]["differing"])} of {len(quiet["equal"]["files"])} files differ, though {quiet["equal"]["steps_meanwhile"]} steps were trained while the second was written.
 
 Small runs with saves in the background were killed and resumed on this GPU, with its fastest kernels and with the
-reference's attention: all {kills["fastest"]["steps"]} steps and the last
-checkpoint are bitwise those of a run that nothing disturbed.
+reference's attention: all {kills["fastest"]["steps"]} steps and the last checkpoint are bitwise those of a run that nothing disturbed. Their
+sequences of 1,024 tokens are short; the next section has longer ones.
 
 Comparing replicas on two GPUs costs {1e3 * checks["zero_0"]["check_s"]:.0f} ms without ZeRO, {100 * checks["zero_0"]["share_of_time"]:.2f} % of the time of a
 run that does so every 100 steps, and {1e3 * checks["zero_1"]["check_s"]:.0f} ms at ZeRO 1, {100 * checks["zero_1"]["share_of_time"]:.2f} % (at most 0.5 % were asked for).
