@@ -42,6 +42,7 @@ _OLDER: tuple[Mapping[str, str], ...] = (
 _BESIDE: Mapping[str, tuple[str, Mapping[str, Any], int, str]] = {
     "A1": ("llama-3.1-8b", {"layers": 8}, 8192, "bf16"),
     "A1_fp8": ("llama-3.1-8b", {"layers": 8}, 8192, "fp8_tensorwise"),
+    "A1_fp8_fast": ("llama-3.1-8b", {"layers": 8}, 8192, "fp8_tensorwise"),  # how products sum is in no price
     "B1": ("llama-3.2-1b", {"tied": False}, 4096, "bf16"),
     "E1": ("llama-3.2-1b", {"tied": False}, 32_768, "bf16"),
     "F1": ("qwen3-30b-a3b", {"layers": 4}, 4096, "bf16"),
