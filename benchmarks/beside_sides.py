@@ -95,8 +95,9 @@ CASES = {case.name: case for case in (
          peer_arguments=("--parallelism.tensor_parallel_degree", "2")),
     Case("pp2", **_TWO, peer_modes=("fsdp",), micro_batch_size=1, sequences=16, steps=13, peer_arguments=_PIPELINE, layout={
         "pp": 2, "schedule": "interleaved", "vpp": 8, "last_stage_less_layers": 1, "gradient_accumulation_steps": 16}),
+    Case("A4", **_FOUR, peer_modes=("stock",), micro_batch_size=2, layout={"dp": 4, "zero": 2}),
     # As little memory as torchtitan's: what is cheap is made again.
-    Case("A4", **_FOUR, peer_modes=("stock",), micro_batch_size=2,
+    Case("A4_recomputed", **_FOUR, peer_modes=("stock",), micro_batch_size=2,
          layout={"dp": 4, "zero": 2, "recompute": ("rms_norm", "swiglu")}),
     Case("A4_fp8", **_FOUR, peer_modes=("stock",), micro_batch_size=2, layout={"dp": 4, "zero": 2}, precision="fp8_tensorwise",
          peer_arguments=(*_FP8, "--quantize.linear.float8.enable_fsdp_float8_all_gather",

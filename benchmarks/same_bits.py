@@ -1,18 +1,20 @@
 """GPUs: whether runs have the same bits when they are repeated, and what that costs.
 
-    python benchmarks/same_bits.py --out OUT.json [--commit HASH] [--parts attention,kills,ranks]
+    python benchmarks/same_bits.py --out OUT.json [--commit HASH] [--parts attention,steps,kills,ranks] [--cases A1,B1,E1,F1] [--sets NAME;NAME]
 
 - **attention**: the backward pass of FlashAttention-4, called again and again: in how many of `CALLS` its gradients have
-  the bits of the first, and its milliseconds, with `determinism` any and bitwise in turns.
+  the bits of the first, and its milliseconds, with `determinism` off and bitwise in turns.
 - **kills**: runs that are killed while they save in the background, and resumed, beside ones that nothing disturbs.
-  `bitwise`: all losses and norms, and the last checkpoint. Some are run without the setting, too: they need not be.
+  `bitwise`: all losses and norms, and the last checkpoint. Some have determinism off, which promises nothing.
 - **ranks**: the same on two GPUs.
+- **steps**: steps of `beside_torchtitan.py` with both, in turns, on one GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +33,8 @@ from penteract.config.layout import DETERMINISM, Determinism
 from penteract.engine.kernels.fused_attention.fa4 import library
 
 CALLS, ROUNDS, IN_A_ROW = 20, 8, 12
+HERE = Path(__file__).parent
+KEPT = ("median_ms", "spread_ms", "tok_s_gpu", "allocated_gib", "planned_ms", "planned_gib")
 STEPS = 240  # of a run that is killed, or not
 
 
@@ -63,19 +67,24 @@ _SMALL = (
     "--checkpoint.keep=0", "--checkpoint.asynchronous=true",
 )  # fmt: skip
 _EXPERTS = ("--model.moe.experts=16", "--model.moe.top_k=4", "--model.moe.ffn_size=512")
+_TWO = ("--parallel.dp=2", "--parallel.ep=2", "--parallel.ep_method=all_gather", "--parallel.zero=1")
 _WHOLE = "--data.pack_documents=false"
 KILLED: Mapping[str, Sequence[str]] = {
     "whole sequences": (_WHOLE,), "documents": (), "FP8": (_WHOLE, "--precision.dtype=fp8_tensorwise"),
     "experts": (_WHOLE, *_EXPERTS), "reference attention": (_WHOLE, "--kernels.attention=reference"),
+    "FP8, a scale a row": (_WHOLE, "--precision.dtype=fp8_rowwise"), "Muon": (_WHOLE, "--optimizer.kind=muon"),
     "experts one by one": (_WHOLE, *_EXPERTS, "--kernels.experts=reference"), "SwiGLU recomputed": (_WHOLE, "--memory.recompute=swiglu"),
 }  # fmt: skip
 RANKS: Mapping[str, Sequence[str]] = {
     "ZeRO 3": (_WHOLE, "--parallel.dp=2", "--parallel.zero=3"), "tensor parallel": (_WHOLE, "--parallel.tp=2"),
-    "experts of two ranks": (_WHOLE, *_EXPERTS, "--parallel.dp=2", "--parallel.ep=2", "--parallel.zero=1"),
+    "tensor parallel, overlapped": (_WHOLE, "--parallel.tp=2", "--kernels.collectives=overlapped"),
+    "context parallel": ("--parallel.cp=2",), "pipeline": (_WHOLE, "--parallel.pp=2"),
+    "experts of two ranks": (_WHOLE, *_EXPERTS, *_TWO, "--parallel.expert_rows=exact"),
+    "experts of two ranks, padded": (_WHOLE, *_EXPERTS, *_TWO, "--parallel.expert_rows=padded", "--kernels.experts=quack"),
 }  # fmt: skip
 
 
-WITHOUT = ("whole sequences", "experts", "tensor parallel")  # of which runs are free to add in any order, too
+WITHOUT = ("whole sequences", "experts", "tensor parallel")  # which run with determinism off, too
 
 
 def backward(shape: Shape, determinism: Determinism) -> tuple[Callable[[], Any], list[torch.Tensor]]:
@@ -137,6 +146,20 @@ def attention() -> Iterator[dict[str, Any]]:
         yield row
 
 
+def steps(cases: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A row for each case: the runs of both kinds, each a process."""
+    for case in cases:
+        row: dict[str, Any] = {"case": case, **{kind: list[dict[str, Any]]() for kind in DETERMINISM}}
+        for kind in (*DETERMINISM, *reversed(DETERMINISM)):
+            with tempfile.TemporaryDirectory() as folder:
+                out = Path(folder) / "run.json"
+                words = [case, str(out), json.dumps({"determinism": kind}), "{}", "0"]
+                subprocess.run([sys.executable, str(HERE / "beside_ours.py"), *words], check=True)
+                run = json.loads(out.read_text())
+            row[kind].append({name: run[name] for name in KEPT} | {"losses": [run["losses"][0], run["losses"][-1]]})
+        yield row
+
+
 def kills(sets: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """What became of killed runs, by set of settings and determinism."""
     every = {
@@ -153,14 +176,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit", default="", type=hexadecimal)
-    parser.add_argument("--parts", default="attention,kills")
+    parser.add_argument("--parts", default="attention,steps,kills,ranks")
+    parser.add_argument("--cases", default="A1,B1,E1,F1")
+    parser.add_argument("--sets", default="", help="of kills and ranks: some names, with ; between them")
     asked = parser.parse_args()
     record: dict[str, Any] = {
         "case": "runs that are repeated", **provenance("python benchmarks/same_bits.py", asked.commit),
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "calls": CALLS,
     }  # fmt: skip
     for part in asked.parts.split(","):
-        made = list(attention()) if part == "attention" else kills(KILLED if part == "kills" else RANKS)
+        match part:
+            case "attention":
+                made: Any = list(attention())
+            case "steps":
+                made = list(steps(asked.cases.split(",")))
+            case _:
+                sets = KILLED if part == "kills" else RANKS
+                made = kills(
+                    {
+                        name: words
+                        for name, words in sets.items()
+                        if name in (asked.sets.split(";") if asked.sets else sets)
+                    }
+                )
         record[part] = made
         print(json.dumps({part: made}), flush=True)
         asked.out.write_text(json.dumps(record, indent=1))

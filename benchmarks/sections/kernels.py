@@ -258,12 +258,13 @@ def gated_backward() -> str:
 gradients of gate and up, side by side. The forward's product, which stores gate, up and SwiGLU's result, is beside it.
 All results were checked against fp32.
 
-SwiGLU's result is a fifth of what an 8B keeps. To drop it (`recompute = ["swiglu"]`) and make it again, the product back
-through down stores it, too: it has gate and up at hand. A pass would take {made[0][2]} ms in place of {made[0][1]}, the
-store {made[0][3]}. Steps with and without, in turns, as beside torchtitan:""",
+SwiGLU's result is a fifth of an 8B's activations. `recompute = ["swiglu"]` drops it, and the product back through down, which
+has gate and up at hand, stores it again. The second table has that product alone, with a pass after it that makes the
+result, and storing it; another card than that of the first. The third has steps with the result kept and made again, in
+turns.""",
         table("width, and of SwiGLU | what | product and pass, ms | one product, ms", rows),
         table(
-            "width, and of SwiGLU | back through down, ms | and a pass for SwiGLU's result, ms | which it stores, ms",
+            "width, and of SwiGLU | product alone, ms | with a pass for the result, ms | storing the result, ms",
             made,
         ),
         table(

@@ -184,9 +184,9 @@ def test_padded_rows_cost_a_run_neither_its_micro_batch_nor_its_memory() -> None
 
 
 def test_rows_are_exact_where_a_plan_has_padded_ones_slower() -> None:
-    """torch's products by groups copy the whole register. A card without a plan has those that do not wait."""
+    """torch's products by groups copy the whole register. A card without a plan has exact ones, too."""
     assert of_experts(H200)[0] == "exact"
-    assert of_experts(replace(ALL, name="some other"))[0] == "padded"
+    assert of_experts(replace(ALL, name="some other"))[0] == "exact"
 
 
 def test_what_is_said_is_kept() -> None:

@@ -209,6 +209,22 @@ def test_tokens_are_gathered_where_that_sends_less() -> None:
         sent("parallel.ep=2", "parallel.ep_method=all_gahter")
 
 
+def test_padded_rows_of_a_file_are_open_again_where_what_they_depend_on_changes(tmp_path: Path) -> None:
+    """A run that goes on with other ranks is not refused for what was chosen for its first."""
+    words = [*MANY, "parallel.ep=2", "kernels.experts=grouped", "model.hidden_size=128", "model.moe.ffn_size=64"]
+    resolved = resolve(None, "tiny-moe", [*words, "parallel.expert_rows=padded"])
+    (file := tmp_path / "run.toml").write_text(to_toml(resolved), encoding="utf-8")
+
+    def rows(*flags: str) -> tuple[str, str]:
+        found = resolve(file, "", flags)
+        return found.run.layout.expert_rows, found.origins["parallel.expert_rows"]
+
+    assert rows("training.steps=9")[0] == "padded"
+    for flag in ("parallel.ep=1", "parallel.ep=8", "parallel.ep_method=all_to_all", "kernels.experts=reference"):
+        assert rows(flag) == ("exact", "default"), flag
+    assert rows("parallel.ep=4", "parallel.ep_method=all_gather", "parallel.expert_rows=padded")[0] == "padded"
+
+
 def test_a_file_keeps_its_method_and_another_ep_has_its_own(tmp_path: Path) -> None:
     resolved = resolve(None, "tiny-moe", [*MANY, "parallel.ep=2"])
     (file := tmp_path / "run.toml").write_text(to_toml(resolved), encoding="utf-8")

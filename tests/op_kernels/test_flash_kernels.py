@@ -171,12 +171,17 @@ def test_bitwise_refuses_what_was_not_seen_to_repeat(monkeypatch: pytest.MonkeyP
     assert "adds gradients in any order" in line and "allowed fa4, fa4_documents, reference" in line
     grouped = _refused(triton.put(experts="grouped"), replace(MODEL, moe=EXPERTS))
     assert (
-        "found grouped / allowed reference, quack · fix: --kernels.experts quack, or --kernels.determinism any"
+        "found grouped / allowed reference, quack · fix: --kernels.experts reference, or --kernels.determinism off"
         in grouped
     )
+    _installed(monkeypatch, version="")
+    assert "or --kernels.attention reference" in _refused(triton.put(attention="fa4"))
     _installed(monkeypatch, capability=(10, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA B200")
-    assert "found NVIDIA B200, compute capability 10.0 / allowed 9.0" in _refused(triton)
+    line = _refused(triton)
+    assert (
+        "found bitwise on compute capability 10.0 / allowed off, bitwise on 9.0 · fix: --kernels.determinism off"
+        in line
+    )
 
 
 def test_bitwise_has_kernels_that_repeat() -> None:

@@ -19,7 +19,7 @@ LossKernel = Literal["reference", "chunked"]
 Elementwise = Literal["reference", "triton"]
 ExpertKernel = Literal["reference", "grouped", "quack"]
 Collectives = Literal["library", "direct", "overlapped"]
-Determinism = Literal["any", "bitwise"]
+Determinism = Literal["off", "bitwise"]
 Fusion = Literal["norm", "add", "mlp", "qkv", "loss", "fp8", "glu"]
 
 # A step is a list of micro-batches and their chunks of the loss: a rank makes it before it starts, and walks it.
@@ -108,8 +108,8 @@ class Layout:
     # Of tp and cp inside a host: calls of NCCL or gloo; or ranks read each other's registers (`parallel/direct.py`);
     # or they do so beside products of tp in two parts (`ops/overlap/in_parts.py`).
     collectives: Collectives = "library"
-    # Whether kernels may sum in any order, the fastest way; or a run has the same bits whenever it is repeated.
-    determinism: Determinism = "any"
+    # Whether a run has the same bits whenever its layout is repeated; else kernels sum in the order that is fastest.
+    determinism: Determinism = "off"
     bucket_bytes: int = 25 * 2**20  # with which a gradient bucket ends where a layer does; 0: one for each parameter
 
     @staticmethod

@@ -123,7 +123,7 @@ class Ask:
         """What kernels are chosen for; None for a CPU, which runs none that are written for GPUs."""
         return None if of_cpu(self.cluster) else self.cluster.gpu
 
-    def attention(self, cp: int, method: CpMethod, determinism: Determinism = "any") -> AttentionKernel:
+    def attention(self, cp: int, method: CpMethod, determinism: Determinism = "off") -> AttentionKernel:
         """The fastest attention kernel for such layouts on GPUs; the reference kernel without a GPU."""
         gpu = self.gpu
         if gpu is None:
@@ -145,9 +145,9 @@ class Ask:
             return FUSIONS
         return fastest_fusions(self.model, Layout(tp=tp), self.precision, self.packages, capability=gpu.capability)
 
-    def experts(self, expert_tp: int) -> ExpertKernel:
+    def experts(self, expert_tp: int, determinism: Determinism = "off") -> ExpertKernel:
         """The fastest kernel for experts' products on GPUs; the reference kernel without a GPU."""
-        gpu, part = self.gpu, Layout(expert_tp=expert_tp)
+        gpu, part = self.gpu, Layout(expert_tp=expert_tp, determinism=determinism)
         if gpu is None:
             return "reference"
         return fastest_experts(self.model, part, self.precision, self.packages, capability=gpu.capability)
@@ -166,7 +166,7 @@ class Ask:
         ask = self if precision is None else replace(self, precision=precision, also=())
         usual = Layout(
             elementwise=ask.elementwise, fuse=ask.fuse(layout.tp, layout.elementwise), collectives=ask.collectives,
-            experts=ask.experts(layout.expert_tp), ep_method=ask.ep_method(layout.ep),
+            experts=ask.experts(layout.expert_tp, layout.determinism), ep_method=ask.ep_method(layout.ep),
             attention=ask.attention(layout.cp, layout.cp_method, layout.determinism),
         )  # fmt: skip
         return as_text(layout, usual)
@@ -192,10 +192,11 @@ def check_kernels(ask: Ask, layout: Layout, flag: str) -> None:
     def fastest(setting: str) -> str:
         able = {
             "attention": ask.attention(layout.cp, layout.cp_method, layout.determinism),
-            "experts": ask.experts(layout.expert_tp),
+            "experts": ask.experts(layout.expert_tp, layout.determinism), "determinism": "off",
             "fuse": fusions_word(ask.fuse(layout.tp, layout.elementwise)), "elementwise": ask.elementwise,
         }  # fmt: skip
-        return f"{flag} {setting}={able[setting]}, or leave {setting} out"
+        repeats = layout.determinism == "bitwise" and setting == "elementwise"
+        return f"{flag} {setting}={'triton' if repeats else able[setting]}, or leave {setting} out"
 
     if ask.cluster.gpu is not None:
         check_kernels_for(ask.model, layout, ask.cluster.gpu, lambda setting: f"{flag} {setting}", fastest)

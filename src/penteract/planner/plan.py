@@ -49,8 +49,10 @@ from penteract.units import show_bytes
 SLOWER_FP8 = ("FP8 gains less than planned: recorded steps took 1.05 to 1.15 times as long as planned, those of bf16 "
               "1.00 times, and 1.85 times with quantisation by plain torch (elementwise=reference)")  # fmt: skip
 EVEN_EXPERTS = ("where ep > 1, experts of every {one} are planned with as many tokens as those of the others: in "
-                "training, all wait for the {one} with the most, which takes more memory but where rows are padded; "
-                "--imbalance 1.2 plans for 20 % more")  # fmt: skip
+                "training, all wait for the {one} with the most, which takes more memory, except where rows are "
+                "padded; --imbalance 1.2 plans for 20 % more")  # fmt: skip
+PLAIN_ATTENTION = ("determinism is bitwise, and attention is plain torch's, which is much slower: of faster kernels, "
+                   "only flash-attn-4 on Hopper was seen to repeat")  # fmt: skip
 SHARED_CPU = "processes of a CPU share its cores and its memory; here each is planned with all of both"
 NOT_REACHED = "not looked at: the search was stopped"
 
@@ -160,6 +162,10 @@ class Plan:
             notes.append(SLOWER_FP8)
         if self.ask.imbalance == 1 and any(one.layout.ep > 1 for one in self.layouts):
             notes.append(EVEN_EXPERTS.format(one=self.ask.devices()))
+        if self.ask.gpu and any(
+            one.layout.determinism == "bitwise" and one.layout.attention == "reference" for one in self.layouts
+        ):
+            notes.append(PLAIN_ATTENTION)
         if of_cpu(self.ask.cluster) and self.ask.cluster.gpus > 1:
             notes.append(SHARED_CPU)
         return tuple(notes)
@@ -301,7 +307,7 @@ def case_of(ask: Ask, settings: Mapping[str, Values]) -> tuple[Case, Settle]:
     given.setdefault("fuse", ask.fuse(given.get("tp", 1), given["elementwise"]))
     if isinstance(given["fuse"], str):  # as `as_settings` names it
         given["fuse"] = read_fusions(given["fuse"], "--layout")
-    given.setdefault("experts", ask.experts(given.get("expert_tp", 1)))
+    given.setdefault("experts", ask.experts(given.get("expert_tp", 1), given.get("determinism", "off")))
     given.setdefault("collectives", ask.collectives)
     given.setdefault("ep_method", ask.ep_method(given.get("ep", 1)))
     given.setdefault("attention", _attention(ask, given))
@@ -319,7 +325,7 @@ def case_of(ask: Ask, settings: Mapping[str, Values]) -> tuple[Case, Settle]:
 
 
 def _attention(ask: Ask, given: Mapping[str, Any]) -> AttentionKernel:
-    return ask.attention(given.get("cp", 1), given.get("cp_method", "all_gather"), given.get("determinism", "any"))
+    return ask.attention(given.get("cp", 1), given.get("cp_method", "all_gather"), given.get("determinism", "off"))
 
 
 def exact(ask: Ask, settings: Mapping[str, Values]) -> Layout:

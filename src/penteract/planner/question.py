@@ -90,7 +90,7 @@ def question(  # noqa: PLR0913 (a question has many parts)
         imbalance=imbalance, tp_across_nodes=tp_across_nodes, pins=pins or {}, packages=_packages(packages, gpus),
     )  # fmt: skip
     elementwise = ask.elementwise if of_cpu(c) else "triton"
-    for setting in ("attention", "experts", "elementwise", "fuse"):
+    for setting in ("attention", "experts", "elementwise", "fuse", "determinism"):
         for value in ask.pins.get(setting, ()):
             kernels: dict[str, Any] = {"elementwise": ask.pins.get("elementwise", (elementwise,))[-1], setting: value}
             check_kernels(ask, Layout(**kernels), "--fix")

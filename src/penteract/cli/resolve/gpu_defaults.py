@@ -136,8 +136,8 @@ def _kernels(resolved: Resolved, card: Card) -> Iterator[tuple[str, str]]:
 
 def _with_fastest_rows(resolved: Resolved, card: Card, words: list[str], again: Again) -> tuple[Resolved, list[str]]:
     """With padded rows of experts where nobody decided it, they fit the card with the micro-batch that there is, and
-    the planned step takes no longer: what goes over the room of all rows may. A budget of memory would pay for them
-    with recomputation."""
+    the planned step takes no longer: it may where a kernel goes over rows that did not come, too. Without a plan they
+    are exact. A budget of memory would pay for padded ones with recomputation."""
     run = resolved.run
     rows = fastest_rows(run.model, run.layout, run.precision.policy)
     if not resolved.is_open(_ROWS) or rows == run.layout.expert_rows or resolved.budget is not None:
@@ -148,10 +148,10 @@ def _with_fastest_rows(resolved: Resolved, card: Card, words: list[str], again: 
         return resolved, words
     nodes = cluster_of(card, run.layout.world, {})  # as one host, so that all of a launcher's come to the same
     try:
-        slower = nodes is not None and planned_seconds(made.run, nodes) > planned_seconds(run, nodes)
+        as_fast = nodes is not None and planned_seconds(made.run, nodes) <= planned_seconds(run, nodes)
     except BadInput:  # the card has no products in this precision
-        slower = False
-    return (resolved, words) if slower else (made, more)
+        as_fast = False
+    return (made, more) if as_fast else (resolved, words)
 
 
 def _with_fastest_collectives(

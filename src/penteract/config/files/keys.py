@@ -163,7 +163,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "kernels.loss_chunk": ("tokens of a chunk; 0: as many as make 2^28 logits, 8,192 with triton", 0, _TOKENS),
     "kernels.elementwise": ("triton: one GPU kernel for each norm, activation, loss, update, quantisation", 0, 0),
     "kernels.determinism": (
-        "bitwise: kernels that were seen to repeat a run to the bit, and no others; any: the fastest",
+        "bitwise: the same bits whenever a run is repeated, by kernels that were seen to; off: the fastest kernels",
         0,
         0,
     ),

@@ -83,7 +83,7 @@ class Kernels:
     elementwise: Elementwise = "reference"
     experts: ExpertKernel = "reference"
     collectives: Collectives = "library"
-    determinism: Determinism = "any"
+    determinism: Determinism = "off"
     fuse: Literal["none", "all"] | tuple[Fusion, ...] = "none"
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from penteract.config.files.keys import keys
 from penteract.config.files.read import Setting, Settings, read_overrides, read_toml
 from penteract.config.hf import model_from_hf
-from penteract.config.layout import FUSIONS, EpMethod, Fusion, Layout
+from penteract.config.layout import FUSIONS, Fusion, Layout
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.recompute import MemoryBudget, ops_of
+from penteract.config.resolve import expert_settings
 from penteract.config.resolve.presets import preset as find_preset
 from penteract.config.rules.case import Case
-from penteract.config.rules.ep_methods import lighter_ep_method
 from penteract.config.rules.legal import check_legal
 from penteract.config.rules.settle import Settle
 from penteract.config.run import (
@@ -139,7 +139,7 @@ def _build(settings: Settings, layers: list[Settings], largest: int, world: int 
     _batch_size(settings, layers)
     _last_of_budgets(settings, layers[-1])
     model, budget = _model(settings), _budget(settings)
-    _ep_method_follows(settings, layers, model)
+    expert_settings.follow(settings, layers, model)
     layout, length = _layout(settings, model, largest, world), settings["batch.sequence_length"].value
     _precision(settings)
     run = RunSpec(
@@ -285,7 +285,7 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
     for name in settle.open:
         left[name][name] = 1
     total, length = batch["global_batch_size"], batch["sequence_length"]
-    parallel["ep_method"] = _ep_method(settings, model)
+    parallel["ep_method"] = expert_settings.ep_method(settings, model)
     layout = Layout(
         **parallel, micro_batch_size=batch["micro_batch_size"], bucket_bytes=memory["bucket_bytes"],
         recompute=ops_of(memory["chosen" if memory["recompute"] == "budget" else "recompute"]),
@@ -306,35 +306,6 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
         origins={k: s.origin for k, s in settings.items()},
     )  # fmt: skip
     return case.layout
-
-
-def _ep_method_follows(settings: Settings, layers: list[Settings], model: ModelSpec) -> None:
-    """If the command line sets another ep, the method that the file's had by default is that of the new one."""
-    *files, flags = layers
-    if "parallel.ep" not in flags or "parallel.ep_method" in flags:
-        return
-    before = next((one["parallel.ep"].value for one in reversed(files) if "parallel.ep" in one), 1)
-    if settings["parallel.ep_method"].value == lighter_ep_method(model, before):
-        ep = flags["parallel.ep"].value
-        settings["parallel.ep_method"] = Setting(lighter_ep_method(model, ep), f"derived: ep = {ep}")
-
-
-_YOUNGER = ("parallel.ep_method", "parallel.expert_rows")  # than files with one method: keys that these do not have
-
-
-def _ep_method(settings: Settings, model: ModelSpec) -> EpMethod:
-    """As it is set, or by what sends less. A file that has all keys of its time was written when there was one
-    method."""
-    found = settings["parallel.ep_method"].value
-    if found != "auto":
-        return found
-    ep, before = settings["parallel.ep"].value, [k for k in settings if k.startswith("parallel.") and k not in _YOUNGER]
-    if all(settings[k].origin != "default" for k in before):
-        method, why = "all_to_all", "that of runs from before this key"
-    else:
-        method, why = lighter_ep_method(model, ep), f"derived: ep = {ep}" if ep > 1 else "default"
-    settings["parallel.ep_method"] = Setting(method, why)
-    return method
 
 
 def _kernels(settings: Settings) -> dict[str, Any]:

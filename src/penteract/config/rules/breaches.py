@@ -212,7 +212,7 @@ def not_padded(lay: Layout) -> str:
     """Why a layout that asks for padded rows of experts cannot have them, but for its kernels; else empty."""
     if lay.expert_rows != "padded" or lay.gathers_tokens:
         return ""
-    where = "for all-to-all the host reads their sizes" if lay.ep > 1 else "with ep = 1 their number is known"
+    where = "for all-to-all the host reads their sizes" if lay.ep > 1 else "one rank's experts get all, a known number"
     return f"experts' rows are padded where ranks gather tokens, by ep_method all_gather: {where}"
 
 

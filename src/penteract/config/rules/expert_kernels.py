@@ -47,6 +47,8 @@ def expert_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str
         yield "expert_rows", "rows are padded for products by groups: the kernel 'reference' makes one for each expert"
     if layout.experts not in EXPERTS or model.moe is None:
         return
+    if layout.determinism == "bitwise" and not EXPERTS[layout.experts].repeats:
+        yield "experts", f"the kernel '{layout.experts}' was not seen to repeat, and determinism is bitwise"
     own = model.moe.ffn_size // layout.expert_tp
     for name, size in (("hidden_size", model.hidden_size), ("an expert's ffn_size on a rank", own)):
         if size % MULTIPLE:
@@ -65,6 +67,8 @@ def fastest_experts(
     for kernel, can in EXPERTS.items():
         fits = capability == can.capability if can.capability else capability >= can.least
         if not fits or p.compute not in can.computes or (can.package and can.package[0] not in packages):
+            continue
+        if layout.determinism == "bitwise" and not can.repeats:
             continue
         sizes = (model.hidden_size, model.moe.ffn_size // layout.expert_tp)
         if not any(size % MULTIPLE for size in sizes):

@@ -10,6 +10,7 @@ from penteract.config.device_words import CPU
 from penteract.config.hardware import Gpu
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
+from penteract.config.rules.determinism import not_seen_to_repeat
 from penteract.config.rules.expert_kernels import EXPERTS
 from penteract.config.rules.kernel_limits import ATTENTION, HOPPER, has_glu
 from penteract.errors import BadInput
@@ -60,6 +61,9 @@ def check_kernels_for(
         own = _text(gpu.capability) if any(gpu.capability) else "of none"
         raise BadInput("KERNEL", f"{what} is for other GPUs", where=where(setting),
                        found=f"{gpu.name}, compute capability {own}", allowed=allowed, fix=fix(setting))  # fmt: skip
+    for setting, found, allowed in not_seen_to_repeat(model, layout, gpu.capability) if gpu.name != CPU else ():
+        raise BadInput("KERNEL", "not seen to repeat to the bit", where=where(setting), found=found,
+                       allowed=", ".join(allowed), fix=fix(setting))  # fmt: skip
 
 
 def _other(setting: str, what: str, wanted: Capability | None, *, or_more: bool = False) -> OtherGpus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from importlib.util import find_spec
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from penteract.config.layout import AttentionKernel
 from penteract.config.precision.policy import Policy
 from penteract.config.rules.case import KEYS, Case
+from penteract.config.rules.determinism import not_seen_to_repeat
 from penteract.config.rules.expert_kernels import EXPERTS, fastest_experts
 from penteract.config.rules.kernel_limits import (
     ATTENTION,
@@ -34,7 +35,6 @@ from penteract.step.program import Program
 log = logging.getLogger(__name__)
 KEY = KEYS["attention"]
 PLAIN = f"--{KEY} reference"
-_ANY = f"--{KEYS['determinism']} any"
 
 
 def check_kernels(p: Program, at: torch.device | Target, *, packed: bool) -> None:
@@ -70,18 +70,18 @@ def _check_attention(p: Program, device: Target, *, packed: bool) -> None:
         other = "".join(f", or --{KEY} {name}" for name in able[:1])
         raise _refusal(kernel, "takes whole sequences", "documents that share them", "data.pack_documents false",
                        f"--data.pack_documents false{other}")  # fmt: skip
-    _check_installed(kernel, can, device)
+    torchs = "flash" if takes_documents(kernel) else "cudnn"
+    _check_installed(kernel, can, device, torchs if p.layout.determinism == "off" else "reference")
 
 
-def _check_installed(kernel: AttentionKernel, can: KernelLimits, device: Target) -> None:
+def _check_installed(kernel: AttentionKernel, can: KernelLimits, device: Target, other: AttentionKernel) -> None:
     """A kernel of another package is called below its public functions: it is that of one version, for some GPUs."""
     if can.package is not None:
         name, wanted = can.package
         if (version := device.installed(name)) != wanted:
             found = f"{name} {version}" if version else f"a python without {name}"
-            other = f"--{KEY} {'flash' if takes_documents(kernel) else 'cudnn'}"
-            raise _refusal(kernel, "is of another package", found, f"{name} {wanted}",
-                           f"pip install '{name}=={wanted}' (as 'penteract[gpu]' does), or {other}")  # fmt: skip
+            fix = f"pip install '{name}=={wanted}' (as 'penteract[gpu]' does), or --{KEY} {other}"
+            raise _refusal(kernel, "is of another package", found, f"{name} {wanted}", fix)
     if can.capability is not None and (on := device.capability) != can.capability:
         raise _refusal(kernel, "is for Hopper", f"compute capability {on[0]}.{on[1]}", "9.0",
                        f"--{KEY} cudnn, or {PLAIN}")  # fmt: skip
@@ -139,25 +139,13 @@ def _check_collectives(p: Program, device: Target) -> None:
 
 
 def _check_determinism(p: Program, device: Target) -> None:
-    """On a GPU, kernels that were seen to repeat to the bit, on such a GPU. On a CPU all do."""
-    lay = p.layout
-    if lay.determinism == "any" or device.type != "cuda":
+    """A GPU has kernels that were seen to repeat to the bit, on such a GPU. On a CPU all do."""
+    if p.layout.determinism == "off" or device.type != "cuda":
         return
-    experts = ("reference", *(name for name, can in EXPERTS.items() if can.repeats))
-    needs: tuple[tuple[str, Collection[str]], ...] = (
-        ("elementwise", ("triton",)),
-        ("attention", ("reference", *(name for name, can in ATTENTION.items() if can.repeats))),
-        *((("experts", experts),) if p.model.moe is not None else ()),
-    )
-    for setting, allowed in needs:
-        if (found := getattr(lay, setting)) not in allowed:
-            key, able = KEYS[setting], list(allowed)
-            raise BadInput("KERNEL", f"the kernel '{found}' was not seen to repeat to the bit", where=key, found=found,
-                           allowed=", ".join(able), fix=f"--{key} {able[-1]}, or {_ANY}")  # fmt: skip
-    if (version := device.capability) != HOPPER:
-        raise BadInput("KERNEL", "no such GPU was seen to repeat a run to the bit", where=KEYS["determinism"],
-                       found=f"{device.name}, compute capability {version[0]}.{version[1]}", allowed="9.0",
-                       fix=_ANY)  # fmt: skip
+    for setting, found, allowed in not_seen_to_repeat(p.model, p.layout, device.capability):
+        fixes = dict.fromkeys([f"--{KEYS[setting]} {allowed[0]}", f"--{KEYS['determinism']} off"])
+        raise BadInput("KERNEL", "not seen to repeat to the bit", where=KEYS[setting], found=found,
+                       allowed=", ".join(allowed), fix=", or ".join(fixes))  # fmt: skip
 
 
 def _check_elementwise(p: Program, device: Target) -> None:

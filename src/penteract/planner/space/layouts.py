@@ -13,6 +13,7 @@ from penteract.config.layout import (
     CP_METHODS,
     ZERO_STAGES,
     CpMethod,
+    Determinism,
     EpMethod,
     ExpertRows,
     Layout,
@@ -147,6 +148,10 @@ class Space:
             for size in self._values("expert_rows", self._expert_rows(ep, cut, method))
         ]  # fmt: skip
 
+    @cached_property
+    def _determinisms(self) -> tuple[Determinism, ...]:
+        return self._values("determinism", (_PLAIN.determinism,))
+
     def _expert_rows(self, ep: int, expert_tp: int, method: EpMethod) -> tuple[ExpertRows, ...]:
         """How large registers of experts' rows may be: padded first, which measured steps are faster with; exact alone
         where no kernel can have padded ones, or where they would have the room of many ranks."""
@@ -155,7 +160,7 @@ class Space:
             return (plain,)
         layouts = [
             _PLAIN.put(ep=ep, ep_method=method, experts=kernel)
-            for kernel in self._values("experts", (ask.experts(expert_tp),))
+            for kernel in self._values("experts", tuple(ask.experts(expert_tp, d) for d in self._determinisms))
         ]
         return tuple(dict.fromkeys([*(fastest_rows(ask.model, one, ask.precision) for one in layouts), plain]))
 
@@ -192,20 +197,20 @@ class Space:
             for elementwise in self._values("elementwise", (self.ask.elementwise,))
             for fuse in self._values("fuse", (self.ask.fuse(tp, elementwise),))
         ]
-        attentions: list[Any] = [
-            (determinism, attention)
-            for determinism in self._values("determinism", (_PLAIN.determinism,))
+        chosen: list[Any] = [
+            (determinism, attention, experts)
+            for determinism in self._determinisms
             for attention in self._values("attention", (self.ask.attention(cp, method, determinism),))
+            for experts in self._values("experts", (self.ask.experts(expert_tp, determinism),))
         ]
         kernels = product(
-            attentions, self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)), fused,
-            self._values("experts", (self.ask.experts(expert_tp),)),
+            chosen, self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)), fused,
             self._values("collectives", (self.ask.collectives,)),
             self._values("bucket_bytes", (_PLAIN.bucket_bytes,)), self._values("offload_optimizer", (False,)),
         )  # fmt: skip
         return [
-            MemoryOptions(*sharing, recompute, determinism, attention, loss, chunk, *both, *rest)
-            for sharing, recompute, ((determinism, attention), loss, chunk, both, *rest) in product(
+            MemoryOptions(*sharing, recompute, determinism, attention, loss, chunk, *both, experts, *rest)
+            for sharing, recompute, ((determinism, attention, experts), loss, chunk, both, *rest) in product(
                 sharings, recomputes, list(kernels)
             )
         ]
@@ -265,7 +270,7 @@ class Space:
         found: list[tuple[MemoryOptions, tuple[str, bool], str]] = []
         for memory in memories:
             why = legality.kernel(cp, method, memory.attention, memory.determinism)
-            why = why or legality.expert_kernel(memory.experts, e.expert_tp, e.expert_rows)
+            why = why or legality.expert_kernel(memory.experts, e.expert_tp, e.expert_rows, memory.determinism)
             found.append((memory, (legality.shards(dp * cp, e.ep, memory[:4]), self._tried(memory, 1)), why))
         return _Checked(found, Counter(key for _, key, _ in found))
 

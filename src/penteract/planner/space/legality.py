@@ -79,11 +79,12 @@ class Legality:
             self._seen[key] = next((what for _, what in kernel_breaches(self.model, _PLAIN.put(**settings))), "")
         return self._seen[key]
 
-    def expert_kernel(self, experts: Any, expert_tp: int, expert_rows: Any) -> str:
+    def expert_kernel(self, experts: Any, expert_tp: int, expert_rows: Any, determinism: Any) -> str:
         """Why the kernel of experts' products does not support experts over `expert_tp` ranks, or their rows."""
-        key = ("experts", experts, expert_tp, expert_rows)
+        key = ("experts", experts, expert_tp, expert_rows, determinism)
         if key not in self._seen:
-            layout = _PLAIN.put(experts=experts, expert_tp=expert_tp, expert_rows=expert_rows)
+            settings = {"expert_tp": expert_tp, "expert_rows": expert_rows, "determinism": determinism}
+            layout = _PLAIN.put(experts=experts, **settings)
             self._seen[key] = next(map(reason, expert_breaches(self.model, layout)), "")
         return self._seen[key]
 

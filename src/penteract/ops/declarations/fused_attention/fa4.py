@@ -21,9 +21,6 @@ from penteract.ops.spec import Widths
 from penteract.units import Seconds
 
 KEY_BLOCK = 128  # keys of a tile of backward's kernel
-# Of backward, to what any order takes: 1.04 to 1.17 of whole sequences, 1.18 to 1.21 of documents
-# (`same_bits_h200.json`).
-IN_ORDER = 1.1
 LISTED_ABOVE = 256  # a call of more documents than this makes lists in which each tile finds its document
 
 
@@ -69,10 +66,12 @@ class Fa4(FusedAttention):
     """What the declarations with and without documents have in common."""
 
     speed: FusedKernel = "fa4"
+    # Of backward, to what it takes otherwise: 1.04 to 1.17 (`same_bits_h200.json`).
+    slower_in_order = 1.1
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         part, seconds = super().cost(rates, call, widths, registers)
-        return part, seconds * (IN_ORDER if self.in_order and call.phase != "forward" else 1.0)
+        return part, seconds * (self.slower_in_order if self.in_order and call.phase != "forward" else 1.0)
 
     def turns(self, heads: _Heads, sequences: int, queries: int, keys: int) -> int:
         """Bytes of what says whose turn it is to add, where backward adds in order: a number for each tile of queries
@@ -113,6 +112,8 @@ class Fa4Attention(Fa4):
 class Fa4Documents(Fa4):
     """Attention within packed documents: one call for each sequence, and of a context rank for each of its chunks of
     queries. The call gets the ends of the documents in it."""
+
+    slower_in_order = 1.2  # 1.18 to 1.21
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths

@@ -1,0 +1,35 @@
+"""What `kernels.determinism = "bitwise"` admits on a GPU: kernels that were seen to repeat a run to the bit, on such a
+GPU. Those of attention and of experts say it themselves (`repeats`), and layouts with others are illegal. On a CPU all
+repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+from penteract.config.rules.expert_kernels import EXPERTS
+from penteract.config.rules.kernel_limits import HOPPER
+
+
+class NotSeen(NamedTuple):
+    """A setting of a layout with which no run was seen to repeat on a GPU."""
+
+    setting: str
+    found: str
+    allowed: tuple[str, ...]
+
+
+def not_seen_to_repeat(model: ModelSpec, layout: Layout, capability: tuple[int, int]) -> Iterator[NotSeen]:
+    """Why a bitwise layout cannot have GPUs of a compute capability."""
+    if layout.determinism == "off":
+        return
+    if layout.elementwise != "triton":
+        yield NotSeen("elementwise", layout.elementwise, ("triton",))
+    if model.moe is not None and layout.experts in EXPERTS and not EXPERTS[layout.experts].repeats:
+        able = (name for name, can in EXPERTS.items() if can.repeats)
+        yield NotSeen("experts", layout.experts, ("reference", *able))
+    if capability != HOPPER:
+        here = "bitwise on compute capability {}.{}".format(*capability)
+        yield NotSeen("determinism", here, ("off", "bitwise on {}.{}".format(*HOPPER)))
