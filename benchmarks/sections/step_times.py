@@ -201,21 +201,23 @@ def padded_rows() -> str:
     gains = [padded["tok_s_gpu"] / exact["tok_s_gpu"] - 1 for exact, padded in pairs]
     share = {row["expert_rows"]: row["profiled"]["idle"] for row in idle}
     waits, counts = pairs[gains.index(max(gains))]
+    earlier = next(row for row in record("bench_gathered_tokens_h200")["rows"] if row["layout"] == waits["layout"])
     return section(
         "Rows of experts of two ranks, exact and padded",
         f"""\
 8 layers of `qwen3-30b-a3b`, 4,096 tokens, 8 sequences a step on two H200s, tokens gathered, by `penteract bench` with
 `benchmarks/sweeps/padded_rows.toml`. With `expert_rows = "exact"` the host waits once a layer and micro-batch for how many rows
-come; with `"padded"` it waits for none, and registers have room for the most that can come, here twice the rows of even routing.
+come; with `"padded"` it waits for none, and buffers have room for the most that can come, here twice the rows of even routing.
 Padded, {", ".join(percent(gain) for gain in gains[:-1])} and {percent(gains[-1])} more tokens a second are trained. The most is gained where micro-batches
 have one sequence: there the step waits for its host. The largest micro-batch takes {pairs[0][1]["allocated_gib"] - pairs[0][0]["allocated_gib"]:.1f} GiB more.
 
 In a profile of the first pair's steps, of other batches, the GPU is idle for {percent(share["exact"])} of a step with exact rows and for
 {percent(share["padded"])} with padded ones (`idle_of_experts_h200`).
 
-Falls short: plans know too little of the host's waits. They take the exact step with micro-batches of one sequence to be
-{waits["median_ms"] / waits["planned_ms"]:.2f} times faster than it is, and see {percent(1 - counts["planned_ms"] / waits["planned_ms"])} of the {percent(1 - counts["median_ms"] / waits["median_ms"])} that padded rows save of it. Padded rows with the kernel
-`grouped` have not been timed.""",
+Falls short: plans know too little of the host's waits. The exact step with micro-batches of one sequence took
+{waits["median_ms"] / waits["planned_ms"]:.2f} times as long as planned; padded rows save {percent(1 - counts["median_ms"] / waits["median_ms"])} of it, and {percent(1 - counts["planned_ms"] / waits["planned_ms"])} by the plan. How much it
+waits depends on the host: on that of the section on gathered tokens the same step took {earlier["median_ms"]:.0f} ms, of which padded rows
+would save {percent(1 - counts["median_ms"] / earlier["median_ms"])}. Padded rows with the kernel `grouped` have not been timed.""",
         table("layout | step, ms | planned, ms | planned/recorded | tokens/s/GPU | allocated, GiB | over predicted", [
             (f"`{re.sub(QUIET, '', row['layout'])}`", ms(row["spread_ms"], row["median_ms"]), f"{row['planned_ms']:,.0f}",
              f"{row['planned_ms'] / row['median_ms']:.2f}", f"{row['tok_s_gpu']:,.0f}", f"{row['allocated_gib']:.2f}",

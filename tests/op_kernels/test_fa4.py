@@ -14,7 +14,7 @@ from penteract.config.rules.kernel_limits import FA4, installed_packages, most_d
 from penteract.engine.device.storages import Storages
 from penteract.engine.kernels.fused_attention.fa4 import documents, library
 from penteract.ops.declarations import declaration_of
-from penteract.ops.declarations.fused_attention.fa4 import Fa4Attention
+from penteract.ops.declarations.fused_attention.fa4 import Fa4Attention, Fa4Documents, _Heads
 
 CALLED = ("_flash_attn_fwd", "_flash_attn_bwd")
 DEFAULTS = {"softcap": (None, 0.0), "learnable_sink": (None,), "deterministic": (False,), "num_splits": (1,)}
@@ -64,3 +64,9 @@ def test_what_a_gpu_allocated(shape: tuple[int, ...], any_order: int, in_order: 
     for ordered, bytes_ in ((False, any_order), (True, in_order)):
         declared = Fa4Attention(in_order=ordered)
         assert declared.workspace("input_gradient", ins, (), attrs, RECIPES["bf16"].widths) == bytes_
+
+
+def test_what_a_gpu_allocated_for_turns_of_documents() -> None:
+    """Six of them in 8,192 tokens: what the call allocated beyond that in any order."""
+    assert Fa4Documents(in_order=True).turns(_Heads(32, 8, 128), 6, 8192, 8192) == 216_252_416 - 216_104_960
+    assert Fa4Documents(in_order=True).turns(_Heads(32, 8, 64), 6, 8192, 8192) == 112_492_544 - 112_394_240

@@ -246,19 +246,19 @@ class _Lowering:
         if declaration.passes_gradient or op.ins[0] in self.passed_on:
             self.gradient |= {op.ins[i]: incoming[0] for i in declaration.differentiable}
         elif any(self.tape.flows[op.ins[i]] for i in declaration.differentiable):
-            makes_again = self._makes_again(op)
-            if self.split and op.again is not None and op.outs[0] in self.passed_on and not makes_again:
+            site, again = self._joint_again(op), tuple[int, ...]()
+            if self.split and op.again is not None and op.outs[0] in self.passed_on and site is None:
                 self.require(op.outs[0])  # now: it is smaller than what it is made from, which is freed after this call
             carry = tuple(self.new(s) for s in declaration.carry(op.site.ins, attrs))
             made = tuple(self.new(op.site.ins[i]) for i in declaration.differentiable)
             kept = tuple(self.require(_named(op, k)) for k in declaration.input_keeps)
             found = [self.largest[g] for g in incoming] if attrs.get("known_gradient") else []
-            site, again = op.joint_back or op.site, tuple[int, ...]()
-            if makes_again and op.joint_again is not None:
-                site, again = op.joint_again, (self.new(self.specs[op.outs[0]]),)
+            if site is not None:
+                again = (self.new(self.specs[op.outs[0]]),)
                 self.recomputed[op.outs[0]] = again[0]
+            site = site or op.joint_back or op.site
             self.emit(site, "input_gradient", (*kept, *incoming, *found), (*made, *carry, *again))
-            for job in self.waiting.pop(op, []):
+            for job in self.waiting.pop(op, []):  # they read what was made again
                 self._weight_gradient(job)
             if attrs.get("largest_gradient"):
                 self.largest[made[0]], carry = carry[-1], carry[:-1]
@@ -267,12 +267,14 @@ class _Lowering:
         if op.site.params:
             self._place(_WeightGradient(op, sources))
 
-    def _makes_again(self, op: OpCall) -> bool:
-        """Whether the call of its and its reader's input gradients makes its result again: this was dropped, what it is
-        made from was not, and the call is whole."""
+    def _joint_again(self, op: OpCall) -> Site | None:
+        """The call of its and its reader's input gradients that makes its result again, if it does: this was dropped,
+        what it is made from was not, and the call is whole."""
         if op.joint_again is None or op.parts_back is not None:
-            return False
-        return self.dropped(op.outs[0]) and not self.dropped(op.extras[0]) and op.outs[0] not in self.recomputed
+            return None
+        made, source = op.outs[0], op.extras[0]
+        makes = self.dropped(made) and made not in self.recomputed and not self.dropped(source)
+        return op.joint_again if makes else None
 
     def _prefetch_weights(self, op: OpCall) -> None:
         for k in OPS[op.site.op_name].declaration.weight_keeps:
@@ -289,7 +291,7 @@ class _Lowering:
             maker = self.producer.get(self.root(job.op.ins[0]))
             program = None if maker is None else maker.program
             overlaps = program is not None and any(c.phase == "start" for c in program.backward)
-            if maker is not None and (overlaps or self._makes_again(maker)):
+            if maker is not None and (overlaps or self._joint_again(maker) is not None):
                 self.waiting.setdefault(maker, []).append(job)
             else:
                 self._weight_gradient(job)
