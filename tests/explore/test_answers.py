@@ -232,6 +232,20 @@ def test_a_choice_is_refused_exactly_where_it_says_so(name: str, gpu: str) -> No
     assert wrong == [] and refusals > 10
 
 
+def test_bitwise_is_refused_where_no_run_was_seen_to_repeat() -> None:
+    """Beside the choice, and beside those that would make it so."""
+
+    def why_not(control: str, value: str, gpu: str, **layout: str) -> str:
+        asked = dict(OPENING) | {"gpu": gpu, "layout": dict(OPENING["layout"]) | layout}
+        choices = ask("memory", asked)[0]["settings"][control]["choices"]
+        return next(choice["why_not"] for choice in choices if choice["value"] == value)
+
+    assert why_not("layout.determinism", "bitwise", "H200") == ""
+    assert "compute capability 8.0" in why_not("layout.determinism", "bitwise", "A100-80GB")
+    assert "not seen to repeat" in why_not("layout.elementwise", "reference", "H200", determinism="bitwise")
+    assert "adds gradients in any order" in why_not("layout.attention", "cudnn", "H200", determinism="bitwise")
+
+
 def test_a_kernel_of_other_gpus_is_a_broken_rule_of_its_control() -> None:
     kernels = dict(OPENING["layout"]) | {"attention": "fa4"}
     row = ask("memory", dict(OPENING) | {"gpu": "A100-80GB", "layout": kernels})[0]

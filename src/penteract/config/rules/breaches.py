@@ -204,14 +204,16 @@ def _experts(case: Case) -> Iterator[Breach]:
         yield "expert_tp", f"experts are whole (1) or split over all of tp = {lay.tp}"
     elif moe and moe.ffn_size % lay.expert_tp:
         yield "expert_tp", f"expert_tp = {lay.expert_tp} does not divide an expert's ffn_size = {moe.ffn_size}"
-    if why := not_padded(lay):
+    if why := not_padded(case.model, lay):
         yield "expert_rows", why
 
 
-def not_padded(lay: Layout) -> str:
+def not_padded(model: ModelSpec, lay: Layout) -> str:
     """Why a layout that asks for padded rows of experts cannot have them, but for its kernels; else empty."""
-    if lay.expert_rows != "padded" or lay.gathers_tokens:
+    if lay.expert_rows != "padded" or (lay.gathers_tokens and model.moe is not None):
         return ""
+    if model.moe is None:
+        return "the model has no experts whose rows could be padded"
     where = "for all-to-all the host reads their sizes" if lay.ep > 1 else "one rank's experts get all, a known number"
     return f"experts' rows are padded where ranks gather tokens, by ep_method all_gather: {where}"
 

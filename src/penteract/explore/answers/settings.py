@@ -13,6 +13,7 @@ from penteract.config.optimizers import OPTIMIZERS
 from penteract.config.precision.policy import RECIPES
 from penteract.config.rules.breaches import breaches
 from penteract.config.rules.case import Case
+from penteract.config.rules.determinism import not_seen_to_repeat
 from penteract.config.rules.kernel_gpus import for_other_gpus
 from penteract.explore.answers.controls import WORDS, key_of, leaf, names, word
 from penteract.explore.answers.questions import DEGREES, Asked
@@ -123,6 +124,9 @@ class Settings:
             for other in for_other_gpus(case.model, case.layout, ask.cluster.gpu.capability):
                 if other.setting == setting:
                     return f"{other.what} is for other GPUs"
+        if setting in _REPEATED and ask.gpu is not None:
+            for seen in not_seen_to_repeat(case.model, case.layout, ask.gpu.capability):
+                return f"not seen to repeat to the bit: {seen.found}"
         found = breaches(case if setting in DEGREES else replace(case, world=None))
         at_fault = {at for at, _ in breaches(self.case)} if found else set[str]()
         new = [what for at, what in found if at not in at_fault or at == setting]
@@ -168,6 +172,7 @@ class Settings:
 
 
 _KERNELS = ("attention", "experts", "fuse")  # of which some are for some GPUs
+_REPEATED = ("determinism", "elementwise", "experts")  # on which it depends whether a run repeats on a GPU
 _RULED = (
     "schedule", "cp_method", "ep_method", "expert_rows", "attention", "loss", "elementwise", "experts", "collectives",
     "determinism", "zero", "fuse",

@@ -55,7 +55,8 @@ class Legality:
         """Why experts cannot be shared so over `rows` = dp·cp times `tp` ranks."""
         of_kernels = experts.pop("expert_rows")  # which `expert_kernel` looks at too
         why = self._first(dp=rows, tp=tp, **experts)
-        return why or reason(("expert_rows", not_padded(_PLAIN.put(**experts, expert_rows=of_kernels))))
+        layout = _PLAIN.put(**experts, expert_rows=of_kernels)
+        return why or reason(("expert_rows", not_padded(self.model, layout)))
 
     def shards(self, rows: int, ep: int, sharing: tuple[int, int, bool, bool]) -> str:
         """Why state cannot be sharded over `rows` = dp·cp ranks: `sharing` is (zero, shard_group, reduce_scatter_once,
