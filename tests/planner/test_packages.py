@@ -15,7 +15,7 @@ from penteract.config.rules.kernel_packages import PACKAGES, packages_needed, re
 from penteract.errors import BadInput
 from penteract.planner import question as asking
 from penteract.planner.ask import as_text, parse_settings
-from penteract.planner.plan import Plan, exact
+from penteract.planner.plan import PLAIN_ATTENTION, Plan, exact
 from penteract.planner.question import question
 from penteract.planner.report.as_text import as_text_whole
 
@@ -135,3 +135,19 @@ def test_only_known_ones_are_taken() -> None:
     with pytest.raises(BadInput, match="no package of kernels") as refused:
         read_packages("flash-attn")
     assert refused.value.fix == "--packages flash-attn-4"
+
+
+def test_what_bitwise_costs_is_planned() -> None:
+    """A little of attention with a kernel that repeats; where there is none, a line says that attention is torch's."""
+    asked: dict[str, Any] = {"sequence_length": 4096, "batch": "16seqs"}
+    layout = "dp=4,mbs=2,zero=1"
+    off, bitwise, plain = (
+        plan("llama-3.2-1b", "4xH200", layout=f"{layout}{more}", packages=packages, **asked)
+        for more, packages in (("", None), (",determinism=bitwise", None), (",determinism=bitwise", "none"))
+    )
+    assert (
+        off.best.layout.attention == bitwise.best.layout.attention == "fa4"
+        and plain.best.layout.attention == "reference"
+    )
+    assert 1 < bitwise.best.time.seconds / off.best.time.seconds < 1.02
+    assert PLAIN_ATTENTION in plain.notes and PLAIN_ATTENTION not in (*off.notes, *bitwise.notes)
