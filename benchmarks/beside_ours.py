@@ -43,13 +43,14 @@ from penteract.units import gib
 
 
 class RandomBatches:
-    """The batches of both sides, as samples. Each sequence is one document."""
+    """The batches of both sides, as samples. Documents that share a sequence are of the same length."""
 
     def __init__(self, case: Case) -> None:
-        positions = np.arange(case.sequence_length, dtype=np.int64)
+        index = np.arange(case.sequence_length, dtype=np.int64)
+        start = index - index % (case.sequence_length // max(case.documents, 1))
         ranks = [batches(case, number) for number in range(case.data_ranks)]
         rows = [row.numpy() for batch in zip(*ranks, strict=True) for part in batch for row in part]
-        self.samples = [Sample(row[:-1].copy(), row[1:].copy(), np.zeros_like(positions), positions) for row in rows]
+        self.samples = [Sample(row[:-1].copy(), row[1:].copy(), start, index - start) for row in rows]
 
     def __len__(self) -> int:
         return sys.maxsize
@@ -87,7 +88,7 @@ def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> Run
         whole = whole.put(expert_rows=fastest_rows(model, whole, parts.policy))
     return RunSpec(
         model=model, layout=whole, sequence_length=case.sequence_length, precision=parts,
-        data=Data(pack_documents=False), optimizer=Optimizer(learning_rate=case.rate),
+        data=Data(pack_documents=case.documents > 0), optimizer=Optimizer(learning_rate=case.rate),
         lr_schedule=LearningRateSchedule(warmup_steps=WARM), train=Training(steps=10_000),
     )  # fmt: skip
 

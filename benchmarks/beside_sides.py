@@ -47,6 +47,7 @@ class Case:
     layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
     steps: int = STEPS
     rate: float = 1e-4  # of learning
+    documents: int = 0  # that share a sequence of ours; torchtitan's is one
     peer_modes: tuple[str, ...] = ()  # of torchtitan, on several GPUs: without FSDP it computes tp and pp in fp32
 
     @property
@@ -86,7 +87,10 @@ CASES = {case.name: case for case in (
     Case("A1_fp8", **_A, precision="fp8_tensorwise", peer_arguments=_FP8),
     Case("A1_fp8_fast", **_A, precision="fp8_tensorwise", peer_arguments=_FP8,
          our_precision={"fp8_fast_accumulation": True}),
+    Case("A1_documents", **_A, documents=8),
     Case("B1", **_B, sequence_length=4096, micro_batch_size=4),
+    Case("B1_documents", **_B, sequence_length=4096, micro_batch_size=4, documents=4),
+    Case("E1_documents", **_B, sequence_length=32_768, micro_batch_size=1, documents=2),
     Case("E1", **_B, sequence_length=32_768, micro_batch_size=1),
     Case("F1", "qwen3-30b-a3b", {"layers": 4}, "qwen3", "30B-A3B", {"n_layers": 4, "max_seq_len": 4096}, 4096, 4, 151_936,
          parts={"moe": {"balance": "none"}}),
