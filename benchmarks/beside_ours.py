@@ -74,7 +74,7 @@ def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> Run
     defaults: dict[str, Any] = {
         "micro_batch_size": case.micro_batch_size, "loss": "chunked", "elementwise": "triton",
         "attention": fastest_attention(model, cut, parts.policy, installed_packages(FA4),
-                                       capability=torch.cuda.get_device_capability()),
+                                       capability=torch.cuda.get_device_capability(), documents=case.documents > 0),
         "experts": fastest_experts(model, cut, parts.policy, installed_packages(QUACK),
                                    capability=torch.cuda.get_device_capability()),
         "fuse": fastest_fusions(model, cut, parts.policy, installed_packages(QUACK),
