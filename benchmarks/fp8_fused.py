@@ -1,6 +1,6 @@
 """One GPU: fused FP8 linear layers (`quantise`, `fp8_linear`): correctness and speed.
 
-    python benchmarks/fp8_fused.py --out FOLDER [--commit HASH] [--only correct,speed] [--tokens 16384]
+    python benchmarks/fp8_fused.py --out FOLDER [--commit HASH] [--only correct,speed,sampled] [--tokens 16384]
 
 Writes FOLDER/fp8_fused.json after each part. A part that fails writes its traceback instead. This takes about half a
 minute.
@@ -38,10 +38,11 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.fp8 import Format, usual
 from penteract.config.precision.policy import RECIPES
+from penteract.config.precision.sampled_rows import MARGIN
 from penteract.engine.device.zeros import Zeros
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.kernel import Env
-from penteract.engine.kernels.quantised.casters import Casters, Fp8Data, typed
+from penteract.engine.kernels.quantised.casters import Casters, Fp8Data, Slopes, typed
 from penteract.engine.kernels.quantised.fp8 import emulated
 from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.triton.fusions import rotate_
@@ -185,6 +186,54 @@ def _cast(casters: Casters, x: torch.Tensor, form: Format) -> list[torch.Tensor]
     return [rowwise, columnwise, scale]
 
 
+def sampled(tokens: int) -> list[dict[str, Any]]:
+    """Gradients whose scale comes from some rows beside those whose scale comes from all: the numbers, and seconds. In
+    one of two, a row that is not among them has numbers far above the margin."""
+    rows: list[dict[str, Any]] = []
+    generator, width = torch.Generator(DEVICE).manual_seed(3), 4096
+
+    def draw(columns: int) -> torch.Tensor:
+        return torch.randn(tokens, columns, generator=generator, device=DEVICE, dtype=torch.bfloat16)
+
+    for above in (False, True):
+        g, packed, of_glu = draw(width), draw(2 * width), draw(width)
+        for x in (g, of_glu):
+            x[5] *= 2.0**12 if above else 1.0
+        given: tuple[tuple[str, Any, int], ...] = (("values", g, width), ("slopes", Slopes(packed, of_glu), 2 * width))
+        for what, x, columns in given:
+            how = TRITON.of_values if what == "values" else TRITON.of_slopes
+            by_all, by_some = (
+                Fp8Data(*(torch.empty(n, dtype=FORMATS["e5m2"], device=DEVICE) for n in ((tokens, columns), (columns, tokens))))
+                for _ in range(2)
+            )  # fmt: skip
+            largest, zeros, of_all, scale = (torch.zeros(n, device=DEVICE) for n in (1, 2, 1, 1))
+            search, put, sample = (
+                how.largest_of(x),
+                how.fp8_of(FP8, "e5m2", x, of_all),
+                how.sampled_of(FP8, "e5m2", x, scale),
+            )
+
+            def twice(search: Any = search, put: Any = put, largest: Any = largest, into: Fp8Data = by_all) -> None:
+                largest.zero_()
+                search(largest)
+                put(largest, into)
+
+            def once(sample: Any = sample, zeros: Any = zeros, into: Fp8Data = by_some) -> None:
+                zeros.zero_()
+                sample(zeros, into)
+
+            took = {"twice": seconds(twice), "once": seconds(once)}
+            exact, made = (data[0].float() * s for data, s in ((by_all, of_all), (by_some, scale)))
+            ratio = (scale / of_all).item()
+            held = {
+                "numbers": bool(((made - exact).abs() <= scale * 2.0**-16).all()),
+                "columnwise": torch.equal(by_some[0].view(torch.uint8).t(), by_some[1].view(torch.uint8)),
+                "scale": ratio == 1 if above else 1 < ratio <= MARGIN,
+            }
+            rows.append({"of": what, "above": above, "scale_above": ratio, "held": held, "seconds": took})
+    return rows
+
+
 def speed(tokens: int) -> list[dict[str, Any]]:
     """Seconds of whole phases; of quantisation alone, with its bandwidth; of products alone, with their rate."""
     rows: list[dict[str, Any]] = []
@@ -246,7 +295,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the folder of the record")
     parser.add_argument("--commit", default="", type=hexadecimal, help="for the record")
-    parser.add_argument("--only", default="correct,speed", help="parts to run")
+    parser.add_argument("--only", default="correct,speed,sampled", help="parts to run")
     parser.add_argument("--tokens", type=int, default=16384, help="of the speed part")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -255,7 +304,11 @@ def main() -> None:
         "commit": given.commit, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
         "cuda": torch.version.cuda, "tokens": given.tokens, "tolerance": TOLERANCE,
     }  # fmt: skip
-    parts: dict[str, Callable[[], Any]] = {"correct": correct, "speed": partial(speed, given.tokens)}
+    parts: dict[str, Callable[[], Any]] = {
+        "correct": correct,
+        "speed": partial(speed, given.tokens),
+        "sampled": partial(sampled, given.tokens),
+    }
     for name in given.only.split(","):
         found |= run_parts(name, {name: parts[name]})
         (given.out / "fp8_fused.json").write_text(json.dumps(found, indent=1))
@@ -265,7 +318,9 @@ def main() -> None:
 
 def _line(row: Mapping[str, Any]) -> str:
     fields = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if k != "seconds"]
-    return " · ".join([*fields, *([f"{row['seconds'] * 1e3:.3f} ms"] if "seconds" in row else [])])
+    took = row.get("seconds", {})
+    several = took if isinstance(took, dict) else {"": took}
+    return " · ".join([*fields, *(f"{name} {1e3 * s:.3f} ms" for name, s in several.items())])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from op_kernels.fp8 import counted
 from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.precision.fp8 import Format, Fp8
+from penteract.config.precision.sampled_rows import EVERY, MARGIN
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data, PutFp8, Slopes, typed
 from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels
@@ -49,7 +50,7 @@ KERNELS = Fp8Kernels(CASTERS, counted, rotate_).table()
 FP8 = Fp8(kind="tensorwise")
 ABOUT = {"fp8": FP8, "features": 112}
 TRIED = [case for case in CASES if case.op_name in KERNELS] + [
-    Case("fp8_glu", "several tiles", of_fp8((67, 2), 136), ((144, 136), (144, 136)), {"fp8": FP8, "features": 288}),
+    Case("fp8_glu", "several tiles", of_fp8((70, 2), 136), ((144, 136), (144, 136)), {"fp8": FP8, "features": 288}),
     Case("quantise", "several tiles", (x(67, 2, 150),), (), {"fp8": FP8}),
     Case("fp8_linear", "several tiles", of_fp8((67, 2), 136), ((80, 136), (32, 136)), ABOUT),
 ]
@@ -92,8 +93,73 @@ def test_fp8_data_are_those_of_plain_torch(name: Format, powers: bool, bad: floa
     for a, b in zip(one, other, strict=True):
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
     assert torch.equal(other[0].t(), other[1])
-    if not powers:  # powers of two hide that a scale is none; the FP8 data of NaN does not
+    if not fp8.powers_of(name):  # powers of two hide that a scale is none; the FP8 data of NaN does not
         assert other[2].isfinite().item() == (bad is None)
+
+
+def sampled(how: Caster, x: Any, like: torch.Tensor) -> list[torch.Tensor]:
+    """FP8 data of a gradient both ways round, and the scale, from some of its rows. `like`: in what shape."""
+    rows, k = like.shape
+    data, columnwise = torch.full((rows, k), 7, dtype=torch.uint8), torch.full((k, rows), 7, dtype=torch.uint8)
+    scale, into = torch.zeros(1), Fp8Data(typed(data, "e5m2"), typed(columnwise, "e5m2"))
+    how.put_sampled(FP8, "e5m2", x, torch.zeros(2), scale, into)
+    gc.collect()
+    return [data, columnwise, scale]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    "found", ["in the sample", "near it", "far above it", "where it is zero", "nan", "nan in it", "inf"]
+)
+def test_a_scale_of_some_rows_cuts_nothing_off(found: str) -> None:
+    x = drawn(3 * EVERY, 160)
+    if found == "where it is zero":
+        x[::EVERY] = 0
+    row = 2 * EVERY if found.endswith("in it") else 5
+    many = {
+        "near it": MARGIN / 2,
+        "far above it": 2**9 * MARGIN,
+        "nan": math.nan,
+        "nan in it": math.nan,
+        "inf": math.inf,
+    }
+    x[row, 7] = x[::EVERY].abs().max() * many.get(found, 1)
+    one, other = (sampled(how.of_values, x, x) for how in (TORCH, CASTERS))
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    data, columnwise, scale = other
+    assert torch.equal(data.t(), columnwise)
+    exact, _, of_all = cast(TORCH, FP8, "e5m2", [x])
+    above = scale / of_all  # powers of two
+    if found in ("far above it", "where it is zero"):
+        assert above == 1
+    elif found in ("in the sample", "near it"):
+        assert 1 <= above <= MARGIN and (found == "near it" or above > 1)
+    if found.startswith("nan"):
+        assert data.view(torch.float8_e5m2).isnan()[row, 7]
+    elif found != "inf":
+        values, wanted = (d.view(torch.float8_e5m2).float() * s for d, s in ((data, scale), (exact, of_all)))
+        large = wanted.abs() >= scale * 2.0**-14  # a normal number by both scales
+        assert torch.equal(values[large], wanted[large]) and large.any()
+        assert ((values - wanted).abs() <= scale * 2.0**-16).all()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("many", [1.0, 2**9 * MARGIN])
+def test_slopes_by_some_rows_are_those_by_all(many: float) -> None:
+    packed, g = drawn(3 * EVERY, 288).div(50), drawn(3 * EVERY, 144)
+    g[5] *= many
+    for how in (TORCH, CASTERS):
+        largest, of_all = torch.zeros(1), torch.zeros(1)
+        how.of_slopes.put_largest(Slopes(packed, g), largest)
+        exact = torch.empty(3 * EVERY, 288, dtype=torch.uint8), torch.empty(288, 3 * EVERY, dtype=torch.uint8)
+        into = Fp8Data(*(typed(data, "e5m2") for data in exact))
+        how.of_slopes.put_fp8(FP8, "e5m2", Slopes(packed, g), largest, of_all, into)
+        data, columnwise, scale = sampled(how.of_slopes, Slopes(packed, g), packed)
+        assert torch.equal(data.t(), columnwise)
+        assert (scale == of_all) == (many > 1)
+        values, wanted = (d.view(torch.float8_e5m2).float() * s for d, s in ((data, scale), (exact[0], of_all)))
+        assert ((values - wanted).abs() <= scale * 2.0**-16).all()
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

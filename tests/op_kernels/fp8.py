@@ -47,7 +47,7 @@ def scales(x: torch.Tensor, fp8: Fp8, name: str, *, square: bool = False) -> tor
         for c in range(0, k, wide):
             part = x[r : r + high, c : c + wide]
             scale = part.abs().max().float() / torch.tensor(values(name)[-1], dtype=torch.float32)
-            if fp8.powers:
+            if fp8.powers or (fp8.kind == "tensorwise" and name == "e5m2"):
                 scale = 2.0 ** torch.log2(scale.double()).ceil()
             out[r : r + high, c : c + wide] = scale.double()
     return out

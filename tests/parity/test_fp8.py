@@ -19,6 +19,7 @@ from layouts import Case, Subject, _prepare, _step, made_once
 from penteract.config.layout import FUSIONS, Fusion, Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec
+from penteract.config.precision import sampled_rows
 from penteract.config.precision.fp8 import Fp8, usual
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine.comm.groups import ProcessGroups, needed
@@ -220,6 +221,22 @@ def test_any_layout_that_casts_once_is_one_process(pool: Pool, case: Case) -> No
     policy = replace(RECIPES["fp64"], fp8=case.precision.fp8)
     told = pool.run(held, replace(case, layout=layout, precision=policy), {})
     assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
+
+
+def test_scales_of_gradients_from_some_rows_change_nothing_but_the_smallest_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case(DENSE, Layout(fuse=FUSIONS), 64, precision=replace(RECIPES["fp64"], fp8=RECIPE["tensorwise"]))
+    by_all = in_one_process(case)
+    monkeypatch.setattr(sampled_rows, "LEAST_ROWS", 1)
+    by_some = in_one_process(case)
+    assert by_some.loss == by_all.loss
+    differ = 0
+    for name, g in by_some.gradients.items():
+        error = (g - by_all.gradients[name]).abs().max() / g.abs().max()
+        differ += error.item() > 0
+        assert error < 1e-7
+    assert differ  # the scales were others
 
 
 def test_a_step_that_casts_once_is_the_step_that_casts_thrice_within_what_fp8_loses() -> None:

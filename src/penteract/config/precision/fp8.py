@@ -40,7 +40,7 @@ class Fp8:
                        blockwise   one scale for `block` such elements; for weights, for a square block
     operand, gradient  formats of activations and weights, and of their gradients
     first, last        numbers of first and last layers that are not in FP8; the head and routers never are
-    powers             scales are rounded up to powers of two
+    powers             scales are rounded up to powers of two; those of gradients always are (`powers_of`)
     gather             under ZeRO 3 weights are gathered in FP8, each with one scale that ranks agree on once a step
     experts            experts' matrices too, in forward and input gradients. Their weight gradients sum over whichever
                        tokens are on a rank, and stay in the policy's compute dtype
@@ -83,6 +83,11 @@ class Fp8:
         if self.fast_accumulation and self.kind == "blockwise":
             raise _refusal("fast_accumulation", "true in fp8_blockwise, whose blocks are summed in fp32",
                            "true in the other recipes", "false")  # fmt: skip
+
+    def powers_of(self, name: Format) -> bool:
+        """Whether scales of data in this format are powers of two. Those of e5m2 are, where a tensor has one scale: a
+        larger one then rounds numbers alike (`sampled_rows.py`)."""
+        return self.powers or (self.kind == "tensorwise" and name == "e5m2")
 
     @property
     def unit(self) -> int:

@@ -19,6 +19,7 @@ class Zeros:
 
     table    [count, ONE_SCALE / FLOAT]; a number is the first of its row, so its address is a multiple of 16 bytes
     numbers  these, as views
+    pairs    each with the number behind it in its row, as views [2]
     used     of them, since all were cleared
     """
 
@@ -26,12 +27,14 @@ class Zeros:
     device: torch.device
     table: torch.Tensor = field(init=False)
     numbers: list[torch.Tensor] = field(init=False)
+    pairs: list[torch.Tensor] = field(init=False)
     used: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         """Make the table."""
         self.table = torch.zeros(self.count, ONE_SCALE // FLOAT, dtype=torch.float32, device=self.device)
         self.numbers = [row[:1] for row in self.table]
+        self.pairs = [row[:2] for row in self.table]
 
     def begin(self) -> None:
         """All are zero again, and none is used."""
@@ -47,3 +50,8 @@ class Zeros:
             self.begin()
         self.used += 1
         return self.numbers[self.used - 1]
+
+    def pair(self) -> torch.Tensor:
+        """Two zeros [2] in its place: its row has room for them."""
+        self.next()
+        return self.pairs[self.used - 1]

@@ -20,6 +20,7 @@ import torch
 
 from penteract.config.precision.fp8 import Fp8
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put
+from penteract.engine.kernels.quantised.cublaslt import multiplied
 from penteract.engine.kernels.quantised.quantise import TORCH, Operand, OperandView, Quantiser, scale_count
 from penteract.ops.declarations.quantised.fp8 import aligned, scaled_linear
 from penteract.ops.tape import Site
@@ -136,13 +137,15 @@ def _dequantised(fp8: Fp8, x: Operand, wide: torch.dtype) -> torch.Tensor:
 def real(fp8: Fp8, a: Operand, b: Operand, out: torch.Tensor, forward: bool) -> None:
     """On a GPU with FP8 units, by cuBLASLt. The second operand is column-major; scales of blocks are contiguous along
     the rows that they scale. Forward products may accumulate in fewer bits, and those of gradients where the
-    recipe says so."""
+    recipe says so: by an algorithm of our choice, where there is one."""
     n, k = b.data.shape
     fast = fp8.kind != "blockwise" and (forward or fp8.fast_accumulation)
     if fp8.kind == "rowwise":
         scales = (a.scale[:, None], b.scale[None])
     elif fp8.kind != "blockwise":
         scales = (a.scale, b.scale)
+        if fast and multiplied(a, b, out):
+            return
     else:
         second = b.scale
         if second.shape == (n // fp8.block, k // fp8.block):  # squares, in rows that are multiples of 16 bytes

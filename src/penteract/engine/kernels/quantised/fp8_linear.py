@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from penteract.config.precision.fp8 import Format, Fp8
+from penteract.config.precision.sampled_rows import EVERY, MARGIN, is_long, samples_gradients
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.fusions import Rotate, put_swiglu, put_swiglu_input, rotate_
 from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel, bound, in_turn
@@ -65,6 +66,18 @@ def _made(x: Slopes) -> torch.Tensor:
     return made
 
 
+def put_sampled(
+    fp8: Fp8, name: Format, x: torch.Tensor, scale: torch.Tensor, zeros: torch.Tensor, into: Fp8Data
+) -> None:
+    """FP8 data of x by the largest value of some rows, or of all where that is too small."""
+    largest, found = zeros[:1], zeros[1:]
+    put_largest(x[::EVERY], largest)
+    put_largest(x, found)
+    largest.mul_(MARGIN)
+    torch.where(found <= largest, largest, found, out=largest)  # a NaN is not
+    put_fp8(fp8, name, x, scale, largest, into)
+
+
 def put_largest_slope(x: Slopes, largest: torch.Tensor) -> None:
     """Of the gradients, which are made for this."""
     put_largest(_made(x), largest)
@@ -77,6 +90,13 @@ def put_slopes(
     put_fp8(fp8, name, _made(x), scale, largest, into)
 
 
+def put_sampled_slopes(
+    fp8: Fp8, name: Format, x: Slopes, scale: torch.Tensor, zeros: torch.Tensor, into: Fp8Data
+) -> None:
+    """The same of the gradients, which are made for this."""
+    put_sampled(fp8, name, _made(x), scale, zeros, into)
+
+
 def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> None:
     """SwiGLU of `packed` [.., 2·F] -> `out` [.., F], and its largest absolute value -> `largest` [1]; two kernels."""
     put_swiglu(packed, out)
@@ -84,8 +104,9 @@ def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> N
 
 
 TORCH = Casters(
-    Caster(partial(partial, put_largest), partial(partial, put_fp8)),
-    Caster(partial(partial, put_largest_slope), partial(partial, put_slopes)), put_glu,
+    Caster(partial(partial, put_largest), partial(partial, put_fp8), partial(partial, put_sampled)),
+    Caster(partial(partial, put_largest_slope), partial(partial, put_slopes), partial(partial, put_sampled_slopes)),
+    put_glu,
     lambda parts: parts[0] if len(parts) == 1 else None,
 )  # fmt: skip
 
@@ -166,7 +187,7 @@ class Fp8Kernels:
         columnwise = typed(columnwise, fp8.gradient)
         features, tokens = columnwise.shape
         room = partial(torch.empty, device=out.device)
-        cast = self._cast(env, fp8, fp8.gradient, [g], of_g, caster, largest)
+        cast = self._gradient_cast(env, fp8, g, tokens, of_g, caster, largest)
         puts = [self.casters.of_values.fp8_of(fp8, fp8.operand, part, of_weights) for part in matrices]
 
         def run() -> None:
@@ -234,6 +255,16 @@ class Fp8Kernels:
                 largest = None  # the first has made the scale
 
         return run
+
+    def _gradient_cast(
+        self, env: Env, fp8: Fp8, g: Any, rows: int, scale: torch.Tensor, caster: Caster,
+        own_largest: torch.Tensor | None,
+    ) -> Callable[[Sequence[Fp8Data]], object]:  # fmt: skip
+        """The same for a gradient of so many rows: in one pass where some of them make its scale."""
+        if own_largest is None and is_long(rows) and samples_gradients(fp8, env.mesh.layout):
+            put = caster.sampled_of(fp8, fp8.gradient, g, scale)
+            return lambda into: put(env.zeros.pair(), *into)
+        return self._cast(env, fp8, fp8.gradient, [g], scale, caster, own_largest)
 
     def table(self) -> dict[str, TorchKernel]:
         """The kernels of the ops that are cast once, by op name."""

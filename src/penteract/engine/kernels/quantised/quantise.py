@@ -102,7 +102,7 @@ def as_shared(fp8: Fp8, view: OperandView, scale: torch.Tensor) -> torch.Tensor:
 def make_scales(fp8: Fp8, name: Format, largest: torch.Tensor) -> None:
     """Turn amax values in fp32 into scales, in place."""
     largest.clamp_(min=TINY).div_(torch.full((), LARGEST[name], device=largest.device))
-    if fp8.powers:  # round up to a power of two: carry any bit of the mantissa into the exponent, and drop the mantissa
+    if fp8.powers_of(name):  # round up: carry any bit of the mantissa into the exponent, and drop the mantissa
         largest.view(torch.int32).add_(0x7FFFFF).bitwise_and_(0x7F800000)
 
 

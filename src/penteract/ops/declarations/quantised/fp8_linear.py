@@ -13,6 +13,7 @@ from math import fsum, prod
 
 from penteract.config.layout import Elementwise, Layout
 from penteract.config.precision.fp8 import Fp8
+from penteract.config.precision.sampled_rows import is_long, samples_gradients
 from penteract.ops.declarations.declaration import (
     FLOAT,
     Attrs,
@@ -111,6 +112,7 @@ class Fp8Linear(Linear):
     weight_keeps = ("in2", "in3")
     input_keeps = ("extra0",)
     elementwise: Elementwise = "reference"
+    samples = False  # the scale of a long gradient comes from some of its rows: it is read once
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         return (Spec((*ins[0].shape[:-1], attrs["features"])),), (Spec((1,), "stat"),)
@@ -158,8 +160,11 @@ class Fp8Linear(Linear):
         if phase == "forward":
             return of_weights * ((1 if attrs.get("known_weights") else 2) * read + FP8_BYTES)
         of_gradient = of_weights // ins[0][-1] * tokens
-        reads = 1 if attrs.get("known_gradient") else 2
+        reads = 1 if attrs.get("known_gradient") or self._samples(tokens) else 2
         return of_gradient * (reads * read + 2 * FP8_BYTES) + of_weights * (read + FP8_BYTES)
+
+    def _samples(self, tokens: int) -> bool:
+        return self.samples and is_long(tokens)
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         passes = self.passes(*call.of_op, widths)
@@ -217,14 +222,27 @@ class Fp8Glu(Fp8Linear):
             return super().passes(phase, ins, weights, attrs, widths) + elements * wide * 3 // 2
         if phase == "weight_gradient":
             return super().passes(phase, ins, weights, attrs, widths)
-        return elements * (3 * wide + 2 * FP8_BYTES) + of_weights * (wide + FP8_BYTES)
+        read = elements * wide * 3 // 2 * (1 if self._samples(prod(ins[0][:-1])) else 2)
+        return read + elements * 2 * FP8_BYTES + of_weights * (wide + FP8_BYTES)
 
 
 class OnePassFp8Glu(Fp8Glu):
-    """By kernels: SwiGLU finds the largest value on its way; backward goes twice over gate, up and the gradient, and
-    makes their gradients in registers."""
+    """By kernels: SwiGLU finds the largest value on its way; backward goes over gate, up and the gradient, twice unless
+    it samples them, and makes their gradients in registers."""
 
     elementwise: Elementwise = "triton"
+
+
+class SampledFp8Linear(OnePassFp8Linear):
+    """One pass over a gradient, whose scale comes from some of its rows."""
+
+    samples = True
+
+
+class SampledFp8Glu(OnePassFp8Glu):
+    """One pass over gate, up and the gradient."""
+
+    samples = True
 
 
 FP8_LINEAR: dict[str, OpDeclaration] = {"quantise": Quantise(), "fp8_linear": Fp8Linear(), "fp8_glu": Fp8Glu()}
@@ -234,14 +252,18 @@ _ONE_PASS: dict[str, OpDeclaration] = {
     "fp8_linear": OnePassFp8Linear(),
     "fp8_glu": OnePassFp8Glu(),
 }
+_SAMPLED = _ONE_PASS | {"fp8_linear": SampledFp8Linear(), "fp8_glu": SampledFp8Glu()}
 
 
 @cache
 def with_kernels(op_name: str, elementwise: Elementwise) -> Serves:
     """Serves these ops in layouts with this `elementwise`."""
-    declaration = (FP8_LINEAR if elementwise == "reference" else _ONE_PASS)[op_name]
 
     def serves(site: Site, layout: Layout) -> OpDeclaration | None:
-        return declaration if layout.elementwise == elementwise else None
+        if layout.elementwise != elementwise:
+            return None
+        if elementwise == "reference":
+            return FP8_LINEAR[op_name]
+        return (_SAMPLED if samples_gradients(site.attrs["fp8"], layout) else _ONE_PASS)[op_name]
 
     return serves

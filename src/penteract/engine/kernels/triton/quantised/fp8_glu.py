@@ -9,16 +9,29 @@ They are rounded as they would be in memory, so that the data are those of plain
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
+from penteract.config.precision.sampled_rows import EVERY, MARGIN
 from penteract.engine.device.launches import bind
 from penteract.engine.kernels.kernel import Bindable, Bound
-from penteract.engine.kernels.quantised.casters import Fp8Data, PutFp8, PutLargest, Slopes
+from penteract.engine.kernels.quantised.casters import Fp8Data, PutFp8, PutLargest, PutSampled, Slopes
 from penteract.engine.kernels.quantised.quantise import TINY
-from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, WARPS, inverse_of, put_larger, put_tile
+from penteract.engine.kernels.triton.quantised.fp8_tiles import (
+    COLUMNS,
+    PROGRAMS,
+    WARPS,
+    inverse_of,
+    pattern_at,
+    put_if_larger,
+    put_larger,
+    put_sampled,
+    put_tile,
+)
 from penteract.engine.kernels.triton.quantised.quantise import patterns_of
 from penteract.engine.kernels.triton.strides import tiles
 
@@ -71,22 +84,70 @@ def _largest(packed, gradient, largest, rows, width, R: tl.constexpr, C: tl.cons
 
 
 @triton.jit
-def _quantise_tile(
-    packed, gradient, largest, scale, rowwise, columnwise, rows, width, columnwise_by_row, limit, least,
-    POWERS: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
-    """A tile of both gradients. rowwise: [rows, 2·width]; columnwise: [2·width, rows]."""
-    r = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+def _sample(
+    packed, gradient, largest, rows, width, EVERY: tl.constexpr, MARGIN: tl.constexpr, R: tl.constexpr, C: tl.constexpr
+):
+    """The same of every so many rows, with a margin above it."""
+    r = (tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)) * EVERY
     c = tl.program_id(1).to(tl.int64) * C + tl.arange(0, C)
     inside = (r < rows)[:, None] & (c < width)[None, :]
+    put_sampled(largest, _larger(*_slopes(packed, gradient, width, r, c, inside)), MARGIN)
+
+
+@triton.jit
+def _larger(by_gate, by_up):
+    """The pattern of the largest value of two tiles."""
+    both = tl.maximum(patterns_of(by_gate.to(tl.float32)), patterns_of(by_up.to(tl.float32)))
+    return tl.max(tl.max(both, axis=1), axis=0)
+
+
+@triton.jit
+def _put(
+    packed, gradient, inverse, limit, rowwise, columnwise, rows, width, columnwise_by_row, down, across,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Data of a tile of both gradients, which are the result. rowwise: [rows, 2·width]; columnwise: [2·width, rows]."""
+    r = down.to(tl.int64) * R + tl.arange(0, R)
+    c = across.to(tl.int64) * C + tl.arange(0, C)
+    inside = (r < rows)[:, None] & (c < width)[None, :]
     there = (c < width)[:, None] & (r < rows)[None, :]
-    inverse = inverse_of(largest, scale, least, limit, POWERS)
     by_gate, by_up = _slopes(packed, gradient, width, r, c, inside)
     at = rowwise + r[:, None] * (2 * width) + c[None, :]
     put_tile(by_gate, inverse, limit, at, inside)
     put_tile(by_up, inverse, limit, at + width, inside)
     put_tile(tl.trans(by_gate), inverse, limit, columnwise + c[:, None] * columnwise_by_row + r[None, :], there)
     put_tile(tl.trans(by_up), inverse, limit, columnwise + (c + width)[:, None] * columnwise_by_row + r[None, :], there)
+    return by_gate, by_up
+
+
+@triton.jit
+def _quantise_tile(
+    packed, gradient, largest, scale, rowwise, columnwise, rows, width, columnwise_by_row, limit, least,
+    POWERS: tl.constexpr, FIND: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """A tile. largest: fp32 [1], of which the scale is made. FIND: the largest value goes behind it, fp32 [2]."""
+    inverse = inverse_of(largest, scale, least, limit, POWERS)
+    by_gate, by_up = _put(
+        packed, gradient, inverse, limit, rowwise, columnwise, rows, width, columnwise_by_row, tl.program_id(0),
+        tl.program_id(1), R, C,
+    )  # fmt: skip
+    if FIND:
+        put_if_larger(largest + 1, _larger(by_gate, by_up))
+
+
+@triton.jit
+def _quantise_again(
+    packed, gradient, largest, scale, rowwise, columnwise, rows, width, columnwise_by_row, limit, least,
+    POWERS: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """All data anew where the largest value is larger than what the scale was made of. largest: fp32 [2], both."""
+    if pattern_at(largest + 1) > pattern_at(largest):
+        inverse, wide = inverse_of(largest + 1, scale, least, limit, POWERS), tl.cdiv(width, C)
+        for at in range(tl.program_id(0), tl.cdiv(rows, R) * wide, tl.num_programs(0)):
+            _put(
+                packed, gradient, inverse, limit, rowwise, columnwise, rows, width, columnwise_by_row, at // wide,
+                at % wide, R, C,
+            )  # fmt: skip
 
 
 def _grid(rows: int, width: int, high: int) -> tuple[int, int]:
@@ -118,12 +179,38 @@ def slopes_of(fp8: Fp8, name: Format, x: Slopes, scale: torch.Tensor) -> PutFp8:
     rows, width = x.gradient.shape
     launch = bind(
         _quantise_tile, (tiles(rows, _SIDE), tiles(width, _SIDE)), *x, None, scale, None, None, rows, width, 0,
-        LARGEST[name], TINY, POWERS=fp8.powers, R=_SIDE, C=_SIDE, num_warps=_FEW,
+        LARGEST[name], TINY, POWERS=fp8.powers_of(name), FIND=False, R=_SIDE, C=_SIDE, num_warps=_FEW,
     )  # fmt: skip
 
     def put(largest: torch.Tensor | None, into: Fp8Data) -> None:
         rowwise, columnwise = into
         assert rowwise is not None and columnwise is not None and largest is not None
         launch(largest=largest, rowwise=rowwise, columnwise=columnwise, columnwise_by_row=columnwise.stride(0))
+
+    return put
+
+
+def sampled_slopes_of(fp8: Fp8, name: Format, x: Slopes, scale: torch.Tensor) -> PutSampled:
+    """The same by the largest value of some rows; the last launch ends at once but where that was too small."""
+    rows, width = x.gradient.shape
+    sample = bind(
+        _sample, (tiles(tiles(rows, EVERY), _HIGH), tiles(width, COLUMNS)), *x, None, rows, width, EVERY=EVERY,
+        MARGIN=MARGIN, R=_HIGH, C=COLUMNS, num_warps=WARPS,
+    )  # fmt: skip
+    about = (*x, None, scale, None, None, rows, width, 0, LARGEST[name], TINY)
+    how: dict[str, Any] = {"POWERS": fp8.powers_of(name), "R": _SIDE, "C": _SIDE, "num_warps": _FEW}
+    high, wide = tiles(rows, _SIDE), tiles(width, _SIDE)
+    cast = bind(_quantise_tile, (high, wide), *about, FIND=True, **how)
+    again = bind(_quantise_again, (min(PROGRAMS, high * wide),), *about, **how)
+
+    def put(zeros: torch.Tensor, into: Fp8Data) -> None:
+        rowwise, columnwise = into
+        assert rowwise is not None and columnwise is not None
+        places: dict[str, Any] = {
+            "rowwise": rowwise, "columnwise": columnwise, "columnwise_by_row": columnwise.stride(0)
+        }  # fmt: skip
+        sample(largest=zeros)
+        cast(largest=zeros, **places)
+        again(largest=zeros, **places)
 
     return put

@@ -12,6 +12,7 @@ from penteract.engine.kernels.triton.quantised.quantise import scale_of
 
 ROWS, COLUMNS = 64, 128  # of a tile: lines of 64 bytes at least, whichever way the data lie
 WARPS = 8
+PROGRAMS = 528  # of kernels that go over all tiles: an H100 or H200 holds as many at once
 
 
 @triton.jit
@@ -34,11 +35,23 @@ def put_larger(largest, pattern):
 
 
 @triton.jit
+def put_sampled(largest, pattern, MARGIN: tl.constexpr):
+    """The same with a margin above the number."""
+    put_larger(largest, (pattern.to(tl.float32, bitcast=True) * MARGIN).to(tl.int32, bitcast=True))
+
+
+@triton.jit
 def put_if_larger(largest, pattern):
     """The same of many programs: most find a larger number there, and leave it."""
     there = largest.to(tl.pointer_type(tl.int32), bitcast=True)
     if pattern > tl.load(there):
         tl.atomic_max(there, pattern)
+
+
+@triton.jit
+def pattern_at(number):
+    """A number's pattern, which has the order of numbers that are not negative, with NaN above all."""
+    return tl.load(number.to(tl.pointer_type(tl.int32), bitcast=True))
 
 
 @triton.jit

@@ -137,7 +137,7 @@ def quantised(fp8: Fp8, view: OperandView, largest: torch.Tensor) -> Operand:
             data,
             scale,
             *args,
-            POWERS=fp8.powers,
+            POWERS=fp8.powers_of(view.format),
             SQUARE=view.square,
             R=tile[0],
             K=tile[1],
@@ -146,8 +146,8 @@ def quantised(fp8: Fp8, view: OperandView, largest: torch.Tensor) -> Operand:
     else:
         scale = torch.empty_like(largest)
         _quantise[_grid(rows, k, *TILE)](
-            x, data, scale, largest.view(torch.int32), *args, POWERS=fp8.powers, BY_ROW=fp8.kind == "rowwise",
-            R=TILE[0], K=TILE[1], num_warps=_WARPS,
+            x, data, scale, largest.view(torch.int32), *args, POWERS=fp8.powers_of(view.format),
+            BY_ROW=fp8.kind == "rowwise", R=TILE[0], K=TILE[1], num_warps=_WARPS,
         )  # fmt: skip
     return Operand(data, as_shared(fp8, view, scale))
 

@@ -1,0 +1,30 @@
+"""Scales of gradients, from some of their rows.
+
+The largest value of a gradient is known only when all of it has been read, and then it has to be read again. But scales
+that are powers of two round numbers alike, and e5m2 has 30 octaves: a scale that is too large only takes octaves from
+the smallest numbers. So the scale comes from every `EVERY`th row, with `MARGIN` above the largest value there. The
+largest of all is found on the way; where that is larger, all is cast again by it. So no number is cut off, and below
+the largest there are always 22 octaves.
+
+Short tensors are read twice: their sample would say little. So are those whose ranks share a scale: they agree on the
+largest value of all.
+"""
+
+from __future__ import annotations
+
+from penteract.config.layout import Layout
+from penteract.config.precision.fp8 import Fp8
+
+EVERY = 64
+MARGIN = 64.0
+LEAST_ROWS = 64 * EVERY
+
+
+def samples_gradients(fp8: Fp8, layout: Layout) -> bool:
+    """Whether scales of gradients that are long enough come from some of their rows."""
+    return fp8.kind == "tensorwise" and fp8.gradient == "e5m2" and layout.tp * layout.cp == 1
+
+
+def is_long(rows: int) -> bool:
+    """Whether they are enough for a sample."""
+    return rows >= LEAST_ROWS
