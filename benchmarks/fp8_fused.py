@@ -55,7 +55,7 @@ DEVICE = torch.device("cuda")
 KERNELS = Layout(elementwise="triton")
 FP8 = usual("tensorwise")
 TOLERANCE = {"forward": 5e-2, "input_gradient": 8e-2, "weight_gradient": 8e-2}
-PRODUCT = {"forward": 2e-2, "input_gradient": 5e-3, "weight_gradient": 5e-3}
+PRODUCT = {"forward": 2e-2, "input_gradient": 2**-7, "weight_gradient": 5e-3}
 ROPE = {"head_size": 128, "plain_size": 0, "theta": 5e5, "scaling": None, "rotary_columns": 40 * 128}
 LINEARS: Mapping[str, tuple[tuple[int, ...], int]] = {  # Llama 3 8B: features out, and in
     "qkv": ((4096, 1024, 1024), 4096), "o": ((4096,), 4096), "gate-up": ((14336, 14336), 4096), "down": ((4096,), 14336)

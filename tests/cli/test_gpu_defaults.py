@@ -9,7 +9,7 @@ import pytest
 
 from penteract.cli.resolve import gpu_defaults
 from penteract.cli.resolve.card_cluster import Card, planned_seconds
-from penteract.cli.resolve.gpu_defaults import ROOM, card_here, settle_defaults
+from penteract.cli.resolve.gpu_defaults import HARDLY, ROOM, card_here, settle_defaults
 from penteract.config.hardware import cluster
 from penteract.config.layout import COLLECTIVES, EVERY_FUSION, FUSIONS
 from penteract.config.resolve.resolved_run import Resolved, resolve
@@ -189,6 +189,41 @@ def test_rows_are_exact_where_a_plan_has_padded_ones_slower() -> None:
     assert of_experts(replace(ALL, name="some other"))[0] == "exact"
 
 
+WHOLE = "--data.pack_documents=false"
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ((WHOLE,), "bitwise"), ((), "off"), (("--batch.sequence_length=256",), "bitwise"),
+        ((WHOLE, "--kernels.determinism=off"), "off"), (("--kernels.determinism=bitwise",), "bitwise"),
+        ((WHOLE, "--kernels.attention=cudnn"), "off"), ((WHOLE, "--kernels.elementwise=reference"), "off"),
+        ((WHOLE, "--parallel.dp=2", "--parallel.zero=3"), "bitwise"), ((WHOLE, "--parallel.dp=4"), "off"),
+        ((WHOLE, "--parallel.pp=2", "--batch.global_batch_size=8"), "off"),
+        ((WHOLE, "--parallel.cp=2"), "off"), ((WHOLE, "--precision.dtype=fp8_tensorwise"), "off"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_run_has_the_same_bits_again_where_that_was_seen_and_costs_little(
+    words: tuple[str, ...], wanted: str
+) -> None:
+    """A step with documents would take longer, unless it is short of attention; in FP8 attention is more of it."""
+    made, line = settled(H200, *words)
+    assert made.run.layout.determinism == wanted
+    chosen = wanted == "bitwise" and "--kernels.determinism=bitwise" not in words
+    assert ("determinism bitwise" in line) == chosen
+    if chosen:
+        nodes = cluster(f"{made.run.layout.world}xH200")
+        other = replace(made.run, layout=made.run.layout.put(determinism="off"))
+        assert planned_seconds(made.run, nodes) <= HARDLY * planned_seconds(other, nodes)
+
+
+@pytest.mark.parametrize(("name", "capability"), [("some other", (9, 0)), ("A100", (8, 0))])
+def test_other_cards_do_not_promise_the_same_bits(name: str, capability: tuple[int, int]) -> None:
+    made, _ = settled(replace(H200, name=name, capability=capability), WHOLE)
+    assert made.run.layout.determinism == "off"
+
+
 def test_what_is_said_is_kept() -> None:
     made, line = settled(
         H200, "--kernels.attention=reference", "--kernels.fuse=none", "--precision.dtype=fp32",
@@ -197,7 +232,7 @@ def test_what_is_said_is_kept() -> None:
     lay = made.run.layout
     assert (lay.attention, lay.fuse, lay.micro_batch_size) == ("reference", (), 2)
     assert made.run.precision.dtype == "fp32"
-    assert line == "Chosen for H200 with 140.00 GiB free: elementwise triton"
+    assert line == "Chosen for H200 with 140.00 GiB free: elementwise triton, determinism bitwise"
 
 
 def test_an_old_card_computes_as_before() -> None:

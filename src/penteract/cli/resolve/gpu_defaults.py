@@ -15,6 +15,7 @@ from penteract.cli.resolve.card_cluster import Card, cluster_of, planned_seconds
 from penteract.config.hardware import Gpu
 from penteract.config.layout import COLLECTIVES, FUSIONS, Layout
 from penteract.config.resolve.resolved_run import Resolved
+from penteract.config.rules.determinism import not_seen_to_repeat, was_repeated
 from penteract.config.rules.expert_kernels import fastest_experts, fastest_rows
 from penteract.config.rules.kernel_limits import (
     fastest_attention,
@@ -32,11 +33,13 @@ from penteract.units import Bytes, show_bytes
 DRIVER = Path("/proc/driver/nvidia/version")
 BF16 = (8, 0)  # compute capability from which GPUs multiply bf16
 ROOM = 0.92  # of a GPU's free memory that tensors may take: the rest is for libraries and gaps between blocks
+HARDLY = 1.01  # of the time of a step: so much may it cost that a run has the same bits when it is repeated
 LONGEST = 2**16  # tokens of a micro-batch: more make no product faster
 
 _COLLECTIVES = "kernels.collectives"
 _OVERLAPPED = f"{_COLLECTIVES}=overlapped"
 _ROWS = "parallel.expert_rows"
+_DETERMINISM = "kernels.determinism"
 
 Again = Callable[[list[str]], Resolved]  # resolves the run anew, with these words before those of the command line
 
@@ -105,6 +108,7 @@ def settle_defaults(
         words += size
     made, words = _with_fastest_rows(made, card, words, again)
     made, words = _with_fastest_collectives(made, card, words, again)
+    made, words = _with_same_bits(made, card, words, again)
     if not words:
         return resolved, ""
     origins = dict(made.origins) | dict.fromkeys((w.partition("=")[0] for w in words), f"chosen for {card.name}")
@@ -171,6 +175,24 @@ def _with_fastest_collectives(
         return resolved, words
     best = seconds.index(min(seconds))  # of equal ones the simplest, and none needs more memory than overlapped ones
     return made[best], every[best]
+
+
+def _with_same_bits(resolved: Resolved, card: Card, words: list[str], again: Again) -> tuple[Resolved, list[str]]:
+    """With bits that a run has again when it is repeated, where nobody decided that, such runs were repeated on such a
+    card, and a step is planned to take hardly longer."""
+    run, nodes = resolved.run, cluster_of(card, resolved.run.layout.world, {})
+    bitwise = run.layout.put(determinism="bitwise")
+    unseen = not was_repeated(bitwise) or any(not_seen_to_repeat(run.model, bitwise, card.capability))
+    if not resolved.is_open(_DETERMINISM) or bitwise == run.layout or nodes is None or unseen:
+        return resolved, words
+    more = [*words, f"{_DETERMINISM}=bitwise"]
+    try:
+        made = again(more)
+        slower = planned_seconds(made.run, nodes) / planned_seconds(run, nodes)
+    except BadInput:  # attention does not repeat, or the card has no products in this precision
+        return resolved, words
+    fits = _allocated(made.run, made.run.layout) <= card.free * ROOM
+    return (made, more) if fits and slower <= HARDLY else (resolved, words)
 
 
 def _largest(resolved: Resolved, card: Card, again: Again) -> tuple[Resolved, list[str]]:

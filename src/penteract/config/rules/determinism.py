@@ -21,6 +21,13 @@ class NotSeen(NamedTuple):
     allowed: tuple[str, ...]
 
 
+def was_repeated(layout: Layout) -> bool:
+    """Whether runs of such a layout were killed, resumed, and ended with the same bits (`same_bits_h200.json`). Others
+    may repeat, too, and are legal; nobody gets them unasked."""
+    alone = layout.pp == layout.cp == 1 and layout.world <= 2
+    return alone and layout.collectives == "library" and not layout.pads_rows
+
+
 def not_seen_to_repeat(model: ModelSpec, layout: Layout, capability: tuple[int, int]) -> Iterator[NotSeen]:
     """Why a bitwise layout cannot have GPUs of a compute capability."""
     if layout.determinism == "off":

@@ -27,7 +27,7 @@ from penteract.engine.kernels.triton.quantised.fp8_tiles import (
     WARPS,
     inverse_of,
     pattern_at,
-    put_if_larger,
+    put_above,
     put_larger,
     put_sampled,
     put_tile,
@@ -125,14 +125,14 @@ def _quantise_tile(
     packed, gradient, largest, scale, rowwise, columnwise, rows, width, columnwise_by_row, limit, least,
     POWERS: tl.constexpr, FIND: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """A tile. largest: fp32 [1], of which the scale is made. FIND: the largest value goes behind it, fp32 [2]."""
+    """A tile. largest: fp32 [1], of which the scale is made. FIND: a larger value goes behind it, fp32 [2]."""
     inverse = inverse_of(largest, scale, least, limit, POWERS)
     by_gate, by_up = _put(
         packed, gradient, inverse, limit, rowwise, columnwise, rows, width, columnwise_by_row, tl.program_id(0),
         tl.program_id(1), R, C,
     )  # fmt: skip
     if FIND:
-        put_if_larger(largest + 1, _larger(by_gate, by_up))
+        put_above(largest, _larger(by_gate, by_up))
 
 
 @triton.jit
@@ -140,7 +140,7 @@ def _quantise_again(
     packed, gradient, largest, scale, rowwise, columnwise, rows, width, columnwise_by_row, limit, least,
     POWERS: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """All data anew where the largest value is larger than what the scale was made of. largest: fp32 [2], both."""
+    """All data anew where a value was larger than what the scale was made of. largest: fp32 [2], both."""
     if pattern_at(largest + 1) > pattern_at(largest):
         inverse, wide = inverse_of(largest + 1, scale, least, limit, POWERS), tl.cdiv(width, C)
         for at in range(tl.program_id(0), tl.cdiv(rows, R) * wide, tl.num_programs(0)):

@@ -37,7 +37,7 @@ from penteract.engine.kernels.triton.quantised.fp8_tiles import (
     WARPS,
     inverse_of,
     pattern_at,
-    put_if_larger,
+    put_above,
     put_larger,
     put_sampled,
     put_tile,
@@ -96,13 +96,13 @@ def _quantise_tile(
     x, largest, scale, rowwise, columnwise, rows, k, by_row, rowwise_by_row, columnwise_by_row, limit, least,
     POWERS: tl.constexpr, FIND: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Data of a tile of x [rows, k]. largest: fp32 [1], of which the scale is made; None: the scale is given. FIND: the
-    largest value goes behind it, fp32 [2]."""
+    """Data of a tile of x [rows, k]. largest: fp32 [1], of which the scale is made; None: the scale is given. FIND: a
+    larger value goes behind it, fp32 [2]."""
     tile, r, c, inside = _tile(x, rows, k, by_row, tl.program_id(0), tl.program_id(1), R, K)
     inverse = inverse_of(largest, scale, least, limit, POWERS)
     _put(tile, r, c, inside, inverse, limit, rowwise, columnwise, rows, k, rowwise_by_row, columnwise_by_row)
     if FIND:
-        put_if_larger(largest + 1, tl.max(tl.max(patterns_of(tile.to(tl.float32)), axis=1), axis=0))
+        put_above(largest, tl.max(tl.max(patterns_of(tile.to(tl.float32)), axis=1), axis=0))
 
 
 @triton.jit
@@ -110,7 +110,7 @@ def _quantise_again(
     x, largest, scale, rowwise, columnwise, rows, k, by_row, rowwise_by_row, columnwise_by_row, limit, least,
     POWERS: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """All data anew where the largest value is larger than what the scale was made of. largest: fp32 [2], both."""
+    """All data anew where a value was larger than what the scale was made of. largest: fp32 [2], both."""
     if pattern_at(largest + 1) > pattern_at(largest):
         inverse, wide = inverse_of(largest + 1, scale, least, limit, POWERS), tl.cdiv(k, K)
         for at in range(tl.program_id(0), tl.cdiv(rows, R) * wide, tl.num_programs(0)):

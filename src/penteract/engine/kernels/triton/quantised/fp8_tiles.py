@@ -55,6 +55,14 @@ def pattern_at(number):
 
 
 @triton.jit
+def put_above(largest, pattern):
+    """A number by its pattern behind the one in largest, fp32 [2], if it is larger than that: few are, so most programs
+    only look."""
+    if pattern > pattern_at(largest):
+        put_larger(largest + 1, pattern)
+
+
+@triton.jit
 def put_tile(tile, inverse, limit, out, inside):
     """Multiply, saturate, round to the nearest FP8 value, ties to even. A NaN stays one."""
     scaled = tile.to(tl.float32) * inverse
