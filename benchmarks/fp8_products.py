@@ -1,6 +1,6 @@
 """One GPU: FP8 products by the algorithm that we choose of those that cuBLASLt offers, beside torch's choice.
 
-    python benchmarks/fp8_products.py --out OUT.json [--commit HASH] [--cases A1_fp8,A1_fp8_fast] [--rounds 4]
+    python benchmarks/fp8_products.py --out OUT.json [--commit HASH] [--cases A1_fp8_fast] [--rounds 4]
 
 - **correct**: the products of a layer of Llama-3-8B, whose results are to be within `TOLERANCE` of torch's in norm. `ours`:
   whether an algorithm of ours made them.
@@ -15,6 +15,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -38,6 +39,7 @@ from penteract.engine.session.garbage import collected_between_steps
 from penteract.engine.session.trainer import Trainer
 
 TOLERANCE = 2e-3
+FP8 = replace(usual("tensorwise"), fast_accumulation=True)
 TOKENS, WIDTH, FFN = 16_384, 4096, 14_336
 E4M3, E5M2, BF16, FP32 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float32
 LINEARS = {"qkv": (6144, WIDTH), "o": (WIDTH, WIDTH), "gate, up": (2 * FFN, WIDTH), "down": (WIDTH, FFN)}
@@ -53,7 +55,7 @@ def multiply(a: Operand, b: Operand, out: torch.Tensor) -> bool:
         return made[-1]
 
     with patch.object(fp8, "multiplied", noted):
-        fp8.real(usual("tensorwise"), a, b, out, True)
+        fp8.real(FP8, a, b, out, True)
     return made == [True]
 
 
@@ -75,7 +77,7 @@ def correct() -> Iterator[dict[str, Any]]:
             out, other = (torch.full((m, n), torch.nan, dtype=of_out, device="cuda") for _ in range(2))
             ours = multiply(a, b, out)
             with patch.object(fp8, "multiplied", lambda *about: False):
-                fp8.real(usual("tensorwise"), a, b, other, True)
+                fp8.real(FP8, a, b, other, True)
             error = ((out - other).float().norm() / other.float().norm()).item()
             yield {"linear": linear, "phase": phase, "ours": ours, "error": error, "held": error < TOLERANCE}
 
@@ -145,7 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit", default="", type=hexadecimal)
-    parser.add_argument("--cases", default="A1_fp8,A1_fp8_fast")
+    parser.add_argument("--cases", default="A1_fp8_fast")
     parser.add_argument("--rounds", type=int, default=4)
     asked = parser.parse_args()
     torch.set_grad_enabled(False)

@@ -12,7 +12,7 @@ BESIDE = {
     "A1_fp8": "8 layers of Llama-3-8B, 8,192 tokens, 2 sequences, FP8 tensorwise",
     "A1_fp8_fast": "8 layers of Llama-3-8B, FP8 tensorwise, our products of gradients summed in fewer bits",
     "A1_documents": "8 layers of Llama-3-8B, 2 sequences of 8 documents of 1,024 tokens",
-    "B1_documents": "1B, 4 sequences of 4 documents of 1,024 tokens",
+    "E1_documents": "1B, a sequence of 2 documents of 16,384 tokens", "B1_documents": "1B, 4 sequences of 4 documents of 1,024 tokens",
     "A2": "8B, data parallel 2, 8,192 tokens, 1 sequence a GPU", "tp2": "8B, tensor parallel 2, 8,192 tokens, 2 sequences",
     "pp2": "8B, pipeline parallel 2, 8,192 tokens, 16 micro-batches",
     "A4": "8B, data parallel 4, 8,192 tokens, 2 sequences a GPU",

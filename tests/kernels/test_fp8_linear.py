@@ -18,15 +18,19 @@ from op_kernels.cases import CASES, of_all_ops
 from op_kernels.fp8 import counted
 from op_kernels.trial import check
 from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
 from penteract.config.precision.fp8 import Format, Fp8
-from penteract.config.precision.sampled_rows import EVERY, MARGIN
+from penteract.config.precision.policy import RECIPES
+from penteract.config.precision.sampled_rows import EVERY, LEAST_ROWS, MARGIN
 from penteract.engine.dtypes import FORMATS
+from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data, PutFp8, Slopes, typed
 from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.triton.fusions import rotate_
 from penteract.engine.kernels.triton.quantised.fp8_linear import TRITON
 from penteract.ops.declarations import OPS, declaration_of
 from penteract.ops.declarations.quantised import fp8_linear as declared
+from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
 
 
@@ -93,73 +97,100 @@ def test_fp8_data_are_those_of_plain_torch(name: Format, powers: bool, bad: floa
     for a, b in zip(one, other, strict=True):
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
     assert torch.equal(other[0].t(), other[1])
-    if not fp8.powers_of(name):  # powers of two hide that a scale is none; the FP8 data of NaN does not
-        assert other[2].isfinite().item() == (bad is None)
+    assert other[2].isfinite().item() == (bad is None)
 
 
-def sampled(how: Caster, x: Any, like: torch.Tensor) -> list[torch.Tensor]:
-    """FP8 data of a gradient both ways round, and the scale, from some of its rows. `like`: in what shape."""
-    rows, k = like.shape
-    data, columnwise = torch.full((rows, k), 7, dtype=torch.uint8), torch.full((k, rows), 7, dtype=torch.uint8)
-    scale, into = torch.zeros(1), Fp8Data(typed(data, "e5m2"), typed(columnwise, "e5m2"))
-    how.put_sampled(FP8, "e5m2", x, torch.zeros(2), scale, into)
+def of_slopes(how: Casters, x: Slopes, *, some: bool) -> list[torch.Tensor]:
+    """FP8 data both ways round, and the scale: from some of the rows, or from all."""
+    rows, columns = x.packed.shape
+    data = [torch.full(shape, 7, dtype=torch.uint8) for shape in ((rows, columns), (columns, rows))]
+    zeros, scale, into = torch.zeros(2), torch.zeros(1), Fp8Data(*(typed(one, "e5m2") for one in data))
+    if some:
+        how.sampled_slopes(FP8, "e5m2", x, scale)(zeros, into)
+    else:
+        how.of_slopes.put_largest(x, zeros[:1])
+        how.of_slopes.put_fp8(FP8, "e5m2", x, zeros[:1], scale, into)
     gc.collect()
-    return [data, columnwise, scale]
+    assert torch.equal(data[0].t(), data[1])
+    return [data[0].view(torch.float8_e5m2).float(), scale]
+
+
+FOUND = {
+    "in it": (0, 2.0), "near it": (5, MARGIN / 2), "far above it": (5, 2.0**12 * MARGIN), "where it is zero": (5, 1.0),
+    "nothing": (5, 0.0), "more than fp32 has above it": (0, 1e36),
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(
-    "found", ["in the sample", "near it", "far above it", "where it is zero", "nan", "nan in it", "inf"]
-)
-def test_a_scale_of_some_rows_cuts_nothing_off(found: str) -> None:
-    x = drawn(3 * EVERY, 160)
-    if found == "where it is zero":
-        x[::EVERY] = 0
-    row = 2 * EVERY if found.endswith("in it") else 5
-    many = {
-        "near it": MARGIN / 2,
-        "far above it": 2**9 * MARGIN,
-        "nan": math.nan,
-        "nan in it": math.nan,
-        "inf": math.inf,
-    }
-    x[row, 7] = x[::EVERY].abs().max() * many.get(found, 1)
-    one, other = (sampled(how.of_values, x, x) for how in (TORCH, CASTERS))
-    for a, b in zip(one, other, strict=True):
-        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-    data, columnwise, scale = other
-    assert torch.equal(data.t(), columnwise)
-    exact, _, of_all = cast(TORCH, FP8, "e5m2", [x])
-    above = scale / of_all  # powers of two
-    if found in ("far above it", "where it is zero"):
+@pytest.mark.parametrize("how", [TORCH, CASTERS], ids=["torch", "triton"])
+@pytest.mark.parametrize("found", FOUND)
+def test_a_scale_of_some_rows_cuts_nothing_off(how: Casters, found: str) -> None:
+    (row, times), packed, g = FOUND[found], drawn(3 * EVERY, 288).div(50), torch.rand(3 * EVERY, 144).to(torch.bfloat16)
+    if found in ("where it is zero", "nothing"):
+        g[::EVERY] = 0
+    g[row] *= times
+    if found == "nothing":
+        g.zero_()
+    (values, scale), (wanted, of_all) = (of_slopes(how, Slopes(packed, g), some=some) for some in (True, False))
+    above = (scale / of_all).item()
+    if found in ("far above it", "where it is zero", "nothing"):
         assert above == 1
-    elif found in ("in the sample", "near it"):
-        assert 1 <= above <= MARGIN and (found == "near it" or above > 1)
-    if found.startswith("nan"):
-        assert data.view(torch.float8_e5m2).isnan()[row, 7]
-    elif found != "inf":
-        values, wanted = (d.view(torch.float8_e5m2).float() * s for d, s in ((data, scale), (exact, of_all)))
-        large = wanted.abs() >= scale * 2.0**-14  # a normal number by both scales
-        assert torch.equal(values[large], wanted[large]) and large.any()
-        assert ((values - wanted).abs() <= scale * 2.0**-16).all()
+    else:
+        assert above in [2.0**n for n in range(7)] and (above > 1 or found == "more than fp32 has above it")
+    assert ((values * scale - wanted * of_all).abs() <= scale * 2.0**-16).all()
+    large = (wanted * of_all).abs() >= scale * 2.0**-14  # normal numbers by both scales
+    assert torch.equal((values * scale)[large], (wanted * of_all)[large]) and (large.any() or found == "nothing")
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("many", [1.0, 2**9 * MARGIN])
-def test_slopes_by_some_rows_are_those_by_all(many: float) -> None:
-    packed, g = drawn(3 * EVERY, 288).div(50), drawn(3 * EVERY, 144)
-    g[5] *= many
-    for how in (TORCH, CASTERS):
-        largest, of_all = torch.zeros(1), torch.zeros(1)
-        how.of_slopes.put_largest(Slopes(packed, g), largest)
-        exact = torch.empty(3 * EVERY, 288, dtype=torch.uint8), torch.empty(288, 3 * EVERY, dtype=torch.uint8)
-        into = Fp8Data(*(typed(data, "e5m2") for data in exact))
-        how.of_slopes.put_fp8(FP8, "e5m2", Slopes(packed, g), largest, of_all, into)
-        data, columnwise, scale = sampled(how.of_slopes, Slopes(packed, g), packed)
-        assert torch.equal(data.t(), columnwise)
-        assert (scale == of_all) == (many > 1)
-        values, wanted = (d.view(torch.float8_e5m2).float() * s for d, s in ((data, scale), (exact[0], of_all)))
-        assert ((values - wanted).abs() <= scale * 2.0**-16).all()
+@pytest.mark.parametrize("how", [TORCH, CASTERS], ids=["torch", "triton"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("row", [0, 5])
+def test_a_gradient_that_is_not_finite_leaves_nothing_finite(how: Casters, bad: float, row: int) -> None:
+    packed, g = drawn(3 * EVERY, 288).div(50), torch.rand(3 * EVERY, 144).to(torch.bfloat16)
+    g[row, 7] = bad
+    values, scale = of_slopes(how, Slopes(packed, g), some=True)
+    assert scale.isinf() and not (values * scale).isfinite().any()
+
+
+@pytest.mark.parametrize(
+    ("layout", "gradient", "rows", "once"),
+    [
+        (Layout(), "e5m2", LEAST_ROWS, True), (Layout(), "e5m2", LEAST_ROWS - 1, False),
+        (Layout(), "e4m3", LEAST_ROWS, False), (Layout(tp=2), "e5m2", LEAST_ROWS, False),
+        (Layout(cp=2), "e5m2", LEAST_ROWS, False), (Layout(dp=2, zero=3), "e5m2", LEAST_ROWS, True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_slopes_are_made_of_is_priced_as_often_as_it_is_read(
+    layout: Layout, gradient: Format, rows: int, once: bool
+) -> None:
+    fp8, read = Fp8(kind="tensorwise", gradient=gradient), list[str]()
+
+    def noted(what: str) -> Any:
+        return lambda *about: read.append(what) or (lambda *then: None)
+
+    casters = TORCH._replace(
+        of_slopes=Caster(noted("for the largest"), noted("for the data")), sampled_slopes=noted("once")
+    )
+    case = Case("fp8_glu", "", of_fp8((rows, 1), 16), ((16, 16), (16, 16)), {"fp8": fp8, "features": 32})
+    ins = tuple(Spec(i.shape, i.role) for i in case.ins)
+    declaration = declaration_of(Site("fp8_glu", ins, (), attrs=case.attrs), layout.put(elementwise="triton"))
+    outs = [torch.empty(n, dtype=torch.bfloat16, device="meta") for n in ((rows, 1, 32), (rows, 1, 16))]
+    made = [
+        torch.empty(rows, 1, 16, device="meta"),
+        torch.empty(32, rows, dtype=torch.uint8, device="meta"),
+        torch.zeros(1),
+    ]
+    weights = [torch.empty(16, 16, device="meta") for _ in range(2)]
+    env = Env(Mesh(layout), 0, torch.float32)
+    Fp8Kernels(casters, counted).glu_input_gradient(
+        env, Site("fp8_glu", ins, (), attrs=case.attrs), [torch.zeros(1), *outs], weights, made
+    )
+    assert read == (["once"] if once else ["for the largest", "for the data"])
+    about = [x.shape for x in ins], case.weights, case.attrs, RECIPES["bf16"].widths
+    of_weights, data = 2 * 16 * 16 * (2 + 1), 2 * rows * 32
+    assert declaration.passes("input_gradient", *about) == of_weights + data + len(read) * rows * (32 + 16) * 2
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -179,10 +179,11 @@ def _with_fastest_collectives(
 
 def _with_same_bits(resolved: Resolved, card: Card, words: list[str], again: Again) -> tuple[Resolved, list[str]]:
     """With bits that a run has again when it is repeated, where nobody decided that, such runs were repeated on such a
-    card, and a step is planned to take hardly longer."""
+    card, and a step is planned to take hardly longer. What it needs in memory decides only if the run fits without."""
     run, nodes = resolved.run, cluster_of(card, resolved.run.layout.world, {})
     bitwise = run.layout.put(determinism="bitwise")
-    unseen = not was_repeated(bitwise) or any(not_seen_to_repeat(run.model, bitwise, card.capability))
+    seen = was_repeated(bitwise, run.precision.policy, card.name)
+    unseen = not seen or any(not_seen_to_repeat(run.model, bitwise, card.capability))
     if not resolved.is_open(_DETERMINISM) or bitwise == run.layout or nodes is None or unseen:
         return resolved, words
     more = [*words, f"{_DETERMINISM}=bitwise"]
@@ -191,7 +192,8 @@ def _with_same_bits(resolved: Resolved, card: Card, words: list[str], again: Aga
         slower = planned_seconds(made.run, nodes) / planned_seconds(run, nodes)
     except BadInput:  # attention does not repeat, or the card has no products in this precision
         return resolved, words
-    fits = _allocated(made.run, made.run.layout) <= card.free * ROOM
+    without, with_it = (_allocated(one, one.layout) for one in (run, made.run))
+    fits = not without <= card.free * ROOM < with_it
     return (made, more) if fits and slower <= HARDLY else (resolved, words)
 
 

@@ -40,7 +40,7 @@ class Fp8:
                        blockwise   one scale for `block` such elements; for weights, for a square block
     operand, gradient  formats of activations and weights, and of their gradients
     first, last        numbers of first and last layers that are not in FP8; the head and routers never are
-    powers             scales are rounded up to powers of two; those of gradients always are (`powers_of`)
+    powers             scales are rounded up to powers of two; those of whole tensors in e5m2 always are (`powers_of`)
     gather             under ZeRO 3 weights are gathered in FP8, each with one scale that ranks agree on once a step
     experts            experts' matrices too, in forward and input gradients. Their weight gradients sum over whichever
                        tokens are on a rank, and stay in the policy's compute dtype

@@ -4,13 +4,18 @@ repeat."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penteract.config.layout import Layout
+from penteract.config.layout import AttentionKernel, Layout
 from penteract.config.model import ModelSpec
+from penteract.config.precision.policy import Policy
 from penteract.config.rules.expert_kernels import EXPERTS
 from penteract.config.rules.kernel_limits import HOPPER
+
+SEEN_ON = "H200"
+IN_ORDER: tuple[AttentionKernel, ...] = ("fa4", "fa4_documents")  # kernels that add in order when they are asked to
 
 
 class NotSeen(NamedTuple):
@@ -21,11 +26,11 @@ class NotSeen(NamedTuple):
     allowed: tuple[str, ...]
 
 
-def was_repeated(layout: Layout) -> bool:
-    """Whether runs of such a layout were killed, resumed, and ended with the same bits (`same_bits_h200.json`). Others
-    may repeat, too, and are legal; nobody gets them unasked."""
-    alone = layout.pp == layout.cp == 1 and layout.world <= 2
-    return alone and layout.collectives == "library" and not layout.pads_rows
+def was_repeated(layout: Layout, policy: Policy, gpu: str) -> bool:
+    """Whether such runs were killed on such a GPU, resumed, and ended with the same bits (`same_bits_h200.json`), and
+    only the setting makes them do so. Others may repeat, too, and are legal; nobody gets them unasked."""
+    one = layout.world == 1 and re.search(rf"\b{SEEN_ON}\b", gpu) is not None
+    return one and layout.attention in IN_ORDER and (policy.fp8 is None or policy.fp8.kind == "rowwise")
 
 
 def not_seen_to_repeat(model: ModelSpec, layout: Layout, capability: tuple[int, int]) -> Iterator[NotSeen]:

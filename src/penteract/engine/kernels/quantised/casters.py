@@ -47,18 +47,16 @@ PutSampled = Callable[[torch.Tensor, Fp8Data], object]  # two zeros, into
 
 @dataclass(frozen=True, slots=True)
 class Caster:
-    """Casts tensors to FP8. All are first given what is the same in all steps.
+    """Casts tensors to FP8. Both are first given what is the same in all steps.
 
     largest_of  of x [rows, k]: what puts its largest absolute value, and what is in `largest` [1], into that
     fp8_of      of x and its scale [1]: what puts its data `into` their places; the scale is made of `largest`, or known
                 where that is None
-    sampled_of  of x and its scale: what puts its data `into` their places in one pass over x (`sampled_rows.py`)
     overwrites  whether the second leaves the scale in `largest`
     """
 
     largest_of: Callable[[Any], PutLargest]
     fp8_of: Callable[[Fp8, Format, Any, torch.Tensor], PutFp8]
-    sampled_of: Callable[[Fp8, Format, Any, torch.Tensor], PutSampled]
     overwrites: bool = True
 
     def put_largest(self, x: Any, largest: torch.Tensor) -> None:
@@ -71,23 +69,19 @@ class Caster:
         """Once."""
         self.fp8_of(fp8, name, x, scale)(largest, into)
 
-    def put_sampled(
-        self, fp8: Fp8, name: Format, x: Any, zeros: torch.Tensor, scale: torch.Tensor, into: Fp8Data
-    ) -> None:
-        """Once."""
-        self.sampled_of(fp8, name, x, scale)(zeros, into)
-
 
 class Casters(NamedTuple):
     """All casts to FP8, and what is fused with them.
 
-    of_values  data of tensors
-    of_slopes  data of what `Slopes` make, with or without making it
-    put_glu    SwiGLU of a packed tensor [T, 2·F], into [T, F]; its largest value too, and of what is in `largest`
-    whole      several matrices as one, where they lie behind each other
+    of_values       data of tensors
+    of_slopes       data of what `Slopes` make, with or without making it
+    sampled_slopes  of them and their scale: what puts their data `into` its places, by a scale from some of their rows
+    put_glu         SwiGLU of a packed tensor [T, 2·F], into [T, F]; its largest value too, and of what is in `largest`
+    whole           several matrices as one, where they lie behind each other
     """
 
     of_values: Caster
     of_slopes: Caster
+    sampled_slopes: Callable[[Fp8, Format, Slopes, torch.Tensor], PutSampled]
     put_glu: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
     whole: Callable[[Sequence[torch.Tensor]], torch.Tensor | None]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -25,6 +26,7 @@ from penteract.engine.kernels.quantised.quantise import Operand
 LIBRARY = "libcublasLt.so.13"  # as torch has loaded it
 SEEN = (130100,)  # versions whose options were looked at
 IN_TURNS = (1, 2)  # the option of kernels whose warp groups take tiles in turns
+ALIGNED = 256  # bytes: what cuBLASLt expects of addresses unless it is told otherwise
 LEAST_FLOPS = 2**39  # of a product: smaller ones were not looked at
 
 # Of cublasLt.h and library_types.h, version 13.
@@ -63,7 +65,7 @@ class PreparedProduct(NamedTuple):
 
 @dataclass(slots=True)
 class Products:
-    """Products on one GPU. `library`: cuBLASLt's functions."""
+    """Products on one GPU, of one thread. `library`: cuBLASLt's functions."""
 
     library: Any
     handle: ctypes.c_void_p = field(default_factory=ctypes.c_void_p)
@@ -88,12 +90,15 @@ class Products:
         put(_SCALE_A, address(b.scale.data_ptr()))
         put(_SCALE_B, address(a.scale.data_ptr()))
         made = address(out.data_ptr())
-        _check(self.library.cublasLtMatmul(
+        status = self.library.cublasLtMatmul(
             self.handle, plan.descriptor, _ONE, address(b.data.data_ptr()), plan.first, address(a.data.data_ptr()),
             plan.second, _ZERO, made, plan.out, made, plan.out, ctypes.byref(plan.algorithm), None, ctypes.c_size_t(0),
             address(stream),
-        ))  # fmt: skip
-        return True
+        )  # fmt: skip
+        if status:  # it is torch's from now on
+            warnings.warn(f"cuBLASLt answers with status {status} to a product of {key}", stacklevel=2)
+            self.plans[key] = None
+        return not status
 
     def _plan(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> PreparedProduct | None:
         """Columns come first in cuBLASLt: outᵀ [n, m] = b · aᵀ, where b is read transposed."""
@@ -149,6 +154,11 @@ def products(device: torch.device) -> Products | None:
     """Those of a GPU; None where its kind, or the version of cuBLASLt, was not looked at."""
     if torch.cuda.get_device_capability(device) != HOPPER:
         return None
+    with torch.cuda.device(device):  # a handle is of the current one
+        return _loaded()
+
+
+def _loaded() -> Products | None:
     try:
         library: Any = ctypes.CDLL(LIBRARY, mode=os.RTLD_NOLOAD)
     except OSError:
@@ -158,10 +168,11 @@ def products(device: torch.device) -> Products | None:
 
 
 def multiplied(a: Operand, b: Operand, out: torch.Tensor) -> bool:
-    """a · bᵀ into `out` with sums in fewer bits, as `Products` has it; False, and nothing done, where it does not."""
+    """a · bᵀ into `out` with sums in fewer bits, as `Products` has it; False, and nothing done, where it is no case."""
     whole: Sequence[torch.Tensor] = (a.data, b.data, out)
     (m, k), n = a.data.shape, len(b.data)
-    if 2 * m * n * k < LEAST_FLOPS or not all(x.is_contiguous() for x in whole) or out.dtype not in _TYPES:
+    usable = all(x.dtype in _TYPES and x.is_contiguous() and x.data_ptr() % ALIGNED == 0 for x in whole)
+    if 2 * m * n * k < LEAST_FLOPS or not usable:
         return False
     made = products(out.device)
     return made is not None and made.multiply(a, b, out, torch.cuda.current_stream(out.device).cuda_stream)

@@ -136,15 +136,15 @@ def _dequantised(fp8: Fp8, x: Operand, wide: torch.dtype) -> torch.Tensor:
 
 def real(fp8: Fp8, a: Operand, b: Operand, out: torch.Tensor, forward: bool) -> None:
     """On a GPU with FP8 units, by cuBLASLt. The second operand is column-major; scales of blocks are contiguous along
-    the rows that they scale. Forward products may accumulate in fewer bits, and those of gradients where the
-    recipe says so: by an algorithm of our choice, where there is one."""
+    the rows that they scale. Forward products may accumulate in fewer bits. Where the recipe has those of
+    gradients do so, too, the algorithm is our choice: it gains nothing where forward products alone do."""
     n, k = b.data.shape
     fast = fp8.kind != "blockwise" and (forward or fp8.fast_accumulation)
     if fp8.kind == "rowwise":
         scales = (a.scale[:, None], b.scale[None])
     elif fp8.kind != "blockwise":
         scales = (a.scale, b.scale)
-        if fast and multiplied(a, b, out):
+        if fp8.fast_accumulation and multiplied(a, b, out):
             return
     else:
         second = b.scale

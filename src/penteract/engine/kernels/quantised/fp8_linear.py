@@ -66,18 +66,6 @@ def _made(x: Slopes) -> torch.Tensor:
     return made
 
 
-def put_sampled(
-    fp8: Fp8, name: Format, x: torch.Tensor, scale: torch.Tensor, zeros: torch.Tensor, into: Fp8Data
-) -> None:
-    """FP8 data of x by the largest value of some rows, or of all where that is too small."""
-    largest, found = zeros[:1], zeros[1:]
-    put_largest(x[::EVERY], largest)
-    put_largest(x, found)
-    largest.mul_(MARGIN)
-    torch.where(found <= largest, largest, found, out=largest)  # a NaN is not
-    put_fp8(fp8, name, x, scale, largest, into)
-
-
 def put_largest_slope(x: Slopes, largest: torch.Tensor) -> None:
     """Of the gradients, which are made for this."""
     put_largest(_made(x), largest)
@@ -93,8 +81,13 @@ def put_slopes(
 def put_sampled_slopes(
     fp8: Fp8, name: Format, x: Slopes, scale: torch.Tensor, zeros: torch.Tensor, into: Fp8Data
 ) -> None:
-    """The same of the gradients, which are made for this."""
-    put_sampled(fp8, name, _made(x), scale, zeros, into)
+    """The same by the largest of some rows, or of all where that is too small. They are made once."""
+    made, (largest, found) = _made(x), zeros.split(1)
+    put_largest(made[::EVERY], largest)
+    put_largest(made, found)
+    largest.mul_(MARGIN).clamp_(max=torch.finfo(torch.float32).max)
+    torch.where(found <= largest, largest, found, out=largest)  # a NaN is not
+    put_fp8(fp8, name, made, scale, largest, into)
 
 
 def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> None:
@@ -104,8 +97,8 @@ def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> N
 
 
 TORCH = Casters(
-    Caster(partial(partial, put_largest), partial(partial, put_fp8), partial(partial, put_sampled)),
-    Caster(partial(partial, put_largest_slope), partial(partial, put_slopes), partial(partial, put_sampled_slopes)),
+    Caster(partial(partial, put_largest), partial(partial, put_fp8)),
+    Caster(partial(partial, put_largest_slope), partial(partial, put_slopes)), partial(partial, put_sampled_slopes),
     put_glu,
     lambda parts: parts[0] if len(parts) == 1 else None,
 )  # fmt: skip
@@ -260,9 +253,9 @@ class Fp8Kernels:
         self, env: Env, fp8: Fp8, g: Any, rows: int, scale: torch.Tensor, caster: Caster,
         own_largest: torch.Tensor | None,
     ) -> Callable[[Sequence[Fp8Data]], object]:  # fmt: skip
-        """The same for a gradient of so many rows: in one pass where some of them make its scale."""
-        if own_largest is None and is_long(rows) and samples_gradients(fp8, env.mesh.layout):
-            put = caster.sampled_of(fp8, fp8.gradient, g, scale)
+        """The same for a gradient of so many rows; of gate and up in one pass, where some rows make the scale."""
+        if isinstance(g, Slopes) and is_long(rows) and samples_gradients(fp8, env.mesh.layout):
+            put = self.casters.sampled_slopes(fp8, fp8.gradient, g, scale)
             return lambda into: put(env.zeros.pair(), *into)
         return self._cast(env, fp8, fp8.gradient, [g], scale, caster, own_largest)
 

@@ -18,6 +18,7 @@ from penteract.engine.dtypes import FORMATS
 from penteract.ops.declarations.quantised.fp8 import rows_at_once
 
 TINY = 2.0**-96  # the least amax, so that no scale is zero
+INFINITE = 0x7F800000  # as a pattern of bits
 
 
 class Operand(NamedTuple):
@@ -103,7 +104,8 @@ def make_scales(fp8: Fp8, name: Format, largest: torch.Tensor) -> None:
     """Turn amax values in fp32 into scales, in place."""
     largest.clamp_(min=TINY).div_(torch.full((), LARGEST[name], device=largest.device))
     if fp8.powers_of(name):  # round up: carry any bit of the mantissa into the exponent, and drop the mantissa
-        largest.view(torch.int32).add_(0x7FFFFF).bitwise_and_(0x7F800000)
+        patterns = largest.view(torch.int32).clamp_(max=INFINITE)  # of NaN, too: else its power would be zero
+        patterns.add_(0x7FFFFF).bitwise_and_(INFINITE)
 
 
 def round_into(out: torch.Tensor, scaled: torch.Tensor, name: Format) -> None:

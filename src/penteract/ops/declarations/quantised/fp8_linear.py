@@ -112,7 +112,6 @@ class Fp8Linear(Linear):
     weight_keeps = ("in2", "in3")
     input_keeps = ("extra0",)
     elementwise: Elementwise = "reference"
-    samples = False  # the scale of a long gradient comes from some of its rows: it is read once
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         return (Spec((*ins[0].shape[:-1], attrs["features"])),), (Spec((1,), "stat"),)
@@ -160,11 +159,8 @@ class Fp8Linear(Linear):
         if phase == "forward":
             return of_weights * ((1 if attrs.get("known_weights") else 2) * read + FP8_BYTES)
         of_gradient = of_weights // ins[0][-1] * tokens
-        reads = 1 if attrs.get("known_gradient") or self._samples(tokens) else 2
+        reads = 1 if attrs.get("known_gradient") else 2
         return of_gradient * (reads * read + 2 * FP8_BYTES) + of_weights * (read + FP8_BYTES)
-
-    def _samples(self, tokens: int) -> bool:
-        return self.samples and is_long(tokens)
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         passes = self.passes(*call.of_op, widths)
@@ -197,6 +193,7 @@ class Fp8Glu(Fp8Linear):
     [.., 2·F], which backward keeps. Their gradients are made in FP8."""
 
     input_keeps = ("extra0", "extra1")
+    samples = False  # the scale of their gradients comes from some rows, if there are enough
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         rows, features, one = ins[0].shape[:-1], attrs["features"], Spec((1,), "stat")
@@ -222,7 +219,8 @@ class Fp8Glu(Fp8Linear):
             return super().passes(phase, ins, weights, attrs, widths) + elements * wide * 3 // 2
         if phase == "weight_gradient":
             return super().passes(phase, ins, weights, attrs, widths)
-        read = elements * wide * 3 // 2 * (1 if self._samples(prod(ins[0][:-1])) else 2)
+        once = self.samples and is_long(prod(ins[0][:-1]))
+        read = elements * wide * 3 // 2 * (1 if once else 2)
         return read + elements * 2 * FP8_BYTES + of_weights * (wide + FP8_BYTES)
 
 
@@ -231,12 +229,6 @@ class OnePassFp8Glu(Fp8Glu):
     it samples them, and makes their gradients in registers."""
 
     elementwise: Elementwise = "triton"
-
-
-class SampledFp8Linear(OnePassFp8Linear):
-    """One pass over a gradient, whose scale comes from some of its rows."""
-
-    samples = True
 
 
 class SampledFp8Glu(OnePassFp8Glu):
@@ -252,7 +244,7 @@ _ONE_PASS: dict[str, OpDeclaration] = {
     "fp8_linear": OnePassFp8Linear(),
     "fp8_glu": OnePassFp8Glu(),
 }
-_SAMPLED = _ONE_PASS | {"fp8_linear": SampledFp8Linear(), "fp8_glu": SampledFp8Glu()}
+_SAMPLED = _ONE_PASS | {"fp8_glu": SampledFp8Glu()}
 
 
 @cache

@@ -10,42 +10,33 @@ is transposed while it is in 16 bits: FP8 data that were transposed in registers
 from __future__ import annotations
 
 from math import gcd
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
-from penteract.config.precision.sampled_rows import EVERY, MARGIN
 from penteract.engine.device.launches import bind
-from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data, PutFp8, PutLargest, PutSampled
+from penteract.engine.kernels.quantised.casters import Caster, Casters, Fp8Data, PutFp8, PutLargest
 from penteract.engine.kernels.quantised.fp8 import real
 from penteract.engine.kernels.quantised.fp8_linear import Fp8Kernels
 from penteract.engine.kernels.quantised.quantise import TINY
 from penteract.engine.kernels.triton.fusions import as_one, rotate_
-from penteract.engine.kernels.triton.quantised.fp8_glu import (
-    largest_slope_of,
-    put_glu,
-    sampled_slopes_of,
-    slopes_of,
-)
+from penteract.engine.kernels.triton.quantised.fp8_glu import largest_slope_of, put_glu, sampled_slopes_of, slopes_of
 from penteract.engine.kernels.triton.quantised.fp8_tiles import (
     COLUMNS,
     PROGRAMS,
     ROWS,
     WARPS,
     inverse_of,
-    pattern_at,
-    put_above,
     put_larger,
-    put_sampled,
     put_tile,
 )
 from penteract.engine.kernels.triton.quantised.quantise import patterns_of
 from penteract.engine.kernels.triton.strides import tiles
 
-_AT_ONCE = 8192  # numbers that a program of `_largest` reads at a time
+# Numbers that a program of `_largest` reads at a time.
+_AT_ONCE = 8192
 
 
 @triton.jit
@@ -61,61 +52,22 @@ def _largest(x, out, grains, SIZE: tl.constexpr, GRAIN: tl.constexpr):
 
 
 @triton.jit
-def _sample(
-    x, largest, rows, k, by_row, EVERY: tl.constexpr, MARGIN: tl.constexpr, R: tl.constexpr, K: tl.constexpr
+def _quantise_tile(
+    x, largest, scale, rowwise, columnwise, rows, k, by_row, rowwise_by_row, columnwise_by_row, limit, least,
+    POWERS: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Of every so many rows, with a margin above it. largest: fp32 [1]."""
-    r = (tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)) * EVERY
+    """A tile of x [rows, k]. largest: fp32 [1], of which the scale is made; None: the scale is given. columnwise: [k,
+    rows]."""
+    r = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     c = tl.program_id(1).to(tl.int64) * K + tl.arange(0, K)
     inside = (r < rows)[:, None] & (c < k)[None, :]
-    found = patterns_of(tl.load(x + r[:, None] * by_row + c[None, :], mask=inside, other=0.0).to(tl.float32))
-    put_sampled(largest, tl.max(tl.max(found, axis=1), axis=0), MARGIN)
-
-
-@triton.jit
-def _tile(x, rows, k, by_row, down, across, R: tl.constexpr, K: tl.constexpr):
-    """A tile of x [rows, k], its rows and columns, and what of it is inside."""
-    r = down.to(tl.int64) * R + tl.arange(0, R)
-    c = across.to(tl.int64) * K + tl.arange(0, K)
-    inside = (r < rows)[:, None] & (c < k)[None, :]
-    return tl.load(x + r[:, None] * by_row + c[None, :], mask=inside, other=0.0), r, c, inside
-
-
-@triton.jit
-def _put(tile, r, c, inside, inverse, limit, rowwise, columnwise, rows, k, rowwise_by_row, columnwise_by_row):
-    """A tile's data. columnwise: [k, rows]."""
+    tile = tl.load(x + r[:, None] * by_row + c[None, :], mask=inside, other=0.0)
+    inverse = inverse_of(largest, scale, least, limit, POWERS)
     if rowwise is not None:
         put_tile(tile, inverse, limit, rowwise + r[:, None] * rowwise_by_row + c[None, :], inside)
     if columnwise is not None:
         there = (c < k)[:, None] & (r < rows)[None, :]
         put_tile(tl.trans(tile), inverse, limit, columnwise + c[:, None] * columnwise_by_row + r[None, :], there)
-
-
-@triton.jit
-def _quantise_tile(
-    x, largest, scale, rowwise, columnwise, rows, k, by_row, rowwise_by_row, columnwise_by_row, limit, least,
-    POWERS: tl.constexpr, FIND: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-):  # fmt: skip
-    """Data of a tile of x [rows, k]. largest: fp32 [1], of which the scale is made; None: the scale is given. FIND: a
-    larger value goes behind it, fp32 [2]."""
-    tile, r, c, inside = _tile(x, rows, k, by_row, tl.program_id(0), tl.program_id(1), R, K)
-    inverse = inverse_of(largest, scale, least, limit, POWERS)
-    _put(tile, r, c, inside, inverse, limit, rowwise, columnwise, rows, k, rowwise_by_row, columnwise_by_row)
-    if FIND:
-        put_above(largest, tl.max(tl.max(patterns_of(tile.to(tl.float32)), axis=1), axis=0))
-
-
-@triton.jit
-def _quantise_again(
-    x, largest, scale, rowwise, columnwise, rows, k, by_row, rowwise_by_row, columnwise_by_row, limit, least,
-    POWERS: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-):  # fmt: skip
-    """All data anew where a value was larger than what the scale was made of. largest: fp32 [2], both."""
-    if pattern_at(largest + 1) > pattern_at(largest):
-        inverse, wide = inverse_of(largest + 1, scale, least, limit, POWERS), tl.cdiv(k, K)
-        for at in range(tl.program_id(0), tl.cdiv(rows, R) * wide, tl.num_programs(0)):
-            tile, r, c, inside = _tile(x, rows, k, by_row, at // wide, at % wide, R, K)
-            _put(tile, r, c, inside, inverse, limit, rowwise, columnwise, rows, k, rowwise_by_row, columnwise_by_row)
 
 
 def largest_of(x: torch.Tensor) -> PutLargest:
@@ -134,10 +86,10 @@ def fp8_of(fp8: Fp8, name: Format, x: torch.Tensor, scale: torch.Tensor) -> PutF
     rows, k = x.shape
     launch = bind(
         _quantise_tile, (tiles(rows, ROWS), tiles(k, COLUMNS)), x, None, scale, None, None, rows, k, x.stride(0), 0, 0,
-        LARGEST[name], TINY, POWERS=fp8.powers_of(name), FIND=False, R=ROWS, K=COLUMNS, num_warps=WARPS,
+        LARGEST[name], TINY, POWERS=fp8.powers_of(name), R=ROWS, K=COLUMNS, num_warps=WARPS,
     )  # fmt: skip
 
-    def put(largest: torch.Tensor | None, into: Fp8Data) -> None:  # the host waits for no call that can be spared
+    def put(largest: torch.Tensor | None, into: Fp8Data) -> None:
         rowwise, columnwise = into
         launch(
             largest=largest, rowwise=rowwise, columnwise=columnwise,
@@ -148,35 +100,8 @@ def fp8_of(fp8: Fp8, name: Format, x: torch.Tensor, scale: torch.Tensor) -> PutF
     return put
 
 
-def sampled_of(fp8: Fp8, name: Format, x: torch.Tensor, scale: torch.Tensor) -> PutSampled:
-    """The same by the largest value of some rows; the last launch ends at once but where that was too small."""
-    rows, k = x.shape
-    wide, by_row = tiles(k, COLUMNS), x.stride(0)
-    sample = bind(
-        _sample, (tiles(tiles(rows, EVERY), ROWS), wide), x, None, rows, k, by_row, EVERY=EVERY, MARGIN=MARGIN, R=ROWS,
-        K=COLUMNS, num_warps=WARPS,
-    )  # fmt: skip
-    about = (x, None, scale, None, None, rows, k, by_row, 0, 0, LARGEST[name], TINY)
-    how: dict[str, Any] = {"POWERS": fp8.powers_of(name), "R": ROWS, "K": COLUMNS, "num_warps": WARPS}
-    cast = bind(_quantise_tile, (tiles(rows, ROWS), wide), *about, FIND=True, **how)
-    again = bind(_quantise_again, (min(PROGRAMS, tiles(rows, ROWS) * wide),), *about, **how)
-
-    def put(zeros: torch.Tensor, into: Fp8Data) -> None:
-        rowwise, columnwise = into
-        assert rowwise is not None and columnwise is not None
-        places: dict[str, Any] = {
-            "rowwise": rowwise, "columnwise": columnwise, "rowwise_by_row": rowwise.stride(0),
-            "columnwise_by_row": columnwise.stride(0),
-        }  # fmt: skip
-        sample(largest=zeros)
-        cast(largest=zeros, **places)
-        again(largest=zeros, **places)
-
-    return put
-
-
 TRITON = Casters(
-    Caster(largest_of, fp8_of, sampled_of, overwrites=False),
-    Caster(largest_slope_of, slopes_of, sampled_slopes_of, overwrites=False), put_glu, as_one,
+    Caster(largest_of, fp8_of, overwrites=False), Caster(largest_slope_of, slopes_of, overwrites=False),
+    sampled_slopes_of, put_glu, as_one,
 )  # fmt: skip
 FP8_LINEAR = Fp8Kernels(TRITON, real, rotate_).table()

@@ -12,6 +12,7 @@ from penteract.engine.kernels.triton.quantised.quantise import scale_of
 
 ROWS, COLUMNS = 64, 128  # of a tile: lines of 64 bytes at least, whichever way the data lie
 WARPS = 8
+MOST = tl.constexpr(3.4028234663852886e38)  # in fp32
 PROGRAMS = 528  # of kernels that go over all tiles: an H100 or H200 holds as many at once
 
 
@@ -36,8 +37,9 @@ def put_larger(largest, pattern):
 
 @triton.jit
 def put_sampled(largest, pattern, MARGIN: tl.constexpr):
-    """The same with a margin above the number."""
-    put_larger(largest, (pattern.to(tl.float32, bitcast=True) * MARGIN).to(tl.int32, bitcast=True))
+    """The same with a margin above the number, but no more than fp32 has. A NaN stays one."""
+    above = tl.minimum(pattern.to(tl.float32, bitcast=True) * MARGIN, MOST, propagate_nan=tl.PropagateNan.ALL)
+    put_larger(largest, above.to(tl.int32, bitcast=True))
 
 
 @triton.jit

@@ -56,11 +56,12 @@ def _largest(x, out, rows, k, by_row, by_k, BY_ROW: tl.constexpr, R: tl.constexp
 
 @triton.jit
 def scale_of(patterns, least, limit, POWERS: tl.constexpr):
-    """The scales for these amax patterns; POWERS: rounded up to powers of two."""
+    """The scales for these amax patterns; POWERS: rounded up to powers of two, that of NaN to infinity."""
     largest = tl.maximum(patterns.to(tl.float32, bitcast=True), least, propagate_nan=tl.PropagateNan.ALL)
     made = tl.div_rn(largest, limit + tl.zeros_like(largest))
     if POWERS:
-        made = ((made.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+        patterns = tl.minimum(made.to(tl.int32, bitcast=True), 0x7F800000)
+        made = ((patterns + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
     return made
 
 
