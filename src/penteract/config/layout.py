@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
@@ -210,3 +210,8 @@ class Layout:
 @cache  # a search asks very often
 def _placement(schedule: ScheduleName, pp: int, vpp: int) -> Placement:
     return schedule_of(schedule).placement(pp, vpp)
+
+
+def named_fusions(names: Iterable[Any]) -> list[Any]:
+    """Each once, with those that "all" stands for."""
+    return list(dict.fromkeys(name for given in names for name in (FUSIONS if given == "all" else (given,))))

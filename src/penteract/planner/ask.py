@@ -33,6 +33,7 @@ from penteract.config.layout import (
     ExpertKernel,
     Fusion,
     Layout,
+    named_fusions,
 )
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OptimizerKinds, OptimizerName
@@ -378,7 +379,7 @@ def read_fusions(word: str, flag: str) -> tuple[Fusion, ...]:
     """`none`, `all` (those that need no package), or names joined by `+`; `all` may be one of them."""
     if word == "none":
         return ()
-    names = [name for part in word.split("+") for name in (FUSIONS if part == "all" else (part,))]
+    names = named_fusions(word.split("+"))
     if unknown := [name for name in names if name not in EVERY_FUSION]:
         raise BadInput("SETTING", "no such fusion", where=f"{flag} fuse", found=unknown[0],
                        allowed=", ".join(("none", "all", *EVERY_FUSION)), fix="fuse=all")  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from penteract.config.files.keys import SECTIONS, find_key, keys, show_key
 from penteract.config.files.parse_toml import parse_toml
+from penteract.config.layout import named_fusions
 from penteract.errors import BadInput
 
 _LARGEST_FILE = 2**20  # bytes of a run file; a real one has a few thousand
@@ -19,6 +20,7 @@ _LISTS = (  # lists of names; a single name is a list too
     "memory.recompute", "memory.recompute_else", "memory.chosen", "memory.offload", "precision.modules",
     "slurm.setup", "slurm.options", "slurm.container_mounts",
 )  # fmt: skip
+_JOINED = ("kernels.fuse", "memory.recompute", "memory.recompute_else", "memory.offload")  # plans write a+b
 
 _PAIR = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)+=.*", re.DOTALL)  # a.b=v
 
@@ -120,7 +122,8 @@ def _setting(name: str, value: object, origin: str) -> Setting:
 
 
 def _parse(name: str, text: str, origin: str) -> object:
-    """A command-line value, read as TOML; also a bare word, or a list `a,b`, if the key takes text."""
+    """A command-line value, read as TOML; also a bare word, or a list `a,b`, if the key takes text; and of ops and
+    fusions `a+b`, as plans write them."""
     if name in _SPECIAL:
         return text
     forms = find_key(name, origin).forms
@@ -132,9 +135,11 @@ def _parse(name: str, text: str, origin: str) -> object:
         return text if str in forms and not isinstance(value, list) else cast("object", value)
     if tuple not in forms:
         return value
-    if "," not in value:
+    words = re.split(r"[,+]" if name in _JOINED else ",", value)
+    if len(words) == 1:
         return [value] if name in _LISTS and value not in ("auto", "none", "full", "budget") else value
-    return [_number(part.strip()) for part in value.split(",")]
+    parts = [_number(word.strip()) for word in words]
+    return named_fusions(parts) if name == "kernels.fuse" else parts
 
 
 def _number(text: str) -> object:
