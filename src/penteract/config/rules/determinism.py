@@ -8,14 +8,13 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penteract.config.layout import AttentionKernel, Layout
+from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import Policy
 from penteract.config.rules.expert_kernels import EXPERTS
-from penteract.config.rules.kernel_limits import HOPPER
+from penteract.config.rules.kernel_limits import ATTENTION, HOPPER
 
 SEEN_ON = "H200"
-IN_ORDER: tuple[AttentionKernel, ...] = ("fa4", "fa4_documents")  # kernels that add in order when they are asked to
 
 
 class NotSeen(NamedTuple):
@@ -30,7 +29,8 @@ def was_repeated(layout: Layout, policy: Policy, gpu: str) -> bool:
     """Whether such runs were killed on such a GPU, resumed, and ended with the same bits (`same_bits_h200.json`), and
     only the setting makes them do so. Others may repeat, too, and are legal; nobody gets them unasked."""
     one = layout.world == 1 and re.search(rf"\b{SEEN_ON}\b", gpu) is not None
-    return one and layout.attention in IN_ORDER and (policy.fp8 is None or policy.fp8.kind == "rowwise")
+    fused = ATTENTION.get(layout.attention)  # the plain kernel repeats without being asked
+    return one and fused is not None and fused.repeats and (policy.fp8 is None or policy.fp8.kind == "rowwise")
 
 
 def not_seen_to_repeat(model: ModelSpec, layout: Layout, capability: tuple[int, int]) -> Iterator[NotSeen]:

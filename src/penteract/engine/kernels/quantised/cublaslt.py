@@ -169,10 +169,11 @@ def _loaded() -> Products | None:
 
 def multiplied(a: Operand, b: Operand, out: torch.Tensor) -> bool:
     """a · bᵀ into `out` with sums in fewer bits, as `Products` has it; False, and nothing done, where it is no case."""
-    whole: Sequence[torch.Tensor] = (a.data, b.data, out)
     (m, k), n = a.data.shape, len(b.data)
-    usable = all(x.dtype in _TYPES and x.is_contiguous() and x.data_ptr() % ALIGNED == 0 for x in whole)
-    if 2 * m * n * k < LEAST_FLOPS or not usable:
+    if 2 * m * n * k < LEAST_FLOPS:
+        return False
+    tensors: Sequence[torch.Tensor] = (a.data, b.data, out)
+    if not all(x.dtype in _TYPES and x.is_contiguous() and x.data_ptr() % ALIGNED == 0 for x in tensors):
         return False
     made = products(out.device)
     return made is not None and made.multiply(a, b, out, torch.cuda.current_stream(out.device).cuda_stream)
