@@ -36,7 +36,8 @@ from penteract.engine.data.pack import Sample
 from penteract.engine.device.device import device_of
 from penteract.engine.rank.rank import Rank, join
 from penteract.engine.session.garbage import collect_after, collected_between_steps
-from penteract.engine.session.trainer import Outcome, Trainer
+from penteract.engine.executor.outcome import Outcome
+from penteract.engine.session.trainer import Trainer
 from penteract.parallel import direct
 from penteract.readings.estimator import Estimator
 from penteract.units import gib

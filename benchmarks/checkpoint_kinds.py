@@ -28,7 +28,7 @@ from penteract.engine.rank.rank import join
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.saved import state_slices
 from penteract.engine.session.session import Session, SessionOptions
-from penteract.engine.session.trainer import Outcome
+from penteract.engine.executor.outcome import Outcome
 
 THREADS = 8  # of torch's writer; with its default of one it takes several times as long
 

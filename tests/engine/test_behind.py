@@ -14,7 +14,8 @@ from penteract.engine import checkpoint
 from penteract.engine.device.device import Cpu
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session.session import Session, SessionOptions
-from penteract.engine.session.trainer import Outcome, Trainer
+from penteract.engine.executor.outcome import Outcome
+from penteract.engine.session.trainer import Trainer
 from penteract.errors import BadNumerics, CorruptData, Preempted
 
 SMALL = ("--batch.sequence_length=64", "--batch.global_batch_size=2", "--batch.micro_batch_size=1")

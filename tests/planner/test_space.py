@@ -217,7 +217,7 @@ def test_tokens_go_to_other_ranks_by_one_way_or_several() -> None:
     assert all(lay.ep > 1 and lay.ep_method == "all_gather" for lay in gathered)
 
 
-def test_rows_are_padded_where_tokens_are_gathered() -> None:
+def test_rows_are_padded_where_ranks_share_experts() -> None:
     """Elsewhere, and with a product for each expert, the layout is refused, and counted."""
     model = replace(TINY, moe=MoESpec(experts=16, top_k=4, ffn_size=32))
     pins = {"expert_rows": ("exact", "padded"), "experts": ("reference", "grouped"), "ep_method": EP_METHODS}
@@ -227,7 +227,8 @@ def test_rows_are_padded_where_tokens_are_gathered() -> None:
     padded = [lay for lay in legal if lay.expert_rows == "padded"]
     assert {lay.ep for lay in padded} == {2, 4} and all(lay.pads_rows and lay.experts == "grouped" for lay in padded)
     found = Counter(why.partition(":")[0] for why in refused.elements())
-    assert found["experts' rows are padded where ranks gather tokens, by ep_method all_gather"]
+    assert found["experts' rows are padded where ranks share experts"]
+    assert {lay.sends_blocks for lay in padded} == {False, True}
     assert found["rows are padded for products by groups"]
     for lay in legal[:: max(1, len(legal) // 50)]:
         assert not breaches(Case(model=model, layout=lay, sequence_length=32))

@@ -84,8 +84,9 @@ class Layout:
     cp_method: CpMethod = "all_gather"
     ep_method: EpMethod = "all_to_all"  # each copy of a token to its expert, or each token to all ranks
     # Registers of the rows that come to a rank's experts: of their exact number, which the host reads in each layer; or
-    # padded to the most that can come, and the host reads nothing.
+    # padded, and the host reads nothing: to the most that can come, or, by all-to-all, to blocks of a fixed size.
     expert_rows: ExpertRows = "exact"
+    capacity_percent: int = 150  # rows of such a block, in percent of those that even routing sends
     micro_batch_size: int = 1
     gradient_accumulation_steps: int = 1
     zero: int = 0
@@ -156,8 +157,14 @@ class Layout:
 
     @property
     def pads_rows(self) -> bool:
-        """Whether registers of rows of experts have room for the most that can come."""
-        return self.expert_rows == "padded" and self.gathers_tokens
+        """Whether registers of rows of experts have a fixed size, with room for more than come."""
+        return self.expert_rows == "padded" and self.ep > 1
+
+    @property
+    def sends_blocks(self) -> bool:
+        """Whether all-to-alls of experts send blocks of a fixed size. A step whose copies of tokens do not fit them is
+        repeated with exact sizes."""
+        return self.pads_rows and not self.gathers_tokens
 
     @property
     def cuts_units(self) -> bool:

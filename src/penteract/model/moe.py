@@ -61,31 +61,64 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Values, sequence_
             do.redistribute(tensor.tp_all_gather, weights),
             do.redistribute(_indices, experts),
         )
-    gathers = do.layout.gathers_tokens
-    ranks, received = (do.mesh.size("ep"), Received(do.layer)) if gathers else (1, None)
-    if gathers:
-        tokens, weights, experts = expert.gather_tokens(do, tokens, weights, experts)
-    pads = do.layout.pads_rows
-    if pads:
-        received = Received(do.layer, at_most=expert.most_rows(do, experts, spec.experts))
-    order, copies = do.op("expert_permutation", experts, experts=spec.experts, ranks=ranks)
-    coming = copies if gathers else do.redistribute(expert.counts, copies)
     matrices = _matrices(do, m, spec, name)
-    grouped = [do.layout.experts != "reference" and do.linear_layers.of_experts(w.name) is None for w in matrices]
-    offsets = expert.offsets(do, coming) if any(grouped) else coming
-    # Host sizes are needed for an all-to-all, and for one product per expert.
-    by_host = (do.mesh.size("ep") > 1 and not pads) or not all(grouped)
-    sizes = expert.split_sizes(do, copies, coming) if by_host else offsets
+    by = _in_blocks if do.layout.sends_blocks else _gathered if do.layout.gathers_tokens else _exchanged
+    out = by(do, spec, (tokens, weights, experts), matrices)
+    return do.redistribute(tensor.tp_reduce_scatter, out) if split else out
+
+
+def _exchanged(do: Do, spec: MoESpec, routed: Values, matrices: Sequence[Param]) -> Value:
+    """Each copy of a token goes to its expert, and comes back. `routed`: tokens [s, B, D], weights and experts
+    [s, B, k]."""
+    tokens, weights, experts = routed
+    order, copies = do.op("expert_permutation", experts, experts=spec.experts, ranks=1)
+    coming = do.redistribute(expert.counts, copies)
+    rows, _, sizes = _rows(do, matrices, copies, coming, by_host=do.mesh.size("ep") > 1)
+    h = do.op("permute", tokens, order, top_k=spec.top_k, ranks=1, rows=None)[0]
+    h = do.redistribute(expert.dispatch, h, sizes, coming, order)  # [s·B·k, D] -> [R, D]
+    y = _experts(do, h, matrices, rows)
+    y = do.redistribute(expert.combine, y, sizes, coming, order)
+    return do.op("unpermute", y, weights, order, top_k=spec.top_k, ranks=1)[0]
+
+
+def _in_blocks(do: Do, spec: MoESpec, routed: Values, matrices: Sequence[Param]) -> Value:
+    """The same in blocks of a fixed size, [ep·block, D]: the host reads no sizes."""
+    tokens, weights, experts = routed
+    ranks, block = do.mesh.size("ep"), expert.block_of(do, experts, spec.experts)
+    order, copies = do.op("expert_permutation", experts, experts=spec.experts, ranks=1)
+    places, copies = do.op("block_places", order, copies, ranks=ranks, block=block)
+    coming = do.redistribute(expert.counts, copies)
+    rows, offsets, _ = _rows(do, matrices, copies, coming, by_host=False)
+    h = do.op("block_permute", tokens, places, top_k=spec.top_k, ranks=ranks, block=block)[0]
+    h = do.redistribute(expert.blocks("dispatch", "combine", block), h, coming)
+    y = _experts(do, h, matrices, rows, offsets)
+    y = do.redistribute(expert.blocks("combine", "dispatch", block), y, coming)
+    return do.op("block_unpermute", y, weights, places, top_k=spec.top_k, ranks=ranks, block=block)[0]
+
+
+def _gathered(do: Do, spec: MoESpec, routed: Values, matrices: Sequence[Param]) -> Value:
+    """All ranks get all tokens, copy those of their experts, and add up what these make of a token."""
+    tokens, weights, experts = expert.gather_tokens(do, *routed)
+    ranks, pads = do.mesh.size("ep"), do.layout.pads_rows
+    received = Received(do.layer, at_most=expert.most_rows(do, experts, spec.experts) if pads else 0)
+    order, copies = do.op("expert_permutation", experts, experts=spec.experts, ranks=ranks)
+    rows, offsets, _ = _rows(do, matrices, copies, copies, by_host=not pads)
     ends = (offsets,) if pads else ()  # behind the last row that came
     h = do.op(_op("permute", pads), tokens, order, *ends, top_k=spec.top_k, ranks=ranks, rows=received)[0]
-    if not gathers:
-        h = do.redistribute(expert.dispatch, h, sizes, coming, order)  # [s·B·k, D] -> [R, D]
-    y = _experts(do, h, matrices, [offsets if by_offsets else sizes for by_offsets in grouped], *ends)
-    if not gathers:
-        y = do.redistribute(expert.combine, y, sizes, coming, order)
+    y = _experts(do, h, matrices, rows, *ends)
     out = do.op(_op("unpermute", pads), y, weights, order, *ends, top_k=spec.top_k, ranks=ranks)[0]
-    out = do.redistribute(expert.ep_reduce_scatter, out) if gathers else out
-    return do.redistribute(tensor.tp_reduce_scatter, out) if split else out
+    return do.redistribute(expert.ep_reduce_scatter, out)
+
+
+def _rows(
+    do: Do, matrices: Sequence[Param], copies: Value, coming: Value, *, by_host: bool
+) -> tuple[list[Value], Value, Value]:
+    """Rows of each expert: as the product of each of `matrices` takes them, as offsets on the device, and as sizes on
+    the host, where a product or (`by_host`) an all-to-all needs these."""
+    grouped = [do.layout.experts != "reference" and do.linear_layers.of_experts(w.name) is None for w in matrices]
+    offsets = expert.offsets(do, coming) if any(grouped) else coming
+    sizes = expert.split_sizes(do, copies, coming) if by_host or not all(grouped) else offsets
+    return [offsets if by_offsets else sizes for by_offsets in grouped], offsets, sizes
 
 
 def _matrices(do: Do, m: ModelSpec, spec: MoESpec, name: str) -> tuple[Param, Param, Param]:

@@ -11,9 +11,11 @@ Traffic    by `ep_method`. "all_to_all":
                                backward all-gather the gradients of the sums
 Costs      the residual stream both ways: top_k·(ep - 1)/ep times by all-to-all, as a token has that many copies on
            other ranks; ep - 1 times by all-gather, as each token goes to each rank once. No token is dropped.
-Sizes      how many copies come, routing decides. By all-to-all the host reads that for each layer. "all_gather" with
-           `expert_rows` "padded": registers have room for the most that can come of each gathered token, and kernels
-           find on the device how many there are: the host waits for nothing.
+Sizes      how many copies come, routing decides, and the host reads it for each layer; or, with `expert_rows`
+           "padded", kernels find it on the device, and the host waits for nothing. "all_gather": registers have room
+           for the most that can come of each gathered token. "all_to_all": each rank sends each a block of a fixed
+           size, `capacity_percent` of what even routing sends. If copies do not fit, the step changes nothing, and
+           is repeated with exact sizes: no token is dropped.
 Rounding   "all_gather": what a rank's experts add to a token is rounded to the compute dtype before ranks' shares are
            summed, and so are gradients of tokens; by all-to-all one sum has all copies.
 Helps      when experts are many and large; hurts when routing is uneven: all wait for the rank with the most tokens.
@@ -24,6 +26,7 @@ Papers     Lepikhin 2020 (2006.16668); DeepSeek-V3 2024 (2412.19437) §2.1.2
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 from penteract.ops.do import Do, Redistribution, Steps, Value, Values, single_collective
 from penteract.ops.spec import Dim, Received, size
@@ -68,6 +71,35 @@ def _redistribution(name: str, direction: str, reverse: str) -> Redistribution:
 
 dispatch = _redistribution("dispatch", "dispatch", "combine")
 combine = _redistribution("combine", "combine", "dispatch")
+
+
+def blocks(direction: str, reverse: str, block: int) -> Redistribution:
+    """`dispatch` or `combine` in blocks of so many rows, of which each rank sends each one. What is behind the copies
+    that are there is sent, too, and read by nobody."""
+
+    def cross(steps: Steps, x: Value, coming: Value, way: str) -> Value:
+        ranks, about = steps.mesh.size("ep"), dict[str, Any]()
+        about |= {"ranks": ranks, "block": block, "rows": Received(steps.layer, at_most=ranks * block)}
+        if way == "combine":
+            (x,) = steps.forward("sort_blocks", x, coming, inverse=True, **about)
+        y = steps.collective("all_to_all", "ep", x)
+        return y if way == "combine" else steps.forward("sort_blocks", y, coming, inverse=False, **about)[0]
+
+    def forward(steps: Steps, x: Value, coming: Value) -> tuple[Values, Values]:
+        return (cross(steps, x, coming, direction),), (coming,)
+
+    def backward(steps: Steps, kept: Values, g: Value) -> Values:
+        return (cross(steps, g, *kept, reverse),)
+
+    return Redistribution(direction, forward, backward)
+
+
+def block_of(do: Do, experts: Value, count: int) -> int:
+    """Rows of a block that a rank sends to another for the choices `experts` [.., k] of `count` experts."""
+    *tokens, top_k = (size(d) for d in experts.spec.shape)
+    ranks = do.mesh.size("ep")
+    most = prod(tokens) * most_of_a_token(top_k, count, ranks)
+    return min(most, -(-prod(tokens) * top_k * do.layout.capacity_percent // (100 * ranks)))
 
 
 def senders(do: Do) -> int:

@@ -10,8 +10,7 @@ from penteract.config.hardware import Cluster
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
-from penteract.config.precision.fp8 import check_layout
-from penteract.config.precision.policy import RECIPES, Policy, policy
+from penteract.config.precision.policy import RECIPES, Policy, check_layout, policy
 from penteract.config.run import RunSpec
 from penteract.ops.declarations.quantised.fp8 import check_sizes
 from penteract.readings.composed import Composer
@@ -126,7 +125,7 @@ class Estimator:
         recipe's blocks, or that does not gather weights which the recipe gathers quantised."""
         if self.composer.policy.fp8 is None:
             return
-        check_layout(self.composer.policy.fp8, layout)
+        check_layout(self.composer.policy, layout)
         chunks_per_sequence = 2 if layout.cp > 1 else 1
         for kind in {kind for chain in self.composer.layers_by_stage(layout) for kind, _ in chain}:
             check_sizes(self.composer.layer_program(layout, kind).sites, chunks_per_sequence)

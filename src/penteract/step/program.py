@@ -12,8 +12,7 @@ from penteract.config.layout import Edit, Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
-from penteract.config.precision.fp8 import check_layout
-from penteract.config.precision.policy import Policy, policy
+from penteract.config.precision.policy import Policy, check_layout, policy
 from penteract.config.recompute import WHOLE
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
@@ -53,7 +52,7 @@ REDISTRIBUTIONS: tuple[Redistribution, ...] = (
 )  # fmt: skip
 # Ops that only redistributions call: these are recomputed as a whole.
 INSIDE = frozenset({
-    "pack_heads", "unpack_heads", "merge_attention", "sort_chunks", "row_max", "exp_sum", "negative_log_likelihood",
+    "pack_heads", "unpack_heads", "merge_attention", "sort_chunks", "sort_blocks", "row_max", "exp_sum", "negative_log_likelihood",
     "cross_entropy_gradient", "logits", "logits_gradient", "loss_and_gradient", "rows", "join_rows",
     "sum_shares",
 })  # fmt: skip
@@ -171,9 +170,12 @@ def compile_step(  # noqa: PLR0913 (a step depends on many choices)
     schedule: ScheduleName | None = None,
     training: bool = True,
 ) -> Program:
-    """The step of `rank`. `training=False`: only forward passes, for validation and sampling; without MTP layers."""
+    """The step of `rank`. `training=False`: only forward passes, for validation and sampling; without MTP layers, and
+    without blocks that copies may not fit, as nothing repeats a pass."""
+    if layout.sends_blocks and not training:
+        layout = layout.put(expert_rows="exact")
     mesh, precision = Mesh(layout), policy(precision)
-    check_layout(precision.fp8, layout)
+    check_layout(precision, layout)
     whole, model = model, model if training or not model.mtp_layers else replace(model, mtp_layers=0)
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]

@@ -40,6 +40,7 @@ class Parallel:
     cp_method: CpMethod = "all_gather"
     ep_method: EpMethod | Literal["auto"] = "auto"
     expert_rows: ExpertRows = "exact"
+    capacity_percent: int = 150
     zero: int = 0
     shard_group: int = 0
     reduce_scatter_once: bool = False

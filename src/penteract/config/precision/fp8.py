@@ -131,7 +131,7 @@ def usual(kind: Fp8Scaling) -> Fp8:
     return Fp8(kind=kind, gradient="e4m3" if kind == "blockwise" else "e5m2")
 
 
-def check_layout(fp8: Fp8 | None, layout: Layout) -> None:
+def check_fp8(fp8: Fp8 | None, layout: Layout) -> None:
     """Refuse a recipe that a layout cannot follow."""
     if fp8 is not None and fp8.experts and layout.pads_rows:
         raise BadInput("FP8", "experts' products in FP8 take sizes that the host reads",

@@ -13,7 +13,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from penteract.config.precision.fp8 import KINDS, Fp8, usual
+from penteract.config.layout import Layout
+from penteract.config.precision.fp8 import KINDS, Fp8, check_fp8, usual
 from penteract.config.precision.module_patterns import FP8, LinearLayers, Pattern, decided
 from penteract.errors import BadInput
 
@@ -262,3 +263,13 @@ def _name(p: Policy) -> str:
     roles = [f"{f} {getattr(p, f) or 'none'}" for f in unlike(RECIPES[nearest])]
     fp8 = p.fp8.unusual if p.fp8 and alike(RECIPES[nearest]) else ()
     return ", ".join([nearest, *roles, *fp8, *map(str, p.modules)])
+
+
+def check_layout(p: Policy, layout: Layout) -> None:
+    """Refuse a precision that a layout cannot follow."""
+    if p.loss_scale and layout.sends_blocks:
+        raise BadInput("PRECISION", "of a step in fp16 nobody knows whether it overflowed or its rows did not fit",
+                       where="parallel.expert_rows", found=f"{layout.expert_rows}, by ep_method {layout.ep_method}",
+                       allowed="exact; padded by ep_method all_gather",
+                       fix="--parallel.expert_rows exact, or --precision.dtype bf16")  # fmt: skip
+    check_fp8(p.fp8, layout)

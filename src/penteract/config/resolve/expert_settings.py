@@ -8,7 +8,8 @@ from penteract.config.layout import EpMethod
 from penteract.config.model import ModelSpec
 from penteract.config.rules.ep_methods import lighter_ep_method
 
-_YOUNGER = ("parallel.ep_method", "parallel.expert_rows")  # than files with one method: keys that these do not have
+# Keys that files with one method do not have.
+_YOUNGER = ("parallel.ep_method", "parallel.expert_rows", "parallel.capacity_percent")
 _ROWS = "parallel.expert_rows"
 # What padded rows depend on: with another of these they may be illegal, or have other room.
 _OF_ROWS = {"parallel.ep", "parallel.ep_method", "parallel.expert_tp", "kernels.experts", "precision.dtype",

@@ -63,7 +63,7 @@ def breaches(case: Case) -> list[Breach]:
 
 
 def _counts(case: Case) -> Iterator[Breach]:
-    least = {setting: 1 for setting in _COUNTS} | {setting: 0 for setting in _FROM_0}
+    least = {setting: 1 for setting in _COUNTS} | {setting: 0 for setting in _FROM_0} | {"capacity_percent": 100}
     if case.global_batch_size is not None:
         least["global_batch_size"] = 1
     for setting, n in least.items():
@@ -210,12 +210,11 @@ def _experts(case: Case) -> Iterator[Breach]:
 
 def not_padded(model: ModelSpec, lay: Layout) -> str:
     """Why a layout that asks for padded rows of experts cannot have them, but for its kernels; else empty."""
-    if lay.expert_rows != "padded" or (lay.gathers_tokens and model.moe is not None):
+    if lay.expert_rows != "padded" or (lay.ep > 1 and model.moe is not None):
         return ""
     if model.moe is None:
         return "the model has no experts whose rows could be padded"
-    where = "for all-to-all the host reads their sizes" if lay.ep > 1 else "one rank's experts get all, a known number"
-    return f"experts' rows are padded where ranks gather tokens, by ep_method all_gather: {where}"
+    return "experts' rows are padded where ranks share experts: one rank's experts get all, a known number"
 
 
 def _shards(case: Case) -> Iterator[Breach]:

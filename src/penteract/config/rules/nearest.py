@@ -116,6 +116,8 @@ def _candidates(case: Case, setting: str, settle: Settle) -> Iterator[Any]:
         return iter([tuple(name for name in EVERY_FUSION if name in found)])
     if setting == "attention":
         return iter([v for v in reversed(ATTENTION_KERNELS) if v != found])  # torch's, then others'
+    if setting == "capacity_percent":
+        return iter([Layout().capacity_percent, 100])
     if setting == "dp" and case.world is not None:
         return iter([max(1, case.world // max(1, lay.tp * lay.pp * lay.cp))])
     if setting == "head_size" and case.model.latent:

@@ -121,3 +121,9 @@ class Comm(Protocol):
     def receive(self, x: torch.Tensor, of: int, ranks: Ranks, what: Payload) -> Work:
         """Post the matching receive."""
         ...
+
+
+def all_reduce_max(comm: Comm, p: Program, axis: str, x: torch.Tensor) -> None:
+    """The max all-reduce that kernels call, in place. Not a method of who calls kernels: what these are given would
+    then refer to what holds it, and the cycle would be freed late."""
+    comm.finish(comm.largest(p.mesh.group(axis, p.rank), x))

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from penteract.engine.comm.comm import Comm, Work
+from penteract.engine.comm.comm import Comm, Work, all_reduce_max
 from penteract.engine.comm.wire_dtype import narrowed, widened
 from penteract.engine.device.device import Device, device_of
 from penteract.engine.dtypes import dtype_of
@@ -20,7 +20,7 @@ from penteract.engine.executor.registers import Registers, call_of_rows, kernel_
 from penteract.engine.executor.state_check import StateCheck
 from penteract.engine.executor.totals import Totals
 from penteract.engine.kernels.kernel import Env, TorchKernel, in_turn
-from penteract.engine.optim.gradient_norm import SumOfSquares, one_pass_squares
+from penteract.engine.optim.gradient_norm import SumOfSquares, one_pass_squares, squares
 from penteract.engine.optim.optimizer import AdamW, Factors
 from penteract.engine.optim.step_end import StepEnd, one_kernel_end
 from penteract.engine.optim.streamed import StreamedState
@@ -32,7 +32,7 @@ from penteract.step.all_reduces import Name, StepAllReduce
 from penteract.step.arena import plan_arena
 from penteract.step.program import BufferKey, Program
 
-_DOT = 2**30  # elements at most of torch's dot product on a GPU, which counts them in 32 bits
+_SHARED = ("summed", "totals", "counts", "stop", "latch", "done", "check")
 
 
 @dataclass(slots=True)
@@ -48,6 +48,7 @@ class Executor:
     on_action: Callable[[str], None] | None = None
     before_update: Callable[[int], None] | None = None  # of a bucket: its state is still being copied
     fake: Device | None = None  # used in place of the memory's device
+    shares: Executor | None = None  # the run some of whose steps this one walks: it has its numbers (`_SHARED`)
     device: Device = field(init=False)
     env: Env = field(init=False)
     micro_batches: Sequence[MicroBatch] = field(default_factory=list[MicroBatch])
@@ -80,7 +81,7 @@ class Executor:
             self.squares = one_pass_squares(self.p)
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases,
         tokens_per_expert=self.state.tokens_per_expert, clear_rows=frozenset(self.state.clear_rows),
-                       all_reduce_max=partial(_largest, self.comm, self.p), zeros=self.state.zeros)  # fmt: skip
+                       all_reduce_max=partial(all_reduce_max, self.comm, self.p), zeros=self.state.zeros)  # fmt: skip
         if self.state.scaling is not None:
             self.env.loss_scale = self.state.scaling.used
         if (history := self.state.history) is not None:
@@ -89,13 +90,9 @@ class Executor:
             self.env.scales.update(self.state.quantised_weights.scales)
         if self.state.largest_weights is not None:
             self.env.largest_weights.update(self.state.largest_weights.values)
-        self.summed = Totals(self.p, device)
-        self.totals = self.summed.numbers
-        self.stop, self.latch = (torch.zeros((), dtype=stat, device=device) for _ in range(2))
-        self.check = StateCheck(self.p, self.state, self.comm)
-        self.done = torch.zeros((), dtype=torch.float64, device=device)
-        self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
+        self._number(device, stat)
         self.counted = CountedRows.of(self.p, device)
+        self.env.overflow = torch.zeros((), dtype=stat, device=device) if self.p.layout.sends_blocks else None
         self.step_all_reduces = {"target tokens": self.counts, "routed counts": self.state.routed}
         self.step_all_reduces["gradient norm and losses"] = self.summed.vector
         if history is not None:
@@ -115,11 +112,26 @@ class Executor:
             self.env.scale[name] = torch.ones((), dtype=stat, device=device)
             self.env.losses[name] = self.totals[1 + i]
 
+    def _number(self, device: torch.device, stat: torch.dtype) -> None:
+        """The numbers of a step and of the run."""
+        if self.shares is not None:
+            for name in _SHARED:
+                setattr(self, name, getattr(self.shares, name))
+            return
+        self.summed = Totals(self.p, device)
+        self.totals = self.summed.numbers
+        self.stop, self.latch = (torch.zeros((), dtype=stat, device=device) for _ in range(2))
+        self.check = StateCheck(self.p, self.state, self.comm)
+        self.done = torch.zeros((), dtype=torch.float64, device=device)
+        self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
+
     # ---- the walk --------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         self.registers.begin(self.memory, self.host, self.micro_batches)
         self.env.zeros.begin()
+        if self.env.overflow is not None:
+            self.env.overflow.zero_()
         self.summed.begin(self.stop)
         if self.optimizer is not None:
             self.totals[0].add_(self.optimizer.nonfinite)  # so every rank learns of it
@@ -143,6 +155,8 @@ class Executor:
                 self.squares.total(self.totals[0])
             self.summed.add_next_targets()
             self.totals[0].add_(self.check.compare())  # so every rank learns of it
+            if self.env.overflow is not None:
+                self.totals[0].add_(self.env.overflow)
         ranks, largest = self._ranks(reduction.axis), reduction.kind == "max"
         self.comm.finish(self.comm.largest(ranks, x) if largest else self.comm.sum(ranks, x))
 
@@ -270,7 +284,7 @@ class Executor:
     def measure(self, bucket: int) -> None:
         flat = self.state.flats[bucket]
         if self.squares is None:
-            self.totals[0].add_(_squares(flat.own_gradient, self.totals.dtype))
+            self.totals[0].add_(squares(flat.own_gradient, self.totals.dtype))
         else:
             self.squares.add(flat.own_gradient, flat.clear_rows)
 
@@ -384,16 +398,3 @@ class Executor:
             work = self.comm.start(site.op_name, ranks, x, y, site.attrs)
         self.registers[buffer, call.outs[0]] = y
         self.works[buffer, call.outs[0]] = work
-
-
-def _largest(comm: Comm, p: Program, axis: str, x: torch.Tensor) -> None:
-    """The max all-reduce that kernels call. Not a method of Executor: Env would then refer to the executor that holds
-    it, and the cycle would be freed late."""
-    comm.finish(comm.largest(p.mesh.group(axis, p.rank), x))
-
-
-def _squares(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The sum of squares of x [n], added up in `dtype`."""
-    if x.dtype != dtype:
-        return torch.linalg.vector_norm(x, dtype=dtype).square()
-    return torch.stack([part.dot(part) for part in x.split(_DOT)]).sum() if len(x) > _DOT else x.dot(x)

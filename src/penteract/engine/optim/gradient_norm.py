@@ -10,6 +10,8 @@ from penteract.step.clear_rows import ClearRows
 from penteract.step.program import Program
 from penteract.step.update import one_pass_norm
 
+_DOT = 2**30  # elements at most of torch's dot product on a GPU, which counts them in 32 bits
+
 
 class SumOfSquares(Protocol):
     """Sums squares of shards, all in the same order in every step."""
@@ -30,3 +32,10 @@ def one_pass_squares(p: Program) -> SumOfSquares | None:
     from penteract.engine.kernels.triton.optimizer.sum_of_squares import Squares
 
     return Squares()
+
+
+def squares(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The sum of squares of x [n], added up in `dtype` by plain torch."""
+    if x.dtype != dtype:
+        return torch.linalg.vector_norm(x, dtype=dtype).square()
+    return torch.stack([part.dot(part) for part in x.split(_DOT)]).sum() if len(x) > _DOT else x.dot(x)

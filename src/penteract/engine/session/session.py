@@ -36,7 +36,8 @@ from penteract.engine.session.resume import other_precision, other_rate, resume_
 from penteract.engine.session.sample import write
 from penteract.engine.session.saved import RecipeState, after_load, load_state, saved_bytes
 from penteract.engine.session.state_saver import StateSaver
-from penteract.engine.session.trainer import Outcome, Trainer
+from penteract.engine.executor.outcome import Outcome
+from penteract.engine.session.trainer import Trainer
 from penteract.errors import BadNumerics, Preempted
 from penteract.units import gib, show_count, show_path
 
@@ -239,7 +240,7 @@ class Session:
         self.times.append(now - max(begun.at, self.ended))
         self.ended = now
         self.losses.append(outcome.loss)
-        if not (math.isfinite(outcome.loss) and math.isfinite(outcome.norm)) and not outcome.skipped:
+        if not outcome.finite and not outcome.skipped:
             self.trainer.check_unreplicated(begun.number)
             # The device skipped the update on every rank, so this saves the state before this step.
             self.saver.save(prune=False)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from penteract.engine.executor.allocator import Arena
 from penteract.engine.executor.batch_loader import BatchLoader, allocate_micro_batches
 from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.initial_weights import initialise
+from penteract.engine.executor.outcome import Outcome
+from penteract.engine.executor.repeated_steps import RepeatedSteps
 from penteract.engine.hf.weights import open_weights, start_from
 from penteract.engine.kernels.checks import check_kernels
 from penteract.engine.kernels.kernel import TorchKernel
@@ -35,22 +38,7 @@ from penteract.step.learning_rate import rate
 from penteract.step.program import Program, compile_run
 from penteract.step.walk import walk, walk_forward
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The numbers of a step, on the host: `loss` is the cross entropy; `auxiliary_losses` are the other terms, each
-    times its coefficient; `norm` is the gradient's."""
-
-    loss: float
-    auxiliary_losses: Mapping[str, float]
-    norm: float
-    stop: bool  # a rank was asked to stop
-    loss_scale: float = 0.0  # of this step; 0: loss scaling is off
-
-    @property
-    def skipped(self) -> bool:
-        """Whether the update was skipped because of an overflow. Without loss scaling an overflow ends the run."""
-        return self.loss_scale > 1 and not math.isfinite(self.norm)
+log = logging.getLogger("penteract")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +81,7 @@ class Trainer:
     loader: BatchLoader
     validation_loader: BatchLoader  # fills the same tensors as `loader`, never at the same time
     observed: Callable[[Executor], Any] | None = None  # makes the reading that steps walk in place of the run itself
+    repeated: RepeatedSteps | None = None  # where copies of tokens may not fit the blocks that ranks send
 
     @staticmethod
     def build(spec: RunSpec, rank: Rank, init: Path | None = None) -> Trainer:
@@ -126,16 +115,11 @@ class Trainer:
         validation_run = Executor(forward, state, comm, place.kernels(forward), validation_memory, fake=device)
         run.on_action = validation_run.on_action = rank.progress.did
         run.micro_batches = validation_run.micro_batches = allocate_micro_batches(program, rank.device)
-        return Trainer(
-            spec,
-            rank,
-            program,
-            state,
-            run,
-            validation_run,
-            BatchLoader(program, run.micro_batches),
-            BatchLoader(forward, run.micro_batches),
-        )
+        loaders = BatchLoader(program, run.micro_batches), BatchLoader(forward, run.micro_batches)
+        trainer = Trainer(spec, rank, program, state, run, validation_run, *loaders)
+        if program.layout.sends_blocks:
+            trainer.repeated = _repeated_steps(trainer, place)
+        return trainer
 
     def step(self, number: int, samples: Samples, first: int) -> Outcome:
         """Optimizer step `number`, from 1, on the global batch that begins at sample `first`."""
@@ -143,18 +127,37 @@ class Trainer:
 
     def start(self, number: int, samples: Samples, first: int) -> Callable[[], Outcome]:
         """Ask the device for a step. -> what waits for its outcome: a GPU need not wait for the host meanwhile."""
-        assert self.run.optimizer is not None
-        self.run.optimizer.rate.fill_(self.rate(number))
-        self.run.optimizer.step.fill_(number)
-        counts = self.rank.progress.reading(lambda: self.loader.load(samples, first))
+        if self.repeated is not None:
+            return self.repeated.start(number, samples, first)
+        return self.ask(number, samples, first)
+
+    def ask(
+        self, number: int, samples: Samples, first: int, again: Executor | None = None
+    ) -> Callable[[], Outcome]:
+        """The step itself; `again`: once more by another executor with the state and the numbers of `run`, which loads
+        its batch and none ahead."""
+        run, loader, progress = again or self.run, self.loader, self.rank.progress
+        assert run.optimizer is not None
+        run.optimizer.rate.fill_(self.rate(number))
+        run.optimizer.step.fill_(number)
+        failed = loader.failed
+        if again is not None:
+            loader.failed = None  # of the batch behind it
+        counts = progress.reading(lambda: loader.load(samples, first))
         if counts is not None:
-            self.run.counts.copy_(torch.tensor(counts))
-        last = number == self.spec.train.steps
-        prefetch = self.loader.prefetch_task(samples, first + self.spec.layout.global_batch_size)
-        self.run.summed.next_targets = None if last else partial(self.rank.progress.reading, prefetch)
-        reading = self.run if self.observed is None else self.observed(self.run)
-        walk(self.program, reading, targets_counted=counts is None)
-        return self._outcome(self.run)
+            run.counts.copy_(torch.tensor(counts))
+        if again is not None or number == self.spec.train.steps:
+            run.summed.next_targets = None
+        else:
+            prefetch = loader.prefetch_task(samples, first + self.spec.layout.global_batch_size)
+            run.summed.next_targets = partial(progress.reading, prefetch)
+        loader.failed = failed
+        walk(run.p, self._reading(run), targets_counted=counts is None)
+        return self._outcome(run)
+
+    def _reading(self, run: Executor) -> Any:
+        """What walks a step of a run."""
+        return run if self.observed is None else self.observed(run)
 
     def weights_are_finite(self) -> bool:
         """Whether all updates have made finite weights of this rank's shards."""
@@ -220,6 +223,35 @@ class Trainer:
             return Outcome(losses.pop("cross_entropy"), losses, norm**0.5, stop > 0, scale)
 
         return outcome
+
+
+def _repeated_steps(trainer: Trainer, place: Place) -> RepeatedSteps:
+    """Steps of a run that sends blocks; those that are repeated have exact sizes, on the same state."""
+    run, spec, rank = trainer.run, trainer.spec, trainer.rank
+
+    @cache
+    def exact() -> Executor:
+        program = compile_run(replace(spec, layout=spec.layout.put(expert_rows="exact")), rank.number)
+        # Its arena is no larger than that of blocks, whose place it takes: neither holds anything between steps.
+        memory = Arena(plan_arena(program), program.precision, rank.device, run.memory.block)
+        made = Executor(program, run.state, run.comm, place.kernels(program), memory, run.optimizer, fake=place.device,
+                        shares=run)  # fmt: skip
+        made.on_action, made.micro_batches = run.on_action, run.micro_batches
+        return made
+
+    def exactly(number: int, samples: Samples, first: int, stop: bool) -> Callable[[], Outcome]:
+        again = exact()
+        again.before_update = run.before_update
+        if stop:
+            run.stop.fill_(1.0)
+        return trainer.ask(number, samples, first, again)
+
+    def tell(number: int, some: int) -> None:
+        if rank.number == 0:
+            log.warning("step %d was repeated with exact rows of experts, as copies did not fit their blocks; so are the "
+                        "next %d", number, some)  # fmt: skip
+
+    return RepeatedSteps(trainer.ask, exactly, run.latch.zero_, tell)
 
 
 def _optimizer(spec: RunSpec, rank: Rank, state: TrainingState, comm: Comm) -> AdamW:

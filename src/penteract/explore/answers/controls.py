@@ -42,6 +42,7 @@ _GROUPS: Mapping[str, tuple[bool, tuple[str, ...]]] = {
             "layout.expert_tp",
             "layout.ep_method",
             "layout.expert_rows",
+            "layout.capacity_percent",
         ),
     ),
     "More of ZeRO": (
@@ -73,6 +74,7 @@ _LABELS: Mapping[str, str] = {
     "offload": "Offload activations", "offload_optimizer": "Offload optimizer", "precision": "Recipe", "loss": "Loss",
     "schedule": "Schedule", "vpp": "Chunks a rank", "cp_method": "Context method", "expert_tp": "Expert tensor",
     "ep_method": "Expert method", "expert_rows": "Rows of experts",
+    "capacity_percent": "Room of a block, %",
     "last_stage_less_layers": "Fewer layers in the last stage",
     "shard_group": "Shard group (HSDP)", "reshard_after_step": "Keep gathered", "reduce_scatter_once": "Reduce once",
     "bucket_bytes": "Gradient bucket, bytes", "recompute_every": "Every n-th layer", "recompute_first": "First layers",

@@ -153,8 +153,10 @@ class Settings:
                 return "the sequence is not split"
             case "ep_method" if lay.ep == 1:
                 return "no ranks share experts"
-            case "expert_rows" if not lay.gathers_tokens:
-                return "ranks do not gather each other's tokens"
+            case "expert_rows" if lay.ep == 1:
+                return "no ranks share experts"
+            case "capacity_percent" if not lay.sends_blocks:
+                return "no all-to-all sends blocks of padded rows"
             case "shard_group" if lay.zero == 0:
                 return "ZeRO 0 shards nothing"
             case "reshard_after_step" | "reduce_scatter_once" if lay.zero < 3:

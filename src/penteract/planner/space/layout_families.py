@@ -51,6 +51,7 @@ class Experts(NamedTuple):
     expert_tp: int
     ep_method: EpMethod
     expert_rows: ExpertRows
+    capacity_percent: int
 
 
 class Pipeline(NamedTuple):

@@ -143,9 +143,10 @@ class Space:
         degrees = self._values("ep", divisors(rows) if some else (1,))
         cuts = self._values("expert_tp", (1, tp) if some and tp > 1 else (1,))
         return [
-            Experts(ep, cut, method, size)
+            Experts(ep, cut, method, size, capacity)
             for ep, cut in product(degrees, cuts) for method in self.ep_methods(ep)
             for size in self._values("expert_rows", self._expert_rows(ep, cut, method))
+            for capacity in self._values("capacity_percent", (_PLAIN.capacity_percent,))
         ]  # fmt: skip
 
     @cached_property

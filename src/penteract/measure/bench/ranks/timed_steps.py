@@ -13,7 +13,8 @@ from penteract.config.run import RunSpec
 from penteract.engine.data import Samples, check_vocabulary, open_samples, open_tokenizer
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session.garbage import collect_after, collected_between_steps
-from penteract.engine.session.trainer import Outcome, Trainer
+from penteract.engine.executor.outcome import Outcome
+from penteract.engine.session.trainer import Trainer
 from penteract.measure.bench.ranks.random_samples import RandomSamples
 from penteract.measure.bench.ranks.step_ends import StepEnds
 from penteract.units import Bytes
