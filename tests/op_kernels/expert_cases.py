@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
+from op_kernels.block_cases import blocks
 from op_kernels.case import Case, behind, draw, given, order, positive, splits, x
 
 ALL_EXPERTS: Mapping[str, Any] = {"scale": 1.0, "groups": 1, "top_groups": 1, "group_score": "max"}
@@ -100,6 +101,7 @@ def experts() -> list[Case]:
         Case("unpermute", "half of the copies", (x(6, 4), x(3, 2, 2), order(12)), (), {"top_k": 2, "ranks": 2}),
         Case("unpermute", "no copies", (x(0, 4), x(3, 2, 2), order(12)), (), {"top_k": 2, "ranks": 2}),
         *padded(),
+        *blocks(),
         Case("tokens_per_expert", "two sequences", (draw(9, 2, 5),), (), {"name": "steer"}),
     ]
 

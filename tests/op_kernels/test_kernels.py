@@ -18,7 +18,7 @@ from penteract.ops.declarations import OPS, OpDeclaration
 # Said inside redistributions, whose backward is a program of its own, or of integers alone; or a call of two ops.
 FORWARD_ONLY = {
     "merge_attention", "row_max", "exp_sum", "negative_log_likelihood", "cross_entropy_gradient", "logits_gradient",
-    "loss_and_gradient", "sort_chunks", "add_norm", "pack_heads", "unpack_heads",
+    "loss_and_gradient", "sort_chunks", "sort_blocks", "add_norm", "pack_heads", "unpack_heads",
 }  # fmt: skip
 INPUT_GRADIENT_ONLY = {"glu_linear"}  # of two ops in one call: weight gradients are those of each
 

@@ -31,7 +31,7 @@ AS_A_WHOLE = {"linear", "logits", "attention", "merged_linear", "quantise", "fp8
 SILENT = {"view", "unsqueeze", "t", "alias", "split", "split_with_sizes", "empty", "empty_like", "expand", "permute",
           "select", "slice", "unbind", "movedim"}  # fmt: skip
 OVERWRITE = {"copy_", "zero_"}
-TYPED = {"lt", "ge", "masked_fill_", "gelu_backward"}
+TYPED = {"lt", "ge", "gt", "masked_fill_", "gelu_backward"}
 IN_ORDER = {"sum", "mean", "amax", "linalg_vector_norm", "cat", "index_select", "sort", "arange"}
 
 WIDEST = 8  # bytes of a number
@@ -74,7 +74,8 @@ def _moved(name: str, read: list[torch.Tensor], written: list[torch.Tensor]) -> 
         case "index_add_", [into, index, x]:
             return _bytes(index) + _bytes(x) + 2 * x.numel() * into.itemsize, x.numel()
         case (("index_put_" | "index_copy_"), [into, index, x]):
-            return _bytes(index) + _bytes(x) + x.numel() * into.itemsize, x.numel()
+            n = index.numel() * prod(into.shape[1:])  # x may be a row for several places
+            return _bytes(index) + _bytes(x) + n * into.itemsize, n
         case "scatter_", [into, index]:  # a number is added
             return _bytes(index) + 2 * index.numel() * into.itemsize, index.numel()
         case "scatter_add_", [into, index, x]:

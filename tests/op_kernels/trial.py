@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from op_kernels.case import Case, In
 from op_kernels.formulas.table import FORMULAS
-from op_kernels.formulas.truth import Room, Truth
+from op_kernels.formulas.truth import Room, Rows, Truth
 from op_kernels.fp8 import counted
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
@@ -57,6 +57,11 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view(-1).view(torch.uint8)
 
 
+def others(there: Rows, rows: int) -> list[int]:
+    """The rows of a tensor that are not there."""
+    return list(range(there, rows)) if isinstance(there, int) else sorted({*range(rows)} - {*there})
+
+
 @dataclass
 class Trial:
     case: Case
@@ -79,6 +84,7 @@ class Trial:
             scale={"term": torch.tensor(0.7, dtype=stat)}, losses={"term": torch.tensor(0.5, dtype=stat)},
             biases={"steer": torch.linspace(-1, 1, experts, dtype=stat)},
             tokens_per_expert={"steer": torch.full((experts,), 7)}, zeros=Zeros(1, torch.device("cpu")),
+            overflow=torch.zeros((), dtype=stat),
         )  # fmt: skip
         self.values = [self.draw(i) for i in case.ins]
         self.weights = [self.draw(In("compute", w)) for w in case.weights]
@@ -89,6 +95,9 @@ class Trial:
         if self.kernel.forks:
             self.gradients.append(self.draw(self.site.ins[0]))  # of its first in's other reader
         self.truth, self.wanted = self._truth()
+        for i, g in zip(self.kernel.gradients(case.attrs), self.gradients, strict=False):
+            if (there := self.truth.rows.get(f"out{i}")) is not None:
+                g[others(there, len(g))] = torch.nan  # it was made of rows that were not there either
 
     # ---- making ----------------------------------------------------------------------------------------------
 
@@ -163,6 +172,9 @@ class Trial:
         for kind, want in self.truth.state.items():
             (got,) = getattr(self.env, kind).values()
             self._compare(kind, got, want, Spec(tuple(want.shape), "stat" if kind == "losses" else "index"))
+        assert self.env.overflow is not None
+        if bool(self.env.overflow.isnan()) != self.truth.overflows:
+            self.differences.append(f"overflow is {self.env.overflow.item()}")
         everything = {f"in{i}": v for i, v in enumerate(ins)}
         everything |= {f"out{i}": v for i, v in enumerate(outs[: self.results])}
         everything |= {f"extra{i}": v for i, v in enumerate(outs[self.results :])}
@@ -241,17 +253,19 @@ class Trial:
         elif spec.role in INTEGERS:
             if not torch.equal(got.to(want.dtype), want):
                 self.differences.append(f"{name}: {got.tolist()} is not {want.tolist()}")
-        elif (want := self._came(name, got, want)).numel():
-            got, finite = got[: len(want)] if want.dim() else got, want.isfinite()
+        elif (pair := self._came(name, got, want))[1].numel():
+            got, want = pair
+            finite = want.isfinite()
             error = torch.where(finite, got.double() - want, (got != want).double())
             worst = (error.abs().max() / torch.where(finite, want.abs(), 0).max().clamp(min=1)).item()
             if not worst <= TOLERANCE[self.precision]:
                 self.differences.append(f"{name}: off by {worst:.1e}")
 
-    def _came(self, name: str, got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
-        """`want` without rows that did not come: there a kernel that counts rows leaves what was."""
+    def _came(self, name: str, got: torch.Tensor, want: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both without rows that did not come: there a kernel that counts rows leaves what was."""
         if (there := self.truth.rows.get(name)) is None:
-            return want
-        if self.kernel.counts_rows and not got[there:].isnan().all():
+            return got, want
+        if self.kernel.counts_rows and not got[others(there, len(got))].isnan().all():
             self.differences.append(f"{name}: rows that did not come are written")
-        return want[:there]
+        here = list(range(there)) if isinstance(there, int) else there
+        return got[here], want[here]

@@ -23,7 +23,7 @@ from penteract.config.precision.module_patterns import LinearLayers
 from penteract.errors import Bug
 from penteract.ops import collectives
 from penteract.ops.declarations import OPS
-from penteract.ops.declarations.moe.padded_rows import PADDED
+from penteract.ops.declarations.moe.blocks import WITH_ROOM
 from penteract.ops.params import Param
 from penteract.ops.spec import Dim, Role, Spec
 from penteract.ops.tape import Call, OpCall, RedistributionProgram, Site, Tape
@@ -276,7 +276,7 @@ class Do:
             self.params[p.name] = p
         site = Site(op_name, tuple(v.spec for v in ins), (*outs, *extras), tuple(p.name for p in params),
                     tuple(p.local_shape(self.mesh) for p in params), attrs, self.layer, line)  # fmt: skip
-        stands_for = PADDED.get(op_name, "")
+        stands_for = WITH_ROOM.get(op_name, "")
         self.tape.ops.append(OpCall(site, _ids(ins), _ids(made), extra_registers, stands_for=stands_for))
         return made
 

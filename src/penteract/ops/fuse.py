@@ -27,7 +27,7 @@ from typing import Any
 from penteract.config.mesh import Mesh
 from penteract.ops.casts import CAST, cast_once
 from penteract.ops.declarations import OPS
-from penteract.ops.declarations.moe.padded_rows import PADDED
+from penteract.ops.declarations.moe.blocks import WITH_ROOM
 from penteract.ops.declarations.quantised.fp8_linear import is_cast_once
 from penteract.ops.joint_calls import JOINT, join_glus, join_sums
 from penteract.ops.overlap.in_parts import mark_parts
@@ -38,7 +38,8 @@ from penteract.ops.tape import OpCall, Site, Tape
 # What recomputation and offload call a fused op: the op of the network whose result it makes (`OpCall.again`: one too).
 STANDS_FOR: Mapping[str, str] = {
     "fork_norm": "rms_norm", "merged_linear": "linear", "packed_swiglu": "swiglu", "packed_attention": "attention",
-    "normed_attention": "attention", "merged_glu": "linear", "expert_pair": "expert_linear", **CAST, **JOINT, **PADDED,
+    "normed_attention": "attention", "merged_glu": "linear", "expert_pair": "expert_linear", **CAST, **JOINT,
+    **WITH_ROOM,
 }  # fmt: skip
 
 

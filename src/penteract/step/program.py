@@ -54,7 +54,7 @@ REDISTRIBUTIONS: tuple[Redistribution, ...] = (
 INSIDE = frozenset({
     "pack_heads", "unpack_heads", "merge_attention", "sort_chunks", "sort_blocks", "row_max", "exp_sum", "negative_log_likelihood",
     "cross_entropy_gradient", "logits", "logits_gradient", "loss_and_gradient", "rows", "join_rows",
-    "sum_shares",
+    "sort_blocks", "sum_shares",
 })  # fmt: skip
 BufferKey = tuple[int, int]  # (chunk, micro-batch): the activation buffer of one pass
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from op_kernels.formulas import attention, dense, experts, forms, losses, norms, quantised, rotary
+from op_kernels.formulas import attention, blocks, dense, experts, forms, losses, norms, quantised, rotary
 from op_kernels.formulas.truth import Formula
 
 FORMULAS: dict[str, Formula] = {
@@ -22,5 +22,6 @@ FORMULAS: dict[str, Formula] = {
         experts.router, experts.expert_permutation, experts.split_sizes, experts.expert_offsets, experts.permute,
         experts.sort_chunks, experts.expert_linear, experts.expert_pair, experts.unpermute, experts.balance_loss,
         experts.tokens_per_expert, experts.padded_permute, experts.padded_swiglu, experts.padded_unpermute,
+        blocks.block_places, blocks.block_permute, blocks.sort_blocks, blocks.block_unpermute,
     )
 }  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 Tensors = list[Any]
+Rows = int | list[int]  # the first so many, or these
 
 
 @dataclass
@@ -20,7 +21,8 @@ class Truth:
     kept       what backward is given in place of what this forward made (a part of a whole)
     state      the step's sums and counts afterwards
     overwritten  what is left in an input, by its number
-    rows       of tensors by name, how many of their rows are defined; of others, all
+    rows       of tensors by name, which of their rows are defined; of others, all
+    overflows  whether the step is void, as there are more rows than a block has room for
     """
 
     outs: Tensors
@@ -28,7 +30,8 @@ class Truth:
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     overwritten: dict[int, torch.Tensor] = field(default_factory=dict)
-    rows: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, Rows] = field(default_factory=dict)
+    overflows: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class Env:
     """The rank of a kernel, and the step's values on the device: everything that changes between steps is a tensor.
 
     `all_reduce_max(axis, x)`: element-wise maximum of x over an axis's ranks, in place.
+    `overflow`: None where nobody needs to know.
     """
 
     mesh: Mesh
@@ -46,6 +47,7 @@ class Env:
     )  # of weights that are cast once, [1]: where the update finds it; by the first weight of a product
     zeros: Zeros = field(default_factory=partial(Zeros, 0, torch.device("cpu")))  # for casts to FP8
     clear_rows: frozenset[str] = frozenset()  # tables whose gradients keep rows clear that no token uses
+    overflow: torch.Tensor | None = None  # []: NaN once copies did not fit their block: the step is void
 
     def index(self, axis: str) -> int:
         """This rank's index along an axis."""

@@ -28,6 +28,7 @@ from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
 from penteract.ops.declarations.glu import GLU, stored
 from penteract.ops.declarations.loss import LOSS
 from penteract.ops.declarations.moe.balance import BALANCE
+from penteract.ops.declarations.moe.blocks import BLOCKS
 from penteract.ops.declarations.moe.experts import EXPERTS
 from penteract.ops.declarations.moe.grouped_experts import by_groups, in_pairs
 from penteract.ops.declarations.moe.narrow_router import narrow_router
@@ -199,6 +200,7 @@ OPS: dict[str, Op] = (
     | _ops(LOSS, "loss:LOSS")
     | _ops(EXPERTS, "moe.experts:EXPERTS")
     | _ops(PADDED_ROWS, "moe.padded_rows:PADDED_ROWS")
+    | _ops(BLOCKS, "moe.blocks:BLOCKS")
     | _ops(BALANCE, "moe.balance:BALANCE")
     | _ops(FUSIONS, "fusions:FUSIONS")
     | _ops(GLU, "glu:GLU")
