@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from op_kernels.block_cases import by_expert, moved
 from op_kernels.case import Case, behind, draw, given, order, stat, x
 from op_kernels.cases import CASES, of_all_ops
 from op_kernels.trial import check
@@ -71,6 +72,14 @@ def _wide() -> Iterator[Case]:
         coming = given([0, 3, 1, 0, 0, 2, 0, 4, 0])
         about = {"ranks": 3, "inverse": inverse}
         yield Case("sort_chunks", f"several blocks, inverse {inverse}", (x(10, 2100), coming), (), about)
+    yield from moved("wide rows", [5, 0, 3, 2, 0, 2], 3, 3, 8, 2100)
+    yield from by_expert("wide rows", [0, 3, 1, 0, 0, 2, 0, 4, 0], 3, 4, 2100)
+    yield from by_expert("many senders", [i % 3 for i in range(33 * 5)], 33, 7, 4)
+    copies = [(7 * e) % 23 for e in range(9 * 7)]
+    for block in (91, 80):
+        about = {"ranks": 9, "block": block}
+        yield Case("block_places", f"several programs, {block} rows", (order(sum(copies)), given(copies)), (), about)
+    yield Case("block_places", "many ranks", (order(300), given([0, 4, 2] * 50)), (), {"ranks": 75, "block": 8})
     yield Case("unpermute", "several blocks", (x(15, 2100), x(5, 1, 3), order(15)), (), {"top_k": 3})
     yield Case("embedding", "long runs", (draw(3, 20, 2),), ((5, 600),), {"axis": ""})
     yield Case("embedding", "long runs of two shards", (draw(8, 30, 1),), ((4, 20),), {"axis": "tp"}, tp=2, rank=1)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import prod
 
 from penteract.ops.declarations.declaration import FLOAT, Attrs, OpDeclaration, Shape
+from penteract.ops.declarations.moe.blocks import BlockPermute, BlockPlaces, BlockUnpermute, SortBlocks
 from penteract.ops.declarations.moe.experts import (
     ExpertPermutation,
     Permute,
@@ -124,6 +125,72 @@ class OnePassPaddedUnpermute(OnePassUnpermute, PaddedUnpermute):
     counts_rows = True
 
 
+class OnePassBlockPlaces(BlockPlaces):
+    """Each copy is placed by itself, from the counts. Too many are noted by one write, where there are."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return 0
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        return (Eager(widths).sums(("index", 2 * (prod(ins[0]) + prod(ins[1])))),)
+
+
+class OnePassBlockPermute(BlockPermute):
+    """Each token is read once; of a gradient, each copy."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return 0
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        copies = prod(ins[1])
+        moved = prod(ins[0]) + copies * ins[0][-1]
+        return (Eager(widths).sums(("compute", moved), ("index", copies)),)
+
+
+class OnePassBlockUnpermute(BlockUnpermute):
+    """Each copy is read once; of a gradient, each token too, and gradients are written."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return 0
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        copies, width, times = prod(ins[2]), ins[0][-1], 1 if phase == "forward" else 2
+        moved = times * copies * (width + 1) + copies // attrs["top_k"] * width
+        return (Eager(widths).sums(("compute", moved), ("index", copies)),)
+
+
+class OnePassBlockSort(SortBlocks):
+    """Where chunks end and begin; then each row that is there is read once."""
+
+    counts_rows = True
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return 2 * prod(ins[1]) * PLACE
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        chunks, moved = prod(ins[1]), attrs["rows"] * ins[0][-1]
+        return (
+            Kernel(2 * chunks * (widths["index"] + PLACE)),
+            Kernel(2 * moved * widths["compute"] + 2 * chunks * PLACE),
+        )
+
+
 ONE_PASS_EXPERTS: dict[str, OpDeclaration] = {
     "expert_permutation": OnePassPermutation(),
     "permute": OnePassPermute(),
@@ -131,4 +198,8 @@ ONE_PASS_EXPERTS: dict[str, OpDeclaration] = {
     "padded_unpermute": OnePassPaddedUnpermute(),
     "sort_chunks": OnePassSort(),
     "unpermute": OnePassUnpermute(),
+    "block_places": OnePassBlockPlaces(),
+    "block_permute": OnePassBlockPermute(),
+    "sort_blocks": OnePassBlockSort(),
+    "block_unpermute": OnePassBlockUnpermute(),
 }

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from penteract.engine.device.launches import BoundLaunch, bind
 from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel
-from penteract.engine.kernels.triton.strides import row_stride
+from penteract.engine.kernels.triton.strides import row_count, row_stride
 from penteract.ops.declarations.moe.experts import sharing
 from penteract.ops.declarations.moe.one_pass_experts import COPIES
 from penteract.ops.tape import Site
@@ -32,6 +32,11 @@ _ROUTED = ("rows",)  # a number that routing decides: no code of its own for eac
 def _some(site: Site) -> bool:
     """Whether other ranks' experts get some of the copies."""
     return sharing(site.attrs) > 1
+
+
+def _chosen(site: Site) -> int:
+    """The experts that a token chooses."""
+    return int(site.attrs["top_k"])
 
 
 # ---- order -----------------------------------------------------------------------------------------------------------
@@ -206,56 +211,75 @@ def _number(x: torch.Tensor, ends: Tensors) -> torch.Tensor | int:
     return ends[0][-1:] if ends else len(x)
 
 
-def _tile(width: int) -> dict[str, int]:
+def tile_of(width: int) -> dict[str, int]:
+    """The columns of a row that a program has at a time."""
     wide = min(_COLUMNS, triton.next_power_of_2(width))
     return {"WIDTH": width, "COLUMNS": wide, "num_warps": max(1, min(8, wide // 256))}
+
+
+# Launches that move rows of tokens. `places` of their copies: None if each launch is given them. `ends`: of padded
+# rows.
+
+
+def sent(
+    x: torch.Tensor, places: torch.Tensor | None, out: torch.Tensor, k: int, ends: Tensors, *, some: bool = False
+) -> BoundLaunch:
+    """Each token's row to the places of its copies."""
+    tile = tile_of(x.shape[-1])
+    grid = (row_count(x), triton.cdiv(x.shape[-1], tile["COLUMNS"]))
+    about = _number(out, ends), row_stride(x), row_stride(out)
+    return bind(_send, grid, x, places, out, *about, K=k, SOME=some, PADDED=bool(ends), **tile)
+
+
+def summed(
+    y: torch.Tensor, w: torch.Tensor | None, places: torch.Tensor | None, out: torch.Tensor, k: int, ends: Tensors,
+    *, some: bool = False,
+) -> BoundLaunch:  # fmt: skip
+    """Each token's sum of its copies, weighted if there are weights."""
+    tile = tile_of(y.shape[-1])
+    grid = (row_count(out), triton.cdiv(y.shape[-1], tile["COLUMNS"]))
+    about = y if w is None else w, places, out, _number(y, ends), row_stride(y), row_stride(out)
+    tile |= {"SOME": some, "PADDED": bool(ends)}
+    return bind(_sum_copies, grid, y, *about, K=k, WEIGHED=w is not None, **tile)
+
+
+def sent_weighed(
+    y: torch.Tensor, w: torch.Tensor, places: torch.Tensor | None, g: torch.Tensor, outs: Tensors, k: int,
+    ends: Tensors, *, some: bool = False,
+) -> BoundLaunch:  # fmt: skip
+    """Gradients of copies and of their weights, from each token's."""
+    of_y, of_w = outs
+    rows = _number(y, ends), row_stride(y), row_stride(g), row_stride(of_y)
+    tile = {"SOME": some, "PADDED": bool(ends), **tile_of(y.shape[-1])}
+    return bind(_send_weighed, (row_count(g),), y, w, places, g, of_y, of_w, *rows, K=k, **tile)
 
 
 @Bindable
 def permute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """Token copies in the order of their experts: [s, B, D] -> [s·B·k, D], or the first of them."""
-    (x, order, *ends), out, k = ins, outs[0], int(site.attrs["top_k"])
-    tile = _tile(x.shape[-1])
-    grid = (len(order) // k, triton.cdiv(x.shape[-1], tile["COLUMNS"]))
-    about = _number(out, ends), row_stride(x), row_stride(out)
-    tile |= {"SOME": _some(site), "PADDED": bool(ends)}
-    return _with_places(order, bind(_send, grid, x, None, out, *about, K=k, **tile))
-
-
-def _sums(
-    site: Site, y: torch.Tensor, w: torch.Tensor | None, order: torch.Tensor, ends: Tensors, out: torch.Tensor
-) -> Bound:
-    tile, k = _tile(y.shape[-1]), int(site.attrs["top_k"])
-    grid = (len(order) // k, triton.cdiv(y.shape[-1], tile["COLUMNS"]))
-    about = y if w is None else w, None, out, _number(y, ends), row_stride(y), row_stride(out)
-    tile |= {"SOME": _some(site), "PADDED": bool(ends)}
-    summed = bind(_sum_copies, grid, y, *about, K=k, WEIGHED=w is not None, **tile)
-    return _with_places(order, summed)
+    x, order, *ends = ins
+    return _with_places(order, sent(x, None, outs[0], _chosen(site), ends, some=_some(site)))
 
 
 @Bindable
 def permute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """The sum of the gradients of a token's copies, in the order of its experts' ranks."""
     order, *ends, g = ins
-    return _sums(site, g, None, order, ends, outs[0])
+    return _with_places(order, summed(g, None, None, outs[0], _chosen(site), ends, some=_some(site)))
 
 
 @Bindable
 def unpermute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """Each token's sum of its copies, weighted: [s·B·k, D] -> [s, B, D]."""
     y, w, order, *ends = ins
-    return _sums(site, y, w, order, ends, outs[0])
+    return _with_places(order, summed(y, w, None, outs[0], _chosen(site), ends, some=_some(site)))
 
 
 @Bindable
 def unpermute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> Bound:
     """Gradients of the copies and of the weights."""
     y, w, order, *ends, g = ins
-    of_y, of_w = outs
-    k, rows = int(site.attrs["top_k"]), (_number(y, ends), row_stride(y), row_stride(g), row_stride(of_y))
-    tile = {"SOME": _some(site), "PADDED": bool(ends), **_tile(y.shape[-1])}
-    grid = (len(order) // k,)
-    return _with_places(order, bind(_send_weighed, grid, y, w, None, g, of_y, of_w, *rows, K=k, **tile))
+    return _with_places(order, sent_weighed(y, w, None, g, outs, _chosen(site), ends, some=_some(site)))
 
 
 # ---- chunks ----------------------------------------------------------------------------------------------------------
@@ -300,7 +324,7 @@ def sort_chunks(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tens
     ends, begins = torch.empty(2, chunks, dtype=torch.int32, device=x.device)
     most = triton.next_power_of_2(chunks)
     _find_chunks[(1,)](coming, ends, begins, ranks, chunks // ranks, CHUNKS=most, num_warps=4)
-    tile = _tile(x.shape[-1])
+    tile = tile_of(x.shape[-1])
     grid = (len(x), triton.cdiv(x.shape[-1], tile["COLUMNS"]))
     rows, inverse = (row_stride(x), row_stride(out)), bool(site.attrs["inverse"])
     _move_chunks[grid](x, ends, begins, out, *rows, chunks, CHUNKS=most, INVERSE=inverse, **tile)
