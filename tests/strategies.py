@@ -16,6 +16,7 @@ from penteract.config.layout import (
     CP_METHODS,
     ELEMENTWISE,
     EP_METHODS,
+    EXPERT_ROWS,
     EVERY_FUSION,
     FUSIONS,
     LOSS_KERNELS,
@@ -115,9 +116,9 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         schedule="overlapped" if schedule == "overlapped" else None,
     )
     if experts and draw(st.booleans()):
-        padded = layout.gathers_tokens and draw(st.booleans())
-        rows: ExpertRows = "padded" if padded else "exact"
-        grouped = replace(case, layout=replace(layout, experts="grouped", expert_rows=rows))
+        rows: ExpertRows = draw(st.sampled_from(EXPERT_ROWS)) if ep > 1 else "exact"
+        room = {"expert_rows": rows, "capacity_percent": 100 * ep}  # of a block: all copies that there are
+        grouped = replace(case, layout=replace(layout, experts="grouped", **room))
         case = grouped if legal(grouped) else case
     assert legal(case), case
     return case

@@ -32,6 +32,13 @@ LAYOUTS = [
     Layout(dp=2, cp=2, ep=4, ep_method="all_gather", expert_rows="padded", recompute=("unpermute", "expert_linear")),
     Layout(pp=2, dp=2, ep=2, ep_method="all_gather", expert_rows="padded", schedule="zb_h1",
            gradient_accumulation_steps=3),
+    Layout(dp=2, ep=2, expert_rows="padded", capacity_percent=200, gradient_accumulation_steps=2),
+    Layout(dp=2, ep=2, expert_rows="padded", capacity_percent=200, zero=3, recompute=("*",)),
+    Layout(dp=4, tp=2, ep=4, expert_rows="padded", capacity_percent=400, recompute=("permute", "swiglu")),
+    Layout(dp=2, tp=2, ep=2, expert_tp=2, expert_rows="padded", capacity_percent=200, fuse=("norm", "mlp", "qkv")),
+    Layout(dp=2, cp=2, ep=4, expert_rows="padded", capacity_percent=400, recompute=("dispatch", "unpermute")),
+    Layout(pp=2, dp=2, ep=2, expert_rows="padded", capacity_percent=200, schedule="zb_h1",
+           gradient_accumulation_steps=3),
     Layout(dp=2, ep=2, zero=2, recompute=("dispatch", "permute", "expert_linear")),
     Layout(dp=2, ep=2, recompute=("tp_all_gather", "expert_offsets", "choices")),
     Layout(tp=2, expert_tp=2),
@@ -54,6 +61,7 @@ def test_a_layout_is_one_process_and_its_price(pool: Pool, layout: Layout) -> No
     ("layout", "looks"), [
         (Layout(), 0), (Layout(dp=2, ep=2), 2), (Layout(dp=2, ep=2, ep_method="all_gather"), 2),
         (Layout(dp=2, ep=2, ep_method="all_gather", expert_rows="padded"), 0),
+        (Layout(dp=2, ep=2, expert_rows="padded"), 0),
     ],
 )  # fmt: skip
 def test_counts_are_looked_at_where_rows_are_exchanged(layout: Layout, looks: int) -> None:

@@ -1,0 +1,143 @@
+"""Steps whose copies of tokens do not fit the blocks that ranks send each other: they are repeated with exact sizes, and
+the run is that of exact sizes, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from layouts import CPU
+from penteract.config.layout import Layout
+from penteract.config.resolve.resolved_run import resolve
+from penteract.config.run import RunSpec
+from penteract.engine.comm.groups import ProcessGroups
+from penteract.engine.executor.outcome import Outcome
+from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.rank.rank import Rank
+from penteract.engine.rank.rank_progress import RankProgress
+from penteract.engine.session.trainer import Trainer
+from penteract.measure.bench.ranks.random_samples import RandomSamples
+from pool import Pool
+
+SMALL = (
+    "parallel.dp=2", "parallel.ep=2", "parallel.ep_method=all_to_all", "kernels.experts=grouped", "precision.dtype=fp32",
+    "batch.sequence_length=32", "batch.micro_batch_size=1", "batch.global_batch_size=4", "training.steps=40",
+)  # fmt: skip
+STEPS = 12
+NEVER = range(0)
+
+
+class Trained(NamedTuple):
+    """What a rank saw of a run: losses and norms, its weights at the end, and the steps that were repeated."""
+
+    numbers: list[tuple[float, float]]
+    weights: list[torch.Tensor]
+    repeated: list[tuple[int, int]]
+    exact: list[int]  # steps that had exact sizes, in the order in which they were walked
+
+
+def run_of(*more: str) -> RunSpec:
+    return resolve(None, "tiny-moe", [*SMALL, *more], world=2).run
+
+
+def trained(rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec, ahead: bool, full: range = NEVER) -> Trained:
+    """`ahead`: outcomes are read when the next step has begun; `full`: steps of which copies are said not to fit."""
+    trainer = Trainer.build(run, Rank(rank, 2, CPU, None, RankProgress(run.limits)))
+    samples, size = RandomSamples(run.model.vocab_size, run.sequence_length, 8), run.layout.global_batch_size
+    numbers, repeated, exact = list[tuple[float, float]](), list[tuple[int, int]](), list[int]()
+    if trainer.repeated is not None:
+        trainer.repeated.tell = lambda *about: repeated.append(about)
+        trainer.repeated.exactly = _noted(trainer.repeated.exactly, exact)
+        if full:
+            _fill(trainer, full)
+    under_way = list[Callable[[], Outcome]]()
+    for number in range(1, STEPS + 1):
+        under_way.append(trainer.start(number, samples, (number - 1) * size))  # type: ignore[arg-type]
+        while len(under_way) > (ahead and number < STEPS):
+            outcome = under_way.pop(0)()
+            numbers.append((outcome.loss, outcome.norm))
+    trainer.run.settle_parameters()
+    weights = [flat.master.clone() for flat in trainer.state.flats]
+    assert int(trainer.run.done) == STEPS
+    return Trained(numbers, weights, repeated, exact)
+
+
+def _fill(trainer: Trainer, full: range) -> None:
+    kernel, step = trainer.run.kernels["block_places"], trainer.run.optimizer
+    assert step is not None
+
+    def forward(env: Env, *about: Any) -> None:
+        kernel.forward(env, *about)  # type: ignore[misc]
+        if int(step.step) in full:
+            env.overflow.fill_(torch.nan)  # type: ignore[union-attr]
+
+    trainer.run.kernels = {**trainer.run.kernels, "block_places": TorchKernel(forward)}
+
+
+def _noted(exactly: Callable[..., Any], into: list[int]) -> Callable[..., Any]:
+    def noted(number: int, *about: Any) -> Any:
+        into.append(number)
+        return exactly(number, *about)
+
+    return noted
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    "more", [(), ("parallel.zero=3", "memory.recompute=full"), ("parallel.zero=1", "optimizer.kind=muon")], ids=" ".join
+)
+def test_a_run_in_blocks_is_the_run_of_exact_sizes(pool: Pool, ahead: bool, more: tuple[str, ...]) -> None:
+    exact, padded = run_of(*more), run_of(*more, "parallel.expert_rows=padded", "parallel.capacity_percent=100")
+    for rank, (one, other) in enumerate(
+        zip(*(pool.run(trained, run.layout, run, ahead) for run in (exact, padded)), strict=True)
+    ):
+        assert other.repeated and not one.repeated, rank
+        assert one.numbers == other.numbers
+        assert all(map(torch.equal, one.weights, other.weights))
+
+
+def test_the_more_often_copies_do_not_fit_the_longer_sizes_are_exact(pool: Pool) -> None:
+    """And when they fit again, blocks are back; the device is asked for a step more where the host is ahead."""
+    run = run_of("parallel.expert_rows=padded", "parallel.capacity_percent=200")
+    never = pool.run(trained, run.layout, run, True)[0]
+    assert not never.repeated and not never.exact
+    for ahead, repeated, exact in (
+        (False, [(3, 1), (5, 2)], [3, 4, 5, 6, 7]), (True, [(3, 1), (6, 2)], [3, 4, 5, 6, 7, 8, 9]),
+    ):  # fmt: skip
+        made = pool.run(trained, run.layout, run, ahead, range(3, 7))[0]
+        assert (made.repeated, made.exact) == (repeated, exact)
+        assert made.numbers == never.numbers and all(map(torch.equal, made.weights, never.weights))
+
+
+def ended(rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec, stops: bool) -> tuple[list[Outcome], int, bool]:
+    """Three steps, of which copies of the second do not fit, and the third begins before its outcome is read. A stop was
+    asked for in the second (`stops`), or its loss is not finite. -> outcomes, what is done, and whether the third left
+    the weights alone."""
+    trainer = Trainer.build(run, Rank(rank, 2, CPU, None, RankProgress(run.limits)))
+    samples, size = RandomSamples(run.model.vocab_size, run.sequence_length, 8), run.layout.global_batch_size
+    assert trainer.repeated is not None
+    _fill(trainer, range(2, 3))
+    first = trainer.start(1, samples, 0)()  # type: ignore[arg-type]
+    if stops:
+        trainer.run.stop.fill_(float(rank == 0))
+    else:
+        next(iter(trainer.state.parameters.values())).view(-1)[0] = torch.nan
+    second = trainer.start(2, samples, size)  # type: ignore[arg-type]
+    trainer.run.stop.fill_(0)
+    third = trainer.start(3, samples, 2 * size)  # type: ignore[arg-type]
+    outcomes = [first, second()]
+    weights = [flat.master.nan_to_num() for flat in trainer.state.flats]
+    outcomes.append(third())
+    same = all(torch.equal(flat.master.nan_to_num(), x) for flat, x in zip(trainer.state.flats, weights, strict=True))
+    return outcomes, int(trainer.run.done), same
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_step_that_ends_the_run_ends_it_repeated_too(pool: Pool, stops: bool) -> None:
+    run = run_of("parallel.expert_rows=padded", "parallel.capacity_percent=200")
+    for outcomes, done, same in pool.run(ended, run.layout, run, stops):
+        assert [one.finite for one in outcomes] == [True, stops, False] and same
+        assert (outcomes[1].stop, done) == (stops, 2 if stops else 1)
