@@ -20,6 +20,10 @@ EXPERTS = question("tiny-moe", "dp=4,tp=2,pp=2,cp=1,ep=2,mbs=1,zero=1", sequence
 GATHERED = question(
     "tiny-moe", "dp=8,ep=2,ep_method=all_gather,mbs=1,experts=grouped", sequence_length=256, global_batch_size=64
 )
+IN_BLOCKS = question(
+    "tiny-moe", "dp=8,ep=2,ep_method=all_to_all,expert_rows=padded,mbs=1,experts=grouped", sequence_length=256,
+    global_batch_size=64,
+)  # fmt: skip
 DEEP = question("llama-3.1-8b", "dp=2,tp=2,pp=2,cp=2,mbs=1,zero=3,recompute=full", global_batch_size=64)
 
 
@@ -149,6 +153,7 @@ CONTROLS: list[tuple[str, Json, Any, str]] = [
     ("layout.expert_tp", EXPERTS, 2, "expert_tp=2"),
     ("layout.ep_method", EXPERTS, "all_gather", "ep_method=all_gather"),
     ("layout.expert_rows", GATHERED, "padded", "expert_rows=padded"),
+    ("layout.capacity_percent", IN_BLOCKS, 125, "capacity_percent=125"),
     ("layout.shard_group", DEEP, 2, "shard_group=2"),
     ("layout.reshard_after_step", DEEP, True, "reshard_after_step=true"),
     ("layout.reduce_scatter_once", DEEP, True, "reduce_scatter_once=true"),
