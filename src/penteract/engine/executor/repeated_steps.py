@@ -20,7 +20,7 @@ MOST = 64  # steps with exact sizes, after one that was repeated
 
 
 @dataclass(slots=True)
-class Attempt:
+class AskedStep:
     """A step that the device was asked for.
 
     exact    with exact sizes
@@ -50,7 +50,7 @@ class RepeatedSteps:
     exactly: Callable[[int, Samples, int, bool], Reading]
     release: Callable[[], object]
     tell: Callable[[int, int], None]
-    last: Attempt | None = None
+    last: AskedStep | None = None
     exact_until: int = 0  # the last step that has exact sizes
     some: int = 0  # steps that had exact sizes after the last that did not fit
 
@@ -60,31 +60,31 @@ class RepeatedSteps:
             self._repeat(self.last, stop=False)
         exact = number <= self.exact_until
         read = self.exactly(number, samples, first, False) if exact else self.in_blocks(number, samples, first)
-        self.last = Attempt(number, samples, first, exact, read)
+        self.last = AskedStep(number, samples, first, exact, read)
         return partial(self._outcome, self.last)
 
-    def _outcome(self, attempt: Attempt) -> Outcome:
-        if attempt.outcome is None and attempt.void:
-            self._repeat(attempt, stop=False)
-        if attempt.outcome is None:
-            attempt.outcome = attempt.read()
-            if not attempt.outcome.finite and not attempt.exact:
-                self._did_not_fit(attempt, stop=attempt.outcome.stop)
-            elif not attempt.exact and attempt.number > self.exact_until + self.some:
+    def _outcome(self, asked: AskedStep) -> Outcome:
+        if asked.outcome is None and asked.void:
+            self._repeat(asked, stop=False)
+        if asked.outcome is None:
+            asked.outcome = asked.read()
+            if not asked.outcome.finite and not asked.exact:
+                self._did_not_fit(asked, stop=asked.outcome.stop)
+            elif not asked.exact and asked.number > self.exact_until + self.some:
                 self.some = 0
-        return attempt.outcome
+        return asked.outcome
 
-    def _did_not_fit(self, attempt: Attempt, *, stop: bool) -> None:
+    def _did_not_fit(self, asked: AskedStep, *, stop: bool) -> None:
         """Repeat a step that was not finite: if that was not for its blocks, it is not finite again."""
         assert self.last is not None, "an outcome without a step"
-        self.last.void = self.last is not attempt
+        self.last.void = self.last is not asked
         self.some = min(2 * self.some or 1, MOST)
         self.exact_until = self.last.number + self.some
         self.release()
-        if self._repeat(attempt, stop=stop).finite:
-            self.tell(attempt.number, self.some)
+        if self._repeat(asked, stop=stop).finite:
+            self.tell(asked.number, self.some)
 
-    def _repeat(self, attempt: Attempt, *, stop: bool) -> Outcome:
-        attempt.void = False
-        attempt.outcome = self.exactly(attempt.number, attempt.samples, attempt.first, stop)()
-        return attempt.outcome
+    def _repeat(self, asked: AskedStep, *, stop: bool) -> Outcome:
+        asked.void = False
+        asked.outcome = self.exactly(asked.number, asked.samples, asked.first, stop)()
+        return asked.outcome
