@@ -10,8 +10,10 @@ import torch
 
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
+from penteract.config.precision.policy import RECIPES
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.reference import REFERENCE
+from penteract.ops.declarations.one_pass import ONE_PASS
 from penteract.ops.tape import Site
 
 RANKS, EXPERTS, K, TOKENS, WIDTH = 2, 4, 2, 7, 3
@@ -132,3 +134,29 @@ def test_what_does_not_fit_is_noted_where_somebody_asks() -> None:
     order, copies = torch.arange(5), torch.tensor([3, 2])
     places, kept = call("block_places", [order, copies], (5,), (2,), env=environment(noted=False), ranks=2, block=2)
     assert places.tolist() == [0, 1, 1, 2, 3] and kept.tolist() == [2, 2]
+
+
+# ---- what is moved on GPUs ---------------------------------------------------------------------------------------
+
+
+def moved(op_name: str, phase: str, ins: list[tuple[int, ...]], **attrs: Any) -> int:
+    """Bytes that kernels which go over their tensors once read and write, in bfloat16."""
+    kernels = ONE_PASS[op_name].traffic(phase, ins, (), attrs, RECIPES["bf16"].widths)
+    assert kernels is not None
+    return sum(k.moved for k in kernels)
+
+
+def test_gpus_move_what_is_there_once() -> None:
+    tokens, k, width, ranks, block, experts = 6, 2, 10, 2, 9, 4
+    copies, about = tokens * k, {"ranks": ranks, "block": block}
+    x, y, w, places = (tokens, 1, width), (ranks * block, width), (tokens, 1, k), (copies,)
+    of_tokens, of_copies, of_places = 2 * tokens * width, 2 * copies * width, 8 * copies
+    for phase in ("forward", "input_gradient"):
+        assert moved("block_permute", phase, [x, places], top_k=k, **about) == of_tokens + of_copies + of_places
+    forward = of_tokens + of_copies + 2 * copies + of_places
+    assert moved("block_unpermute", "forward", [y, w, places], top_k=k) == forward
+    assert moved("block_unpermute", "input_gradient", [y, w, places], top_k=k) == forward + of_copies + 2 * copies
+    assert moved("block_places", "forward", [places, (experts,)], **about) == 2 * of_places + 2 * 8 * experts
+    by_rows = [moved("sort_blocks", "forward", [y, (experts,)], rows=rows, inverse=inverse, **about)
+               for rows in (0, 5) for inverse in (False, True)]  # fmt: skip
+    assert by_rows == [by_rows[0]] * 2 + [by_rows[0] + 2 * 2 * 5 * width] * 2

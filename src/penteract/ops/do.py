@@ -22,8 +22,7 @@ from penteract.config.precision.fp8 import Fp8
 from penteract.config.precision.module_patterns import LinearLayers
 from penteract.errors import Bug
 from penteract.ops import collectives
-from penteract.ops.declarations import OPS
-from penteract.ops.declarations.moe.blocks import WITH_ROOM
+from penteract.ops.declarations import OPS, WITH_ROOM
 from penteract.ops.params import Param
 from penteract.ops.spec import Dim, Role, Spec
 from penteract.ops.tape import Call, OpCall, RedistributionProgram, Site, Tape

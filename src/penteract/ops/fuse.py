@@ -26,8 +26,7 @@ from typing import Any
 
 from penteract.config.mesh import Mesh
 from penteract.ops.casts import CAST, cast_once
-from penteract.ops.declarations import OPS
-from penteract.ops.declarations.moe.blocks import WITH_ROOM
+from penteract.ops.declarations import OPS, WITH_ROOM
 from penteract.ops.declarations.quantised.fp8_linear import is_cast_once
 from penteract.ops.joint_calls import JOINT, join_glus, join_sums
 from penteract.ops.overlap.in_parts import mark_parts

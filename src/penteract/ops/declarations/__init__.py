@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from penteract.ops.declarations.declaration import OpDeclaration
-from penteract.ops.declarations.registry import OPS, Implementation, Op, declaration_of, implementation
+from penteract.ops.declarations.registry import OPS, WITH_ROOM, Implementation, Op, declaration_of, implementation
 
-__all__ = ["OPS", "Implementation", "Op", "OpDeclaration", "declaration_of", "implementation"]
+__all__ = ["OPS", "WITH_ROOM", "Implementation", "Op", "OpDeclaration", "declaration_of", "implementation"]

@@ -28,11 +28,11 @@ from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
 from penteract.ops.declarations.glu import GLU, stored
 from penteract.ops.declarations.loss import LOSS
 from penteract.ops.declarations.moe.balance import BALANCE
-from penteract.ops.declarations.moe.blocks import BLOCKS
+from penteract.ops.declarations.moe.blocks import BLOCKS, IN_BLOCKS
 from penteract.ops.declarations.moe.experts import EXPERTS
 from penteract.ops.declarations.moe.grouped_experts import by_groups, in_pairs
 from penteract.ops.declarations.moe.narrow_router import narrow_router
-from penteract.ops.declarations.moe.padded_rows import PADDED_ROWS
+from penteract.ops.declarations.moe.padded_rows import PADDED, PADDED_ROWS
 from penteract.ops.declarations.one_pass import ONE_PASS, gpu_kernels
 from penteract.ops.declarations.quantised.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.quantised.fp8_experts import scaled_experts
@@ -207,3 +207,6 @@ OPS: dict[str, Op] = (
     | _ops(NORMED_ATTENTION, "fused_attention.normed_attention:NORMED_ATTENTION")
     | _ops(FP8_LINEAR, "quantised.fp8_linear:EMULATED")
 )
+
+# Ops on registers with room for rows that the host does not count -> the op that each is recorded as (`ops/fuse.py`).
+WITH_ROOM: Mapping[str, str] = {**PADDED, **IN_BLOCKS}

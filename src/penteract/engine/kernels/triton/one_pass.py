@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penteract.engine.kernels.triton.embedding import EMBEDDING
 from penteract.engine.kernels.triton.loss import LOSS
-from penteract.engine.kernels.triton.moe.blocks import BLOCKS
+from penteract.engine.kernels.triton.moe.token_blocks import BLOCKS
 from penteract.engine.kernels.triton.moe.token_copies import EXPERTS
 from penteract.engine.kernels.triton.norm import NORM
 from penteract.engine.kernels.triton.rotary import ROPE

@@ -12,16 +12,14 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from penteract.ops.declarations.declaration import BOOL, Attrs, OpDeclaration, Shape, Specs
-from penteract.ops.declarations.moe.padded_rows import PADDED
 from penteract.ops.declarations.traffic import Eager, Kernels
 from penteract.ops.spec import Spec, Widths, room
 
-# The op that each op on registers of a size that routing does not decide is recomputed and offloaded as: they are
-# recorded so, and messages name it (`ops/fuse.py`).
-WITH_ROOM: Mapping[str, str] = {**PADDED, "block_permute": "permute", "block_unpermute": "unpermute"}
+# The op that each of them is recomputed and offloaded as, as of `PADDED`.
+IN_BLOCKS: Mapping[str, str] = {"block_permute": "permute", "block_unpermute": "unpermute"}
 
 
-def in_blocks(attrs: Attrs) -> int:
+def all_rows(attrs: Attrs) -> int:
     """Rows of all blocks, to or from all ranks."""
     return attrs["ranks"] * attrs["block"]
 
@@ -69,7 +67,7 @@ class BlockPermute(OpDeclaration):
     counts_rows = True
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
-        return (Spec((in_blocks(attrs), ins[0].shape[-1])),), ()
+        return (Spec((all_rows(attrs), ins[0].shape[-1])),), ()
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
@@ -92,7 +90,7 @@ class SortBlocks(OpDeclaration):
     by expert, then sender, one behind the other [rows, D]; `inverse`: the other way."""
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
-        rows = in_blocks(attrs) if attrs["inverse"] else attrs["rows"]
+        rows = all_rows(attrs) if attrs["inverse"] else attrs["rows"]
         return (Spec((rows, ins[0].shape[-1])),), ()
 
     def workspace(
@@ -100,14 +98,14 @@ class SortBlocks(OpDeclaration):
     ) -> int:
         """Where chunks of one sender and expert begin and end, both ways; then each row's number, its chunk, and how
         far it moves."""
-        chunks, rows = prod(ins[1]), room(in_blocks(attrs) if attrs["inverse"] else attrs["rows"])
+        chunks, rows = prod(ins[1]), room(all_rows(attrs) if attrs["inverse"] else attrs["rows"])
         return max(5 * chunks, 2 * chunks + 3 * rows) * widths["index"]
 
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
         e, chunks = Eager(widths), prod(ins[1])
-        rows = in_blocks(attrs) if attrs["inverse"] else attrs["rows"]
+        rows = all_rows(attrs) if attrs["inverse"] else attrs["rows"]
         n, one, every = rows * ins[0][-1], ("index", chunks), ("index", rows)
         summed, less = e.each(chunks, "index", "index"), e.each(chunks, "index", "index", "index")
         senders = e.sums(("index", attrs["ranks"])), e.each(chunks, "index", ("index", attrs["ranks"]), "index")
