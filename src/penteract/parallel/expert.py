@@ -95,11 +95,12 @@ def blocks(direction: str, reverse: str, block: int) -> Redistribution:
 
 
 def block_of(do: Do, experts: Value, count: int) -> int:
-    """Rows of a block that a rank sends to another for the choices `experts` [.., k] of `count` experts."""
-    *tokens, top_k = (size(d) for d in experts.spec.shape)
+    """Rows of a block that a rank sends to another for the choices `experts` [s, B, k] of `count` experts: as many for
+    each sequence of a micro-batch."""
+    tokens, sequences, top_k = (size(d) for d in experts.spec.shape)
     ranks = do.mesh.size("ep")
-    most = prod(tokens) * most_of_a_token(top_k, count, ranks)
-    return min(most, -(-prod(tokens) * top_k * do.layout.capacity_percent // (100 * ranks)))
+    most = tokens * most_of_a_token(top_k, count, ranks)
+    return sequences * min(most, -(-tokens * top_k * do.layout.capacity_percent // (100 * ranks)))
 
 
 def senders(do: Do) -> int:
