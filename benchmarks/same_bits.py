@@ -206,7 +206,9 @@ def main() -> None:
         "case": "runs that are repeated", **provenance("python benchmarks/same_bits.py", asked.commit),
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "calls": CALLS,
     }  # fmt: skip
-    wanted = asked.sets.split(";")
+    wanted = [name.strip() for name in asked.sets.split(";") if name.strip()]
+    if unknown := [name for name in wanted if name not in KILLED and name not in RANKS]:
+        parser.error(f"no such sets: {'; '.join(unknown)}")
     for part in asked.parts.split(","):
         match part:
             case "attention":
@@ -215,7 +217,8 @@ def main() -> None:
                 made = list(steps(asked.cases.split(",")))
             case _:
                 sets = KILLED if part == "kills" else RANKS
-                made = kills({name: words for name, words in sets.items() if not asked.sets or name in wanted})
+                chosen = {name: words for name, words in sets.items() if not wanted or name in wanted}
+                made = kills(chosen) if chosen else {}
         record[part] = made
         print(json.dumps({part: made}), flush=True)
         asked.out.write_text(json.dumps(record, indent=1))
