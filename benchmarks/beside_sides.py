@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -127,6 +128,17 @@ def batches(case: Case, dp_rank: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1234 + dp_rank)
     shape = (case.rank_sequences, case.sequence_length + 1)
     return [torch.randint(0, case.vocabulary, shape, generator=generator) for _ in range(DRAWN)]
+
+
+def started_ranks(gpus: int) -> tuple[list[str], dict[str, str]]:
+    """What python is told before the script of a side, so that it runs on each of `gpus`, and the environment."""
+    with socket.create_server(("127.0.0.1", 0)) as free:  # another call may run on another GPU of this host
+        port = str(free.getsockname()[1])
+    environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_NUM_THREADS": "4"}
+    if gpus > 1:
+        return ["-m", "torch.distributed.run", f"--nproc-per-node={gpus}", f"--master-port={port}"], environment
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [], environment | alone
 
 
 class Clock:

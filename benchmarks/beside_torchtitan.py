@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from beside_sides import CASES, UNFINISHED
+from beside_sides import CASES, UNFINISHED, started_ranks
 from provenance import hexadecimal, provenance
 
 HERE = Path(__file__).parent
@@ -74,24 +73,11 @@ def run(command: list[str], monitor: GpuMonitor, limit: float) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "record.json"
         arguments = [str(HERE / command[0]), *(w.replace("OUT", str(out)) for w in command[1:])]
-        with socket.create_server(("127.0.0.1", 0)) as free:  # another call may run on another GPU of this host
-            port = str(free.getsockname()[1])
-        environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_NUM_THREADS": "4"}
-        if (gpus := CASES[command[1]].gpus) > 1:
-            launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={gpus}", f"--master-port={port}"]
-        else:
-            launcher = []
-            environment |= {
-                "RANK": "0",
-                "WORLD_SIZE": "1",
-                "LOCAL_RANK": "0",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            }
+        launcher, environment = started_ranks(CASES[command[1]].gpus)
         arguments = [sys.executable, *launcher, *arguments]
         with subprocess.Popen(
             arguments,
-            env=environment,
+            env=os.environ | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

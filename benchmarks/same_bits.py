@@ -6,14 +6,16 @@
   the bits of the first, and its milliseconds, with `determinism` off and bitwise in turns.
 - **kills**: runs that are killed while they save in the background, and resumed, beside ones that nothing disturbs.
   `bitwise`: all losses and norms, and the last checkpoint. Some have determinism off, which promises nothing.
-- **ranks**: the same on two GPUs.
-- **steps**: steps of `beside_torchtitan.py` with both, in turns, on one GPU.
+- **ranks**: the same on two GPUs. All sets that are asked for run beside each other, and none may take longer than two
+  minutes: ask for three at a time.
+- **steps**: steps of `beside_torchtitan.py` with both, in turns, on as many GPUs as a case has.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from typing import Any, NamedTuple
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 import torch
+from beside_sides import CASES, started_ranks
 from killed_runs import killed_and_resumed
 from provenance import hexadecimal, provenance
 
@@ -69,8 +72,11 @@ _SMALL = (
 _EXPERTS = ("--model.moe.experts=16", "--model.moe.top_k=4", "--model.moe.ffn_size=512")
 _TWO = ("--parallel.dp=2", "--parallel.ep=2", "--parallel.ep_method=all_gather", "--parallel.zero=1")
 _WHOLE = "--data.pack_documents=false"
+_FP8 = (_WHOLE, "--precision.dtype=fp8_tensorwise")
+_ULYSSES = ("--parallel.cp=2", "--parallel.cp_method=ulysses")  # with documents
+_PIPELINE = (_WHOLE, "--parallel.pp=2", "--batch.micro_batch_size=1")
 KILLED: Mapping[str, Sequence[str]] = {
-    "whole sequences": (_WHOLE,), "documents": (), "FP8": (_WHOLE, "--precision.dtype=fp8_tensorwise"),
+    "whole sequences": (_WHOLE,), "documents": (), "FP8": _FP8,
     "experts": (_WHOLE, *_EXPERTS), "reference attention": (_WHOLE, "--kernels.attention=reference"),
     "FP8, a scale a row": (_WHOLE, "--precision.dtype=fp8_rowwise"), "Muon": (_WHOLE, "--optimizer.kind=muon"),
     "experts one by one": (_WHOLE, *_EXPERTS, "--kernels.experts=reference"), "SwiGLU recomputed": (_WHOLE, "--memory.recompute=swiglu"),
@@ -81,6 +87,20 @@ RANKS: Mapping[str, Sequence[str]] = {
     "context parallel": ("--parallel.cp=2",), "pipeline": (_WHOLE, "--parallel.pp=2"),
     "experts of two ranks": (_WHOLE, *_EXPERTS, *_TWO, "--parallel.expert_rows=exact"),
     "experts of two ranks, padded": (_WHOLE, *_EXPERTS, *_TWO, "--parallel.expert_rows=padded", "--kernels.experts=quack"),
+    **{f"ZeRO {stage}": (_WHOLE, "--parallel.dp=2", f"--parallel.zero={stage}") for stage in (0, 1, 2)},
+    "tensor parallel, documents": ("--parallel.tp=2",),
+    "tensor parallel, direct": (_WHOLE, "--parallel.tp=2", "--kernels.collectives=direct"),
+    "context parallel, direct": ("--parallel.cp=2", "--kernels.collectives=direct"),
+    "context parallel, ring": ("--parallel.cp=2", "--parallel.cp_method=ring"),  # with the plain kernel of attention
+    "context parallel, Ulysses": (*_ULYSSES, "--kernels.collectives=library"),
+    "context parallel, Ulysses, direct": (*_ULYSSES, "--kernels.collectives=direct"),
+    "pipeline, zb_h1": (*_PIPELINE, "--parallel.schedule=zb_h1"),
+    "pipeline, interleaved": (*_PIPELINE, "--parallel.schedule=interleaved", "--parallel.vpp=2"),
+    "experts of two ranks, all-to-all": (_WHOLE, *_EXPERTS, "--parallel.dp=2", "--parallel.ep=2", "--parallel.zero=1",
+                                         "--parallel.ep_method=all_to_all"),
+    "FP8, ZeRO 3": (*_FP8, "--parallel.dp=2", "--parallel.zero=3"),
+    "FP8, tensor parallel": (*_FP8, "--parallel.tp=2", "--kernels.collectives=library"),
+    "FP8, tensor parallel, overlapped": (*_FP8, "--parallel.tp=2", "--kernels.collectives=overlapped"),
 }  # fmt: skip
 
 
@@ -147,14 +167,16 @@ def attention() -> Iterator[dict[str, Any]]:
 
 
 def steps(cases: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """A row for each case: the runs of both kinds, each a process."""
+    """A row for each case: the runs of both kinds, each in processes of its own."""
     for case in cases:
         row: dict[str, Any] = {"case": case, **{kind: list[dict[str, Any]]() for kind in DETERMINISM}}
         for kind in (*DETERMINISM, *reversed(DETERMINISM)):
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(folder) / "run.json"
                 words = [case, str(out), json.dumps({"determinism": kind}), "{}", "0"]
-                subprocess.run([sys.executable, str(HERE / "beside_ours.py"), *words], check=True)
+                launcher, environment = started_ranks(CASES[case].gpus)
+                command = [sys.executable, *launcher, str(HERE / "beside_ours.py"), *words]
+                subprocess.run(command, env=os.environ | environment, check=True)
                 run = json.loads(out.read_text())
             row[kind].append({name: run[name] for name in KEPT} | {"losses": [run["losses"][0], run["losses"][-1]]})
         yield row
@@ -184,7 +206,9 @@ def main() -> None:
         "case": "runs that are repeated", **provenance("python benchmarks/same_bits.py", asked.commit),
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "calls": CALLS,
     }  # fmt: skip
-    wanted = asked.sets.split(";")
+    wanted = [name.strip() for name in asked.sets.split(";") if name.strip()]
+    if unknown := [name for name in wanted if name not in KILLED and name not in RANKS]:
+        parser.error(f"no such sets: {'; '.join(unknown)}")
     for part in asked.parts.split(","):
         match part:
             case "attention":
@@ -193,7 +217,8 @@ def main() -> None:
                 made = list(steps(asked.cases.split(",")))
             case _:
                 sets = KILLED if part == "kills" else RANKS
-                made = kills({name: words for name, words in sets.items() if not asked.sets or name in wanted})
+                chosen = {name: words for name, words in sets.items() if not wanted or name in wanted}
+                made = kills(chosen) if chosen else {}
         record[part] = made
         print(json.dumps({part: made}), flush=True)
         asked.out.write_text(json.dumps(record, indent=1))

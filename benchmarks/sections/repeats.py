@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from penteract.config.rules.determinism import TWO_RANKS
 from sections.beside_peers import BESIDE
 from sections.page_parts import Record, record, section, table
+
+CASES_OF_TWO = ("A2", "tp2", "pp2")
 
 
 def repeated_runs() -> str:
@@ -18,22 +21,26 @@ def repeated_runs() -> str:
         for kind in (False, True)
     )  # fmt: skip
     same = {kind: [row["same_bits"][kind] for row in shapes] for kind in ("off", "bitwise")}
+    seen, awaited = by_default(found)
     return section(
         "The same bits again",
         f"""\
 FlashAttention-4's backward pass, called {calls} times more with the same tensors: with `kernels.determinism = "off"` {_calls(same["off"], calls)}
 the bits of the first, with `"bitwise"` {_calls(same["bitwise"], calls)}. It takes {_range(ratios[False])} times as long then with whole sequences,
 and {_range(ratios[True])} times with documents. Steps of whole sequences, in turns, take {min(whole):.1f} to {max(whole):.1f} % longer, and steps
-with documents {min(packed):.1f} to {max(packed):.1f} %. Longer sequences were not timed. On one such GPU `bitwise` is the default where it is planned to
-cost at most 1 %, which is mostly that of whole sequences.
+with documents {min(packed):.1f} to {max(packed):.1f} %. Not timed were {" and ".join(_not_timed([row["case"] for row in steps]))}.
 
 Runs of {next(iter(found["kills"].values()))["steps"]} steps (4,096 tokens, 8 heads of 128, 2 of keys and values) were killed while they saved in the
 background, and resumed. With `bitwise` all losses, gradient norms and the last checkpoint are those of a run that nothing
-disturbed; without, two runs differ from their first steps on. With two GPUs collectives were NCCL's and rows of experts exact.
+disturbed; without, two runs differ from their first steps on. FP8 has a scale a tensor, collectives are NCCL's, rows of
+experts are exact and sequences whole (but of context parallelism) where a name does not say otherwise.
 
-Falls short: not run were more than two GPUs, collectives that overlap, padded rows of experts, context and pipeline
-parallelism, ZeRO 1 and 2 without experts, and other cards. The run in FP8 with a scale a tensor is of an engine that read all
-gradients twice. All of these are legal with `bitwise`, and `off` by default.""",
+So `bitwise` is the default where it is planned to cost at most 1 %, which is mostly that of whole sequences: on one H200 with
+FlashAttention-4, and on two of one host with AdamW and one of {len(seen)} layouts that were run: {"; ".join(seen)}.
+
+Falls short: not run were more than two GPUs, several hosts, and other cards; on two GPUs Muon, experts that are not shared by
+both, FP8 with a scale a row, and ZeRO with context parallelism. All are legal with `bitwise`, and `off` by
+default.{f" The default on two GPUs has layouts that are yet to be run: {'; '.join(awaited)}." if awaited else ""}""",
         table(
             "sequences | tokens | heads, of keys | size | documents | window | same bits, off | same bits, bitwise | off, ms | bitwise, ms",
             [(*(row[name] for name in ("sequences", "tokens")), f"{row['heads']}, {row['kv_heads']}", row["size"],
@@ -48,6 +55,21 @@ gradients twice. All of these are legal with `bitwise`, and `off` by default."""
         table("killed run | GPUs | determinism | same bits | first step that differs", list(_killed(found))),
         records=["same_bits_h200.json"],
     )  # fmt: skip
+
+
+def by_default(found: Record) -> tuple[list[str], list[str]]:
+    """The layouts of two ranks that are `bitwise` by default: those that ended with the same bits, and those without a run."""
+    runs = {name: found["ranks"].get(f"{name}, bitwise") for name in TWO_RANKS}
+    if wrong := [name for name, run in runs.items() if run and not run["bitwise"]]:
+        raise ValueError(f"bitwise by default, and they ended with other bits: {', '.join(wrong)}")
+    return [name for name, run in runs.items() if run], [name for name, run in runs.items() if not run]
+
+
+def _not_timed(cases: Sequence[str]) -> Iterator[str]:
+    if not any(case in CASES_OF_TWO for case in cases):
+        yield "steps on two GPUs"
+    if not any(case.startswith("E1") for case in cases):
+        yield "longer sequences"
 
 
 def _killed(found: Record) -> Iterator[Sequence[object]]:

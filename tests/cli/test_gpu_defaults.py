@@ -199,8 +199,8 @@ WHOLE = "--data.pack_documents=false"
         ((WHOLE, "--kernels.determinism=off"), "off"), (("--kernels.determinism=bitwise",), "bitwise"),
         ((WHOLE, "--kernels.attention=cudnn"), "off"), ((WHOLE, "--kernels.elementwise=reference"), "off"),
         ((WHOLE, "--kernels.attention=reference"), "off"), ((WHOLE, "--parallel.dp=2"), "off"),
-        ((WHOLE, "--parallel.pp=2", "--batch.global_batch_size=8"), "off"),
-        ((WHOLE, "--parallel.cp=2"), "off"), ((WHOLE, "--precision.dtype=fp8_tensorwise"), "off"),
+        ((WHOLE, "--precision.dtype=fp8_tensorwise", "--batch.sequence_length=1024"), "bitwise"),
+        ((WHOLE, "--precision.dtype=fp8_tensorwise"), "off"),
     ],
     ids=str,
 )  # fmt: skip
@@ -216,6 +216,34 @@ def test_a_run_has_the_same_bits_again_where_that_was_seen_and_costs_little(
         nodes = cluster(f"{made.run.layout.world}xH200")
         other = replace(made.run, layout=made.run.layout.put(determinism="off"))
         assert planned_seconds(made.run, nodes) <= HARDLY * planned_seconds(other, nodes)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (("--parallel.dp=2",), "bitwise"), (("--parallel.dp=2", "--parallel.zero=3"), "bitwise"),
+        (("--parallel.tp=2",), "bitwise"), (("--parallel.cp=2", "--parallel.cp_method=ulysses"), "bitwise"),
+        (("--parallel.cp=2",), "off"), (("--parallel.cp=2", "--batch.sequence_length=256"), "bitwise"),
+        (("--parallel.pp=2", "--batch.global_batch_size=8"), "bitwise"), (("--parallel.dp=4",), "off"),
+        (("--parallel.dp=2", "--optimizer.kind=muon"), "off"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_two_ranks_of_one_host_have_the_same_bits_again(words: tuple[str, ...], wanted: str) -> None:
+    """Where such a layout was run. A context rank has the kernel for documents, which takes longer in order."""
+    together = replace(H200, peers=2, host_ranks=4)
+    assert settled(together, WHOLE, *words)[0].run.layout.determinism == wanted
+    assert settled(replace(together, host_ranks=1), WHOLE, *words)[0].run.layout.determinism == "off"
+
+
+def test_ranks_are_known_to_share_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert of_host(monkeypatch, "NV18").host_ranks == 2
+    assert of_host(monkeypatch, "NV18", launched=True).host_ranks == 1
+    for here, known in (("2", 2), ("1", 1), ("many", 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+        assert of_host(monkeypatch, "NV18").host_ranks == 2
+        assert of_host(monkeypatch, "NV18", launched=True).host_ranks == known
 
 
 @pytest.mark.parametrize(("name", "capability"), [("some other", (9, 0)), ("A100", (8, 0))])

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from penteract.cli import main
+from penteract.cli.benching import slurm_jobs
 from penteract.cli.benching.slurm_jobs import cases_of_jobs
 from penteract.cli.resolve import gpu_defaults
+from penteract.config.hardware import Gpu
 from penteract.measure.bench import slurm_launcher
 from penteract.measure.bench.cases.sweep_file import read_sweep
 
@@ -31,6 +33,21 @@ def test_a_sweep_of_jobs_says_what_it_leaves_to_the_defaults(
         assert main(words) == 0
         note = f"note: no GPU is asked from here, and the sweep names none: {left} keep their defaults · fix: --gpus, "
         assert capsys.readouterr().err == (f"{note}such as 8xH100\n" if left else "")
+
+
+@pytest.mark.parametrize(("words", "together"), [([], 8), (["--slurm.nodes=1"], 8), (["--slurm.nodes=2"], 1)], ids=str)
+def test_a_job_knows_how_many_of_its_ranks_share_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], together: int
+) -> None:
+    asked = list[int]()
+
+    def card_of(node: Gpu, *, container: bool, host_ranks: int) -> None:
+        asked.append(host_ranks)
+
+    monkeypatch.setattr(slurm_jobs, "card_of", card_of)
+    (tmp_path / "sweep.toml").write_text(SWEEP.format(gpus='gpus = "2xH200"\n', more=""))
+    cases_of_jobs(read_sweep(tmp_path / "sweep.toml"), words)
+    assert set(asked) == {together}
 
 
 @pytest.mark.parametrize(

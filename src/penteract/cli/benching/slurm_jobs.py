@@ -55,7 +55,9 @@ def cases_of_jobs(asked: SweepQuestion, words: Sequence[str]) -> Expanded:
         if node is None or run.run.precision.device == "cpu":
             return run
         container = given.get("container", run.run.slurm.container) != "none"
-        card, device = card_of(node, container=container), list[str]()
+        job = replace(run.run.slurm, **given)  # which has the fewest nodes, unless it names their number
+        together = job.ranks_per_node if job.nodes in ("auto", 1) else 1
+        card, device = card_of(node, container=container, host_ranks=together), list[str]()
         if card is not None and run.is_open(_DEVICE):
             device = [f"{_DEVICE}=cuda"]  # a node without its GPU says so, and computes nothing on its cores
             run = anew(device)

@@ -16,13 +16,15 @@ from penteract.units import Bytes, Seconds
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
     """The GPU of a rank on this host. `packages`: kernel libraries that are installed. `peers`: how many GPUs of the
-    host NVLink joins, so that ranks can read each other's memory; 0: not all."""
+    host NVLink joins, so that ranks can read each other's memory; 0: not all. `host_ranks`: how many ranks of a run are
+    known to share the host."""
 
     name: str
     free: Bytes
     capability: tuple[int, int]
     packages: frozenset[str]
     peers: int = 0
+    host_ranks: int = 1
 
 
 def cluster_of(card: Card | None, world: int, environment: Mapping[str, str]) -> Cluster | None:

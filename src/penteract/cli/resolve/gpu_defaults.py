@@ -61,8 +61,11 @@ def card_here(device: str, *, launched: bool = False) -> Card | None:
     room = least.memory if launched else least.free
     packages = packages_here() | triton
     linked = _linked(found.matrix, one_each=launched and _visible() == 1)
+    # Without a launcher all ranks are here. Hosts may differ in this number, but not if it is that of the whole run.
+    together = os.environ.get("LOCAL_WORLD_SIZE", "1") if launched else str(len(usable))
     return Card(
-        name=least.name, free=room, capability=tuple(least.capability), packages=packages, peers=linked
+        name=least.name, free=room, capability=tuple(least.capability), packages=packages, peers=linked,
+        host_ranks=int(together) if together.isdecimal() else 1,
     )  # fmt: skip
 
 
@@ -78,16 +81,18 @@ def _visible() -> int:
     return sum(1 for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name)
 
 
-def card_of(node: Gpu, *, container: bool) -> Card | None:
+def card_of(node: Gpu, *, container: bool, host_ranks: int = 1) -> Card | None:
     """The GPU of a node that is not asked, by its data sheet; None for what is no GPU of CUDA. Ranks have the packages
-    of this installation, or those of a `container`: of these, it is sure of triton alone, which comes with torch."""
+    of this installation, or those of a `container`: of these, it is sure of triton alone, which comes with torch.
+    `host_ranks`: of a job, on each node."""
     if not any(node.capability):
         return None
     triton = {"triton"} if container or find_spec("triton") is not None else set[str]()
     packages = triton if container else packages_here() | triton
     return Card(
-        name=node.name, free=int(node.memory_gib * 2**30), capability=node.capability, packages=frozenset(packages)
-    )
+        name=node.name, free=int(node.memory_gib * 2**30), capability=node.capability, packages=frozenset(packages),
+        host_ranks=host_ranks,
+    )  # fmt: skip
 
 
 def settle_defaults(
@@ -182,7 +187,7 @@ def _with_same_bits(resolved: Resolved, card: Card, words: list[str], again: Aga
     card, and a step is planned to take hardly longer. What it needs in memory decides only if the run fits without."""
     run, nodes = resolved.run, cluster_of(card, resolved.run.layout.world, {})
     bitwise = run.layout.put(determinism="bitwise")
-    seen = was_repeated(bitwise, run.precision.policy, card.name)
+    seen = was_repeated(run, card.name, card.host_ranks)
     unseen = not seen or any(not_seen_to_repeat(run.model, bitwise, card.capability))
     if not resolved.is_open(_DETERMINISM) or bitwise == run.layout or nodes is None or unseen:
         return resolved, words

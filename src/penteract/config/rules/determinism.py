@@ -5,14 +5,16 @@ repeat."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.config.precision.policy import Policy
+from penteract.config.precision.fp8 import Fp8Scaling
+from penteract.config.precision.policy import RECIPES
 from penteract.config.rules.expert_kernels import EXPERTS
 from penteract.config.rules.kernel_limits import ATTENTION, HOPPER
+from penteract.config.run import RunSpec
 
 SEEN_ON = "H200"
 
@@ -25,12 +27,62 @@ class NotSeen(NamedTuple):
     allowed: tuple[str, ...]
 
 
-def was_repeated(layout: Layout, policy: Policy, gpu: str) -> bool:
-    """Whether such runs were killed on such a GPU, resumed, and ended with the same bits (`same_bits_h200.json`), and
-    only the setting makes them do so. Others may repeat, too, and are legal; nobody gets them unasked."""
-    one = layout.world == 1 and re.search(rf"\b{SEEN_ON}\b", gpu) is not None
+class TwoRanks(NamedTuple):
+    """How two ranks share a model and its batch, and the recipe of their precision."""
+
+    layout: Layout
+    recipe: str = "bf16"
+
+
+# Scales of FP8 on one GPU.
+ONE_RANK: tuple[Fp8Scaling, ...] = ("tensorwise", "rowwise")
+# Runs of two ranks, by their names in the record; a row that is deleted is `off` by default. What a rank computes for
+# itself was seen on one GPU, so attention is not named here. A ring is not, either: it has the plain kernel.
+TWO_RANKS: Mapping[str, TwoRanks] = {
+    "ZeRO 0": TwoRanks(Layout(dp=2)),
+    "ZeRO 1": TwoRanks(Layout(dp=2, zero=1)),
+    "ZeRO 2": TwoRanks(Layout(dp=2, zero=2)),
+    "ZeRO 3": TwoRanks(Layout(dp=2, zero=3)),
+    "FP8, ZeRO 3": TwoRanks(Layout(dp=2, zero=3), "fp8_tensorwise"),
+    "experts of two ranks": TwoRanks(Layout(dp=2, ep=2, zero=1, ep_method="all_gather")),
+    "experts of two ranks, padded": TwoRanks(Layout(dp=2, ep=2, zero=1, ep_method="all_gather", expert_rows="padded")),
+    "experts of two ranks, all-to-all": TwoRanks(Layout(dp=2, ep=2, zero=1)),
+    "tensor parallel": TwoRanks(Layout(tp=2)),
+    "tensor parallel, direct": TwoRanks(Layout(tp=2, collectives="direct")),
+    "tensor parallel, overlapped": TwoRanks(Layout(tp=2, collectives="overlapped")),
+    "FP8, tensor parallel": TwoRanks(Layout(tp=2), "fp8_tensorwise"),
+    "FP8, tensor parallel, overlapped": TwoRanks(Layout(tp=2, collectives="overlapped"), "fp8_tensorwise"),
+    "context parallel": TwoRanks(Layout(cp=2)),
+    "context parallel, direct": TwoRanks(Layout(cp=2, collectives="direct")),
+    "context parallel, Ulysses": TwoRanks(Layout(cp=2, cp_method="ulysses")),
+    "context parallel, Ulysses, direct": TwoRanks(Layout(cp=2, cp_method="ulysses", collectives="direct")),
+    "pipeline": TwoRanks(Layout(pp=2)),
+    "pipeline, zb_h1": TwoRanks(Layout(pp=2, schedule="zb_h1")),
+    "pipeline, interleaved": TwoRanks(Layout(pp=2, schedule="interleaved")),
+}
+# Fields of a layout that decide what its ranks send each other.
+_SENT = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "cp_method", "ep_method", "expert_rows", "zero",
+         "shard_group", "reduce_scatter_once", "reshard_after_step", "collectives")  # fmt: skip
+
+
+def was_repeated(run: RunSpec, gpu: str, host_ranks: int) -> bool:
+    """Whether such runs were killed on such GPUs, resumed, and ended with the same bits (`same_bits_h200.json`), and
+    only the setting makes them do so. Others may repeat, too, and are legal; nobody gets them unasked. `host_ranks`:
+    how many ranks are known to share a host: two hosts add by other calls of NCCL, and were not tried."""
+    layout, policy = run.layout, run.precision.policy
     fused = ATTENTION.get(layout.attention)  # the plain kernel repeats without being asked
-    return one and fused is not None and fused.repeats and (policy.fp8 is None or policy.fp8.kind == "rowwise")
+    if re.search(rf"\b{SEEN_ON}\b", gpu) is None or fused is None or not fused.repeats:
+        return False
+    if layout.world == 1:
+        return policy.fp8 is None or policy.fp8.kind in ONE_RANK
+    alike = run.optimizer.kind == "adamw" and (run.model.moe is not None) == (layout.ep > 1)
+    return layout.world <= host_ranks and alike and any(
+        policy == RECIPES[seen.recipe] and _sent(layout) == _sent(seen.layout) for seen in TWO_RANKS.values()
+    )  # fmt: skip
+
+
+def _sent(layout: Layout) -> list[object]:
+    return [getattr(layout, name) for name in _SENT]
 
 
 def not_seen_to_repeat(model: ModelSpec, layout: Layout, capability: tuple[int, int]) -> Iterator[NotSeen]:
