@@ -34,9 +34,9 @@ from penteract.config.rules.kernel_limits import FA4, QUACK, fastest_attention, 
 from penteract.config.run import Data, LearningRateSchedule, Optimizer, Precision, RunSpec, Training
 from penteract.engine.data.pack import Sample
 from penteract.engine.device.device import device_of
+from penteract.engine.executor.outcome import Outcome
 from penteract.engine.rank.rank import Rank, join
 from penteract.engine.session.garbage import collect_after, collected_between_steps
-from penteract.engine.executor.outcome import Outcome
 from penteract.engine.session.trainer import Trainer
 from penteract.parallel import direct
 from penteract.readings.estimator import Estimator

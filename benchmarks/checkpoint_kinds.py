@@ -24,11 +24,11 @@ from penteract.config.layout import Layout
 from penteract.config.precision.policy import policy
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.rules.kernel_limits import FA4, fastest_attention, installed_packages
+from penteract.engine.executor.outcome import Outcome
 from penteract.engine.rank.rank import join
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.saved import state_slices
 from penteract.engine.session.session import Session, SessionOptions
-from penteract.engine.executor.outcome import Outcome
 
 THREADS = 8  # of torch's writer; with its default of one it takes several times as long
 

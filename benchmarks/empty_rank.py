@@ -38,9 +38,7 @@ _GPU: dict[str, Any] = {"elementwise": "triton", "attention": "fa4", "experts": 
                         "fuse": ("norm", "add", "mlp", "qkv", "loss", "glu")}  # fmt: skip
 
 
-def run_of(
-    case: Case, rows: ExpertRows, recompute: tuple[str, ...], device: str, more: dict[str, Any]
-) -> RunSpec:
+def run_of(case: Case, rows: ExpertRows, recompute: tuple[str, ...], device: str, more: dict[str, Any]) -> RunSpec:
     """Two layers, of a small model on a CPU."""
     model = replace(find_model(case.model), layers=2)
     assert model.moe is not None

@@ -41,11 +41,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from penteract.config.hardware import cluster
 from penteract.config.run import RunSpec
+from penteract.engine.executor.outcome import Outcome
 from penteract.engine.executor.profiled import ProfiledExecutor
 from penteract.engine.rank.rank import join
 from penteract.engine.session import trainer as engine
 from penteract.engine.session.garbage import collect_after, collected_between_steps
-from penteract.engine.executor.outcome import Outcome
 from penteract.engine.session.trainer import Trainer
 from penteract.measure.profile.planned_work import BytesOnly, FlopsOnly
 from penteract.readings.costs.rates import Rates

@@ -14,8 +14,8 @@ from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.run import Data, Optimizer, Precision, RunSpec, Training
 from penteract.engine.data import Samples, open_samples, open_tokenizer
-from penteract.engine.rank.rank import Rank
 from penteract.engine.executor.outcome import Outcome
+from penteract.engine.rank.rank import Rank
 from penteract.engine.session.trainer import Trainer
 from penteract.engine.state.state import TrainingState
 

@@ -12,9 +12,9 @@ import torch
 from penteract.config.resolve.resolved_run import resolve
 from penteract.engine import checkpoint
 from penteract.engine.device.device import Cpu
+from penteract.engine.executor.outcome import Outcome
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session.session import Session, SessionOptions
-from penteract.engine.executor.outcome import Outcome
 from penteract.engine.session.trainer import Trainer
 from penteract.errors import BadNumerics, CorruptData, Preempted
 

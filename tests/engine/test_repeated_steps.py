@@ -1,5 +1,5 @@
-"""Steps whose copies of tokens do not fit the blocks that ranks send each other: they are repeated with exact sizes, and
-the run is that of exact sizes, to the bit."""
+"""Steps whose copies of tokens do not fit the blocks that ranks send each other: they are repeated with exact sizes,
+and the run is that of exact sizes, to the bit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from penteract.measure.bench.ranks.random_samples import RandomSamples
 from pool import Pool
 
 SMALL = (
-    "parallel.dp=2", "parallel.ep=2", "parallel.ep_method=all_to_all", "kernels.experts=grouped", "precision.dtype=fp32",
-    "batch.sequence_length=32", "batch.micro_batch_size=1", "batch.global_batch_size=4", "training.steps=40",
+    "parallel.dp=2", "parallel.ep=2", "parallel.ep_method=all_to_all", "kernels.experts=grouped",
+    "precision.dtype=fp32", "batch.sequence_length=32", "batch.micro_batch_size=1", "batch.global_batch_size=4",
+    "training.steps=40",
 )  # fmt: skip
 STEPS = 12
 NEVER = range(0)
@@ -43,7 +44,9 @@ def run_of(*more: str) -> RunSpec:
     return resolve(None, "tiny-moe", [*SMALL, *more], world=2).run
 
 
-def trained(rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec, ahead: bool, full: range = NEVER) -> Trained:
+def trained(
+    rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec, ahead: bool, full: range = NEVER
+) -> Trained:
     """`ahead`: outcomes are read when the next step has begun; `full`: steps of which copies are said not to fit."""
     trainer = Trainer.build(run, Rank(rank, 2, CPU, None, RankProgress(run.limits)))
     samples, size = RandomSamples(run.model.vocab_size, run.sequence_length, 8), run.layout.global_batch_size
@@ -112,8 +115,10 @@ def test_the_more_often_copies_do_not_fit_the_longer_sizes_are_exact(pool: Pool)
         assert made.numbers == never.numbers and all(map(torch.equal, made.weights, never.weights))
 
 
-def ended(rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec, stops: bool) -> tuple[list[Outcome], int, bool]:
-    """Three steps, of which copies of the second do not fit, and the third begins before its outcome is read. A stop was
+def ended(
+    rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec, stops: bool
+) -> tuple[list[Outcome], int, bool]:
+    """Three steps, of which copies of the second do not fit, and the third begins before its outcome is read. A stop is
     asked for in the second (`stops`), or its loss is not finite. -> outcomes, what is done, and whether the third left
     the weights alone."""
     trainer = Trainer.build(run, Rank(rank, 2, CPU, None, RankProgress(run.limits)))

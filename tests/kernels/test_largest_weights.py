@@ -19,10 +19,10 @@ from penteract.config.precision.policy import RECIPES
 from penteract.config.run import Optimizer
 from penteract.engine import checkpoint
 from penteract.engine.executor.cuda_graph import CapturedStep
+from penteract.engine.executor.outcome import Outcome
 from penteract.engine.kernels import registry
 from penteract.engine.session import trainer
 from penteract.engine.session.saved import after_load, load_state, state_slices
-from penteract.engine.executor.outcome import Outcome
 from penteract.engine.state import largest_weights
 from penteract.engine.state.largest_weights import LargestWeights
 from penteract.engine.state.set_parameters import fill

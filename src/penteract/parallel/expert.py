@@ -89,7 +89,8 @@ def blocks(direction: str, reverse: str, block: int) -> Redistribution:
         return (cross(steps, x, coming, direction),), (coming,)
 
     def backward(steps: Steps, kept: Values, g: Value) -> Values:
-        return (cross(steps, g, *kept, reverse),)
+        (coming,) = kept
+        return (cross(steps, g, coming, reverse),)
 
     return Redistribution(direction, forward, backward)
 

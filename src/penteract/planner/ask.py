@@ -74,8 +74,8 @@ EDITS = (
     "recompute", "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every",
 )  # fmt: skip
 # Left out of a layout's text and JSON if they have their default.
-_QUIET = ("last_stage_less_layers", "expert_rows", "capacity_percent", "shard_group", *_CHOICES, "loss_chunk", "fuse", "experts",
-          "collectives", "determinism", "bucket_bytes")  # fmt: skip
+_QUIET = ("last_stage_less_layers", "expert_rows", "capacity_percent", "shard_group", *_CHOICES, "loss_chunk", "fuse",
+          "experts", "collectives", "determinism", "bucket_bytes")  # fmt: skip
 
 Values = tuple[Any, ...]
 

@@ -52,9 +52,9 @@ REDISTRIBUTIONS: tuple[Redistribution, ...] = (
 )  # fmt: skip
 # Ops that only redistributions call: these are recomputed as a whole.
 INSIDE = frozenset({
-    "pack_heads", "unpack_heads", "merge_attention", "sort_chunks", "sort_blocks", "row_max", "exp_sum", "negative_log_likelihood",
-    "cross_entropy_gradient", "logits", "logits_gradient", "loss_and_gradient", "rows", "join_rows",
-    "sort_blocks", "sum_shares",
+    "pack_heads", "unpack_heads", "merge_attention", "sort_chunks", "sort_blocks", "row_max", "exp_sum",
+    "negative_log_likelihood", "cross_entropy_gradient", "logits", "logits_gradient", "loss_and_gradient", "rows",
+    "join_rows", "sum_shares",
 })  # fmt: skip
 BufferKey = tuple[int, int]  # (chunk, micro-batch): the activation buffer of one pass
 

@@ -119,7 +119,9 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "parallel.ep_method": ("how tokens get to other ranks' experts; auto: by what sends less", 0, 0),
     "parallel.expert_rows": ("memory of experts' rows: exact, which the host reads; padded, with room for more", 0, 0),
     "parallel.capacity_percent": (
-        "padded rows by all-to-all: room of what a rank sends another, in percent of even routing", 100, 100 * _RANKS,
+        "padded rows by all-to-all: room of what a rank sends another, in percent of even routing",
+        100,
+        100 * _RANKS,
     ),
     "parallel.zero": ("what data ranks shard: 1 optimizer states, 2 gradients too, 3 parameters too", 0, 3),
     "parallel.shard_group": ("ranks of dp·cp that share one copy of what ZeRO shards (HSDP); 0: all", 0, _RANKS),

@@ -19,6 +19,7 @@ from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.data import Samples, check_vocabulary, open_samples, open_tokenizer
 from penteract.engine.device.cpu_affinity import threads_of
 from penteract.engine.device.device import device_of
+from penteract.engine.executor.outcome import Outcome
 from penteract.engine.rank.failures import from_exception
 from penteract.engine.rank.rank import Rank
 from penteract.engine.rank.stopping import Stopping
@@ -36,7 +37,6 @@ from penteract.engine.session.resume import other_precision, other_rate, resume_
 from penteract.engine.session.sample import write
 from penteract.engine.session.saved import RecipeState, after_load, load_state, saved_bytes
 from penteract.engine.session.state_saver import StateSaver
-from penteract.engine.executor.outcome import Outcome
 from penteract.engine.session.trainer import Trainer
 from penteract.errors import BadNumerics, Preempted
 from penteract.units import gib, show_count, show_path

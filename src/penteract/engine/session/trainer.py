@@ -131,9 +131,7 @@ class Trainer:
             return self.repeated.start(number, samples, first)
         return self.ask(number, samples, first)
 
-    def ask(
-        self, number: int, samples: Samples, first: int, again: Executor | None = None
-    ) -> Callable[[], Outcome]:
+    def ask(self, number: int, samples: Samples, first: int, again: Executor | None = None) -> Callable[[], Outcome]:
         """The step itself; `again`: once more by another executor with the state and the numbers of `run`, which loads
         its batch and none ahead."""
         run, loader, progress = again or self.run, self.loader, self.rank.progress
@@ -248,8 +246,8 @@ def _repeated_steps(trainer: Trainer, place: Place) -> RepeatedSteps:
 
     def tell(number: int, some: int) -> None:
         if rank.number == 0:
-            log.warning("step %d was repeated with exact rows of experts, as copies did not fit their blocks; so are the "
-                        "next %d", number, some)  # fmt: skip
+            log.warning("step %d was repeated with exact rows of experts, as copies did not fit their blocks; the next "
+                        "%d have exact rows, too", number, some)  # fmt: skip
 
     return RepeatedSteps(trainer.ask, exactly, run.latch.zero_, tell)
 

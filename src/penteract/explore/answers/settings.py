@@ -151,9 +151,7 @@ class Settings:
                 return f"{lay.schedule} runs one chunk a rank"
             case "cp_method" if lay.cp == 1:
                 return "the sequence is not split"
-            case "ep_method" if lay.ep == 1:
-                return "no ranks share experts"
-            case "expert_rows" if lay.ep == 1:
+            case "ep_method" | "expert_rows" if lay.ep == 1:
                 return "no ranks share experts"
             case "capacity_percent" if not lay.sends_blocks:
                 return "no all-to-all sends blocks of padded rows"

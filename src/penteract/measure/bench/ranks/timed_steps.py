@@ -11,9 +11,9 @@ import torch
 
 from penteract.config.run import RunSpec
 from penteract.engine.data import Samples, check_vocabulary, open_samples, open_tokenizer
+from penteract.engine.executor.outcome import Outcome
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session.garbage import collect_after, collected_between_steps
-from penteract.engine.executor.outcome import Outcome
 from penteract.engine.session.trainer import Trainer
 from penteract.measure.bench.ranks.random_samples import RandomSamples
 from penteract.measure.bench.ranks.step_ends import StepEnds

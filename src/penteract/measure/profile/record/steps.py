@@ -16,9 +16,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from penteract.engine.data import Samples
+from penteract.engine.executor.outcome import Outcome
 from penteract.engine.executor.profiled import ProfiledExecutor
 from penteract.engine.session.garbage import collect_after, collected_between_steps
-from penteract.engine.executor.outcome import Outcome
 from penteract.engine.session.trainer import Trainer
 from penteract.measure.profile.trace_events import RecordedStep, recorded_steps, step_name
 
