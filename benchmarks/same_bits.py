@@ -98,6 +98,10 @@ RANKS: Mapping[str, Sequence[str]] = {
     "pipeline, interleaved": (*_PIPELINE, "--parallel.schedule=interleaved", "--parallel.vpp=2"),
     "experts of two ranks, all-to-all": (_WHOLE, *_EXPERTS, "--parallel.dp=2", "--parallel.ep=2", "--parallel.zero=1",
                                          "--parallel.ep_method=all_to_all"),
+    # In blocks with so little room that some steps are repeated.
+    "experts of two ranks, in blocks": (_WHOLE, *_EXPERTS, "--parallel.dp=2", "--parallel.ep=2", "--parallel.zero=1",
+                                        "--parallel.ep_method=all_to_all", "--parallel.expert_rows=padded",
+                                        "--parallel.capacity_percent=105", "--kernels.experts=quack"),
     "FP8, ZeRO 3": (*_FP8, "--parallel.dp=2", "--parallel.zero=3"),
     "FP8, tensor parallel": (*_FP8, "--parallel.tp=2", "--kernels.collectives=library"),
     "FP8, tensor parallel, overlapped": (*_FP8, "--parallel.tp=2", "--kernels.collectives=overlapped"),

@@ -39,6 +39,7 @@ CASES = [
     (PLAIN, Layout(cp=4, cp_method="ulysses"), "bf16"), (LOSS, Layout(dp=2, ep=2, cp=2), "bf16"),
     (LOSS, Layout(dp=2, ep=2, ep_method="all_gather"), "bf16"),
     (LOSS, Layout(dp=2, ep=2, ep_method="all_gather", expert_rows="padded", experts="grouped"), "bf16"),
+    (LOSS, Layout(dp=2, ep=2, expert_rows="padded", experts="grouped"), "bf16"),
     (LOSS, Layout(experts="grouped"), "bf16"), (replace(PLAIN, qk_norm=True), ALL, "bf16"),
     (PLAIN, GLU, "bf16"), (LOSS, GLU, "bf16"),
 ]  # fmt: skip

@@ -118,7 +118,7 @@ class Trainer:
         loaders = BatchLoader(program, run.micro_batches), BatchLoader(forward, run.micro_batches)
         trainer = Trainer(spec, rank, program, state, run, validation_run, *loaders)
         if program.layout.sends_blocks:
-            trainer.repeated = _repeated_steps(trainer, place)
+            trainer.repeated = _repeated_steps(trainer, place, memory.block)
         return trainer
 
     def step(self, number: int, samples: Samples, first: int) -> Outcome:
@@ -223,15 +223,16 @@ class Trainer:
         return outcome
 
 
-def _repeated_steps(trainer: Trainer, place: Place) -> RepeatedSteps:
-    """Steps of a run that sends blocks; those that are repeated have exact sizes, on the same state."""
+def _repeated_steps(trainer: Trainer, place: Place, block: torch.Tensor) -> RepeatedSteps:
+    """Steps of a run that sends blocks; those that are repeated have exact sizes, on the same state. `block`: the
+    memory of its registers."""
     run, spec, rank = trainer.run, trainer.spec, trainer.rank
 
     @cache
     def exact() -> Executor:
         program = compile_run(replace(spec, layout=spec.layout.put(expert_rows="exact")), rank.number)
         # Its arena is no larger than that of blocks, whose place it takes: neither holds anything between steps.
-        memory = Arena(plan_arena(program), program.precision, rank.device, run.memory.block)
+        memory = Arena(plan_arena(program), program.precision, rank.device, block)
         made = Executor(program, run.state, run.comm, place.kernels(program), memory, run.optimizer, fake=place.device,
                         shares=run)  # fmt: skip
         made.on_action, made.micro_batches = run.on_action, run.micro_batches
