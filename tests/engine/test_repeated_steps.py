@@ -49,6 +49,7 @@ def trained(
 ) -> Trained:
     """`ahead`: outcomes are read when the next step has begun; `full`: steps of which copies are said not to fit."""
     trainer = Trainer.build(run, Rank(rank, 2, CPU, None, RankProgress(run.limits)))
+    started = _started(trainer)
     samples, size = RandomSamples(run.model.vocab_size, run.sequence_length, 8), run.layout.global_batch_size
     numbers, repeated, exact = list[tuple[float, float]](), list[tuple[int, int]](), list[int]()
     if trainer.repeated is not None:
@@ -63,9 +64,29 @@ def trained(
             outcome = under_way.pop(0)()
             numbers.append((outcome.loss, outcome.norm))
     trainer.run.settle_parameters()
+    assert not started, "a collective that nobody waits for"
     weights = [flat.master.clone() for flat in trainer.state.flats]
     assert int(trainer.run.done) == STEPS
     return Trained(numbers, weights, repeated, exact)
+
+
+def _started(trainer: Trainer) -> set[Any]:
+    """Gathers that have begun and are not waited for yet, from now on."""
+    comm, started = trainer.run.comm, set[Any]()
+    start, finish = comm.start, comm.finish
+
+    def begun(kind: str, *about: Any) -> Any:
+        work = start(kind, *about)
+        if kind == "all_gather":
+            started.add(id(work))
+        return work
+
+    def ended(work: Any) -> None:
+        started.discard(id(work))
+        finish(work)
+
+    comm.start, comm.finish = begun, ended  # type: ignore[method-assign]
+    return started
 
 
 def _fill(trainer: Trainer, full: range) -> None:

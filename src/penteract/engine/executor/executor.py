@@ -32,7 +32,7 @@ from penteract.step.all_reduces import Name, StepAllReduce
 from penteract.step.arena import plan_arena
 from penteract.step.program import BufferKey, Program
 
-_SHARED = ("summed", "totals", "counts", "stop", "latch", "done", "check")
+_SHARED = ("summed", "totals", "counts", "stop", "latch", "done", "check", "gathering")
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Executor:
     on_action: Callable[[str], None] | None = None
     before_update: Callable[[int], None] | None = None  # of a bucket: its state is still being copied
     fake: Device | None = None  # used in place of the memory's device
-    shares: Executor | None = None  # the run some of whose steps this one walks: it has its numbers (`_SHARED`)
+    shares: Executor | None = None  # whose steps this one walks now and then: it has its numbers and its gathers
     device: Device = field(init=False)
     env: Env = field(init=False)
     micro_batches: Sequence[MicroBatch] = field(default_factory=list[MicroBatch])
