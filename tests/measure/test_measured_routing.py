@@ -33,6 +33,9 @@ SETTINGS = ["parallel.dp=2", "parallel.ep=2", "batch.micro_batch_size=64", "batc
             "model.moe.ffn_size=512"]  # fmt: skip
 
 
+EXACT = "parallel.expert_rows=exact"
+
+
 def run_of(*more: str) -> RunSpec:
     return resolve(None, "tiny", [*SETTINGS, *more], world=2).run
 
@@ -119,6 +122,17 @@ def test_padded_rows_take_the_memory_of_the_plan_whatever_came(pool: Pool) -> No
     estimator, rows = estimator_of(large), [1000] * large.model.layers * large.layout.gradient_accumulation_steps
     even, uneven = (as_routed(estimator, large, 0, rows, share).step for share in (1.0, 1.5))
     assert even is not None and uneven is not None and uneven > even
+
+
+def test_steps_that_were_repeated_are_counted(pool: Pool) -> None:
+    """Blocks as small as even routing: no router is that even."""
+    blocks = ("parallel.ep_method=all_to_all", "parallel.expert_rows=padded", "kernels.experts=grouped")
+    small = ("training.steps=4", "precision.dtype=fp32", "batch.sequence_length=64", "model.hidden_size=64")
+    run, exact = (run_of(*blocks, *small, *more) for more in (("parallel.capacity_percent=100",), (EXACT,)))
+    ranks, others = (pool.run(measured, one.layout, one) for one in (run, exact))
+    assert ranks[0].repeated[0] == 1 and all(one.repeated == ranks[0].repeated for one in ranks)
+    assert [one.losses for one in ranks] == [one.losses for one in others]
+    assert not any(one.repeated for one in others)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

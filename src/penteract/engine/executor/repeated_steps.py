@@ -9,7 +9,7 @@ fit again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from penteract.engine.data import Samples
@@ -53,6 +53,7 @@ class RepeatedSteps:
     last: AskedStep | None = None
     exact_until: int = 0  # the last step that has exact sizes
     some: int = 0  # steps that had exact sizes after the last that did not fit
+    repeated: list[int] = field(default_factory=list[int])  # numbers of steps
 
     def start(self, number: int, samples: Samples, first: int) -> Reading:
         """As `Trainer.start`."""
@@ -86,5 +87,6 @@ class RepeatedSteps:
 
     def _repeat(self, asked: AskedStep, *, stop: bool) -> Outcome:
         asked.void = False
+        self.repeated.append(asked.number)
         asked.outcome = self.exactly(asked.number, asked.samples, asked.first, stop)()
         return asked.outcome

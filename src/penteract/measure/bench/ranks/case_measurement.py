@@ -31,7 +31,7 @@ def measurement(
         device_bytes=tuple(one.device for one in ranks if one.device is not None), data=data,
         routed_rows=tuple(tuple(one.routed[min(1, len(one.routed) - 1)]) for one in ranks)
         if any(any(one.routed) for one in ranks) else (),
-        imbalance=imbalance([one.routed[warmup:] for one in ranks], even),
+        imbalance=imbalance([one.routed[warmup:] for one in ranks], even), repeated_steps=tuple(ranks[0].repeated),
     )  # fmt: skip
 
 
