@@ -247,8 +247,9 @@ def _repeated_steps(trainer: Trainer, place: Place, block: torch.Tensor) -> Repe
 
     def tell(number: int, some: int) -> None:
         if rank.number == 0:
-            log.warning("step %d was repeated with exact rows of experts, as copies did not fit their blocks; the next "
-                        "%d have exact rows, too", number, some)  # fmt: skip
+            more = "the next step has" if some == 1 else f"the next {some} steps have"
+            log.warning("step %d was repeated with exact rows of experts, as copies did not fit blocks of %d %%; %s "
+                        "exact rows, too", number, spec.layout.capacity_percent, more)  # fmt: skip
 
     return RepeatedSteps(trainer.ask, exactly, run.latch.zero_, tell)
 

@@ -24,8 +24,8 @@ from penteract.units import Bytes
 class RankMeasurement:
     """What one rank measured. `seconds` and `losses` of all steps; bytes of reserved and device: None on a CPU.
 
-    routed    of each step, the rows that this rank's experts were sent, by layer and then micro-batch; of a step that was
-              repeated, those that had room
+    routed    of each step, the rows that this rank's experts were sent, by layer and then micro-batch; of a step that
+              was repeated, those that had room
     repeated  steps that were, as copies of tokens did not fit the blocks that ranks send
     """
 
