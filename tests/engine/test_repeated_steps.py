@@ -111,8 +111,15 @@ def _noted(exactly: Callable[..., Any], into: list[int]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(
-    "more", [(), ("parallel.zero=3", "memory.recompute=full"), ("parallel.zero=1", "optimizer.kind=muon")], ids=" ".join
-)
+    "more",
+    [
+        (), ("parallel.zero=3", "memory.recompute=full"), ("parallel.zero=1", "optimizer.kind=muon"),
+        ("model.moe.score=sigmoid", "model.moe.balance=bias", "memory.offload_optimizer=true", "parallel.zero=1"),
+        ("precision.dtype=fp8_delayed",), ("precision.dtype=fp8_tensorwise", "parallel.zero=3"),
+        ("precision.dtype=bf16", "precision.moments=int8", "memory.offload=layer_inputs", "memory.recompute=full"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
 def test_a_run_in_blocks_is_the_run_of_exact_sizes(pool: Pool, ahead: bool, more: tuple[str, ...]) -> None:
     exact, padded = run_of(*more), run_of(*more, "parallel.expert_rows=padded", "parallel.capacity_percent=100")
     for rank, (one, other) in enumerate(
