@@ -40,10 +40,12 @@ def block_permute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Te
 
 
 def block_permute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """The sum of the gradients of a token's copies."""
+    """The sum of the gradients of a token's copies, added in the order of their experts, as with exact sizes: the bits
+    of a step are the same."""
     places, g = ins
-    copies = g.index_select(0, places).view(*outs[0].shape[:-1], -1, g.shape[1])
-    torch.sum(copies, -2, out=outs[0])
+    found, copy = places.sort()
+    token = copy.div_(site.attrs["top_k"], rounding_mode="floor")
+    outs[0].zero_().view(-1, g.shape[1]).index_add_(0, token, g.index_select(0, found))
 
 
 def block_unpermute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:

@@ -72,8 +72,9 @@ class BlockPermute(OpDeclaration):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """Of a gradient, those of all copies."""
-        return 0 if phase == "forward" else prod(ins[1]) * ins[0][-1] * widths["compute"]
+        """Of a gradient, places in order, the tokens there, and the gradients of all copies."""
+        copies = prod(ins[1])
+        return 0 if phase == "forward" else copies * (2 * widths["index"] + ins[0][-1] * widths["compute"])
 
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
@@ -82,7 +83,11 @@ class BlockPermute(OpDeclaration):
         n = copies * ins[0][-1]
         if phase == "forward":
             return (e.places(n, ("index", copies), ("compute", tokens), "compute"),)
-        return e.sums(("index", copies), ("compute", 2 * n)), e.sums(("compute", n), ("compute", tokens))
+        return (
+            e.sums(("index", 3 * copies)), e.each(copies, "index", "index"), e.each(tokens, "compute"),
+            e.sums(("index", copies), ("compute", 2 * n)),
+            e.places(n, ("index", copies), "compute", "compute", "compute"),
+        )  # fmt: skip
 
 
 class SortBlocks(OpDeclaration):
