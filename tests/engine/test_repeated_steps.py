@@ -116,7 +116,8 @@ def _noted(exactly: Callable[..., Any], into: list[int]) -> Callable[..., Any]:
         (), ("parallel.zero=3", "memory.recompute=full"), ("parallel.zero=1", "optimizer.kind=muon"),
         ("model.moe.score=sigmoid", "model.moe.balance=bias", "memory.offload_optimizer=true", "parallel.zero=1"),
         ("precision.dtype=fp8_delayed",), ("precision.dtype=fp8_tensorwise", "parallel.zero=3"),
-        ("precision.dtype=bf16", "model.moe.top_k=4", "precision.moments=int8", "memory.offload=layer_inputs", "memory.recompute=full"),
+        ("precision.dtype=bf16", "model.moe.top_k=4", "precision.moments=int8", "memory.offload=layer_inputs",
+         "memory.recompute=full"),
     ],
     ids=" ".join,
 )  # fmt: skip

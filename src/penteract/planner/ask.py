@@ -371,7 +371,7 @@ def _value(setting: str, word: str, flag: str) -> Any:
     key = keys()[KEYS[setting]]
     if not key.least <= value <= key.most:
         raise BadInput("SETTING", "not a size", where=f"{flag} {setting}", found=word[:40],
-                       allowed=f"{key.least} to {key.most}", fix=f"{setting}=1")  # fmt: skip
+                       allowed=f"{key.least} to {key.most}", fix=f"{setting}={max(1, int(key.least))}")  # fmt: skip
     return value
 
 

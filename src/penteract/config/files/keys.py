@@ -121,7 +121,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "parallel.capacity_percent": (
         "padded rows by all-to-all: room of what a rank sends another, in percent of even routing",
         100,
-        100 * _RANKS,
+        102_400,
     ),
     "parallel.zero": ("what data ranks shard: 1 optimizer states, 2 gradients too, 3 parameters too", 0, 3),
     "parallel.shard_group": ("ranks of dp·cp that share one copy of what ZeRO shards (HSDP); 0: all", 0, _RANKS),
