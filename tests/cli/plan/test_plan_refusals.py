@@ -86,7 +86,11 @@ def test_nothing_fits_is_told_and_is_an_error(tell: Tell) -> None:
             "error[SETTING]: no layout can have these values: shard_group does not divide dp·cp",
         ),
         (["tiny", "--gpus", "8xH200", "--fix", "tp=x"], "error[SETTING]: not a size"),
-        (["tiny", "--gpus", "8xH200", "--fix", "capacity_percent=50"], "100 to 102400 · fix: capacity_percent=100"),
+        (
+            ["tiny", "--gpus", "8xH200", "--fix", "capacity_percent=50"],
+            "error[SETTING]: not a size · --fix capacity_percent · found 50 / allowed 100 to 102400 · fix: "
+            "capacity_percent=100",
+        ),
         (["tiny", "--gpus", "8xH200", "--headroom", "1"], "error[VALUE]: not a share"),
         (
             ["tiny", "--gpus", "8xH200", "--imbalance", "0.9"],
