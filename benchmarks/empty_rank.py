@@ -60,7 +60,7 @@ def steps(case: Case, run: RunSpec, rank: Rank, shut: int) -> dict[str, Any]:
     samples, trainer, found = RandomBatches(case), Trainer.build(run, rank), list[tuple[float, float]]()
     size, repeated = run.layout.global_batch_size, list[int]()
     if trainer.repeated is not None:
-        trainer.repeated.tell = lambda number, _: repeated.append(number)
+        trainer.repeated.warn = lambda number, _: repeated.append(number)
     for number in range(1, STEPS + 1):
         for bias in trainer.state.biases.values():
             bias.zero_()

@@ -221,7 +221,8 @@ def test_a_run_has_the_same_bits_again_where_that_was_seen_and_costs_little(
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        (("--parallel.tp=2",), "bitwise"), (("--parallel.tp=2", "--kernels.collectives=direct"), "bitwise"),
+        (("--parallel.tp=2", "--kernels.collectives=overlapped"), "bitwise"),
+        (("--parallel.tp=2", "--kernels.collectives=direct"), "off"),
         (("--parallel.tp=2", "--optimizer.kind=muon"), "off"), (("--parallel.dp=2",), "off"),
         (("--parallel.dp=2", "--parallel.zero=3"), "off"), (("--parallel.cp=2",), "off"),
         (("--parallel.pp=2", "--batch.global_batch_size=8"), "off"), (("--parallel.tp=4",), "off"),

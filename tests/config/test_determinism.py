@@ -74,15 +74,18 @@ def test_all_runs_that_are_killed_are_legal(benchmark: Any) -> None:
     "words",
     [
         ("--optimizer.kind=muon",), ("--precision.dtype=fp8_rowwise",), ("--precision.gradient=bf16",),
-        ("--parallel.dp=2",), ("--parallel.tp=1", "--parallel.cp=2"), ("--parallel.tp=1", "--parallel.pp=2"),
-        ("--parallel.tp=1", "--parallel.dp=2", "--parallel.zero=3"),
+        ("--parallel.dp=2",), ("--kernels.collectives=library",), ("--precision.dtype=fp8_tensorwise",),
+        ("--parallel.tp=1", "--parallel.cp=2", "--kernels.collectives=library"),
+        ("--parallel.tp=1", "--parallel.pp=2", "--kernels.collectives=library"),
+        ("--parallel.tp=1", "--parallel.dp=2", "--parallel.zero=3", "--kernels.collectives=library"),
         ("--model.moe.experts=4", "--model.moe.top_k=2", "--model.moe.ffn_size=96"),
     ],
     ids=str,
 )  # fmt: skip
 def test_other_runs_on_two_ranks_are_not_bitwise_by_default(words: tuple[str, ...]) -> None:
-    assert was_repeated(run_of("--parallel.tp=2"), H200, 2)
-    assert not was_repeated(run_of("--parallel.tp=2", *words), H200, 4)
+    overlapped = ("--parallel.tp=2", "--kernels.collectives=overlapped")
+    assert was_repeated(run_of(*overlapped), H200, 2) and not was_repeated(run_of(*overlapped), "NVIDIA H200 NVL", 2)
+    assert not was_repeated(run_of(*overlapped, *words), H200, 4)
 
 
 def test_one_rank_repeats_with_kernels_that_add_in_order() -> None:

@@ -3,6 +3,7 @@ and the run is that of exact sizes, to the bit."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from penteract.config.layout import Layout
 from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import RunSpec
 from penteract.engine.comm.groups import ProcessGroups
+from penteract.engine.executor.allocator import Arena, Spare
 from penteract.engine.executor.outcome import Outcome
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.rank.rank import Rank
@@ -53,8 +55,8 @@ def trained(
     samples, size = RandomSamples(run.model.vocab_size, run.sequence_length, 8), run.layout.global_batch_size
     numbers, repeated, exact = list[tuple[float, float]](), list[tuple[int, int]](), list[int]()
     if trainer.repeated is not None:
-        trainer.repeated.tell = lambda *about: repeated.append(about)
-        trainer.repeated.exactly = _noted(trainer.repeated.exactly, exact)
+        trainer.repeated.warn = lambda *about: repeated.append(about)
+        exact = trainer.repeated.exact_steps
         if full:
             _fill(trainer, full)
     under_way = list[Callable[[], Outcome]]()
@@ -99,14 +101,6 @@ def _fill(trainer: Trainer, full: range) -> None:
             env.overflow.fill_(torch.nan)  # type: ignore[union-attr]
 
     trainer.run.kernels = {**trainer.run.kernels, "block_places": TorchKernel(forward)}
-
-
-def _noted(exactly: Callable[..., Any], into: list[int]) -> Callable[..., Any]:
-    def noted(number: int, *about: Any) -> Any:
-        into.append(number)
-        return exactly(number, *about)
-
-    return noted
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -175,3 +169,75 @@ def test_a_step_that_ends_the_run_ends_it_repeated_too(pool: Pool, stops: bool) 
     for outcomes, done, same in pool.run(ended, run.layout, run, stops):
         assert [one.finite for one in outcomes] == [True, stops, False] and same
         assert (outcomes[1].stop, done) == (stops, 2 if stops else 1)
+
+
+class _Once:
+    """Samples that cannot be read once, by one rank, from that of a step on."""
+
+    def __init__(self, samples: Any, rank: int, first: int, times: int) -> None:
+        self.samples, self.first, self.left = samples, first, times if rank == 1 else 0
+
+    def sample(self, index: int) -> Any:
+        if index >= self.first and self.left:
+            self.left -= 1
+            raise OSError("not now")
+        return self.samples.sample(index)
+
+
+def unread(
+    rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec, at: int, ahead: bool
+) -> tuple[list[Outcome], int]:
+    """Steps of which copies of the third do not fit, while one rank cannot read the batch of step `at` at first. ->
+    outcomes up to the one that stops, and what is done then."""
+    trainer = Trainer.build(run, Rank(rank, 2, CPU, None, RankProgress(run.limits)))
+    _fill(trainer, range(3, 4))
+    size = run.layout.global_batch_size
+    samples: Any = _Once(RandomSamples(run.model.vocab_size, run.sequence_length, 8), rank, (at - 1) * size, 1)
+    outcomes, under_way = list[Outcome](), list[Callable[[], Outcome]]()
+    for number in range(1, STEPS):
+        under_way.append(trainer.start(number, samples, (number - 1) * size))
+        while len(under_way) > ahead:
+            outcomes.append(under_way.pop(0)())
+            if outcomes[-1].stop:
+                assert (trainer.loader.failed is None) == (rank == 0)
+                return outcomes, int(trainer.run.done)
+    raise AssertionError("no step stopped the run")
+
+
+@pytest.mark.parametrize("at", [4, 5, 6, 7])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_batch_that_cannot_be_read_stops_all_ranks_after_the_step_before(pool: Pool, at: int, ahead: bool) -> None:
+    """Also while a step is repeated, and where sizes are exact: that step is done, and nobody waits for anybody."""
+    run = run_of("parallel.expert_rows=padded", "parallel.capacity_percent=200")
+    for outcomes, done in pool.run(unread, run.layout, run, at, ahead, timeout=60):
+        assert [one.finite for one in outcomes] == [True] * (at - 1) and done == at - 1
+        assert [one.stop for one in outcomes] == [False] * (at - 2) + [True]
+
+
+def roomy(rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec) -> tuple[int, int, bool]:
+    """Registers of routed size of a repeated step: those that lay in the spare room of blocks, those that did not, and
+    whether all of it is free again."""
+    trainer = Trainer.build(run, Rank(rank, 2, CPU, None, RankProgress(run.limits)))
+    _fill(trainer, range(2, 3))
+    assert trainer.repeated is not None
+    memory = trainer.repeated.exact.memory
+    assert isinstance(memory, Arena) and memory.spare is not None
+    free, found, take = [*memory.spare.free], Counter[bool](), Spare.take
+
+    def taken(self: Spare, size: int) -> Any:
+        made = take(self, size)
+        found[made is not None] += 1
+        return made
+
+    samples, size = RandomSamples(run.model.vocab_size, run.sequence_length, 8), run.layout.global_batch_size
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Spare, "take", taken)
+        for number in (1, 2, 3):
+            assert trainer.start(number, samples, (number - 1) * size)().finite  # type: ignore[arg-type]
+    return found[True], found[False], memory.spare.free == free
+
+
+def test_rows_of_a_repeated_step_lie_where_blocks_would(pool: Pool) -> None:
+    run = run_of("parallel.expert_rows=padded", "parallel.capacity_percent=200")
+    for inside, outside, all_free in pool.run(roomy, run.layout, run):
+        assert inside and not outside and all_free

@@ -16,7 +16,7 @@ from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import RunSpec
 from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.rank.rank import Rank
-from penteract.measure.bench.ranks.case_measurement import imbalance, measurement
+from penteract.measure.bench.ranks.case_measurement import imbalance, measurement, void
 from penteract.measure.bench.ranks.random_samples import RandomSamples
 from penteract.measure.bench.ranks.timed_steps import RankMeasurement, take_steps
 from penteract.measure.report.measured_routing import as_routed
@@ -124,15 +124,17 @@ def test_padded_rows_take_the_memory_of_the_plan_whatever_came(pool: Pool) -> No
     assert even is not None and uneven is not None and uneven > even
 
 
-def test_steps_that_were_repeated_are_counted(pool: Pool) -> None:
+def test_a_case_whose_steps_were_repeated_counts_for_nothing(pool: Pool) -> None:
     """Blocks as small as even routing: no router is that even."""
     blocks = ("parallel.ep_method=all_to_all", "parallel.expert_rows=padded", "kernels.experts=grouped")
     small = ("training.steps=4", "precision.dtype=fp32", "batch.sequence_length=64", "model.hidden_size=64")
     run, exact = (run_of(*blocks, *small, *more) for more in (("parallel.capacity_percent=100",), (EXACT,)))
     ranks, others = (pool.run(measured, one.layout, one) for one in (run, exact))
-    assert ranks[0].repeated[0] == 1 and all(one.repeated == ranks[0].repeated for one in ranks)
+    assert ranks[0].exact_steps[0] == 1 and all(one.exact_steps == ranks[0].exact_steps for one in ranks)
     assert [one.losses for one in ranks] == [one.losses for one in others]
-    assert not any(one.repeated for one in others)
+    assert not any(one.exact_steps for one in others)
+    assert "raise parallel.capacity_percent" in void(ranks[0].losses, ranks[0].exact_steps)
+    assert not void(others[0].losses, others[0].exact_steps)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -14,7 +14,7 @@ from penteract.config.rules.kernel_packages import needs_packages, packages_need
 from penteract.measure.bench.cases.case_cost import gpu_seconds, start_seconds
 from penteract.measure.bench.cases.sweep_cases import Expanded
 from penteract.measure.results.ranking import CLOSE, FIRST, PlanVerdict, RankedCase
-from penteract.measure.schemas.sweep import CaseMeasurement, CaseStatus, Sweep, SweepCase, SweepSettings
+from penteract.measure.schemas.sweep import CaseStatus, Sweep, SweepCase, SweepSettings
 from penteract.units import show_bytes, show_seconds, show_step, show_whole
 
 _WIDEST = 400  # columns
@@ -180,7 +180,7 @@ def ranked(sweep: Sweep, rows: Sequence[RankedCase]) -> Iterator[Table | str]:
             str(r.planned or ""), "" if predicted.step_s is None else show_step(predicted.step_s),
             _percent(r.time_error), show_bytes(max(measured.allocated_bytes, default=0)),
             show_bytes(predicted.allocated_bytes), _percent(r.memory_error, 2),
-            _note(r, measured),
+            _note(r, loss_falls=measured.loss_falls),
         ))  # fmt: skip
     if rows:
         yield _table(columns, shown)
@@ -196,10 +196,8 @@ def _after(text: str) -> str:
     return f": {text}" if text else ""
 
 
-def _note(r: RankedCase, measured: CaseMeasurement) -> str:
-    notes = [] if measured.loss_falls else ["the loss does not fall"]
-    if some := len(measured.repeated_steps):
-        notes.append(f"{some} of {len(measured.losses)} steps repeated: raise capacity_percent")
+def _note(r: RankedCase, *, loss_falls: bool) -> str:
+    notes = [] if loss_falls else ["the loss does not fall"]
     return ", ".join((["the plan was wrong"] if r.right is False else []) + notes)
 
 

@@ -187,7 +187,7 @@ def _with_same_bits(resolved: Resolved, card: Card, words: list[str], again: Aga
     card, and a step is planned to take hardly longer. What it needs in memory decides only if the run fits without."""
     run, nodes = resolved.run, cluster_of(card, resolved.run.layout.world, {})
     bitwise = run.layout.put(determinism="bitwise")
-    seen = was_repeated(run, card.name, card.host_ranks)
+    seen = was_repeated(run, card.name, card.host_ranks if card.peers else 1)
     unseen = not seen or any(not_seen_to_repeat(run.model, bitwise, card.capability))
     if not resolved.is_open(_DETERMINISM) or bitwise == run.layout or nodes is None or unseen:
         return resolved, words

@@ -268,7 +268,7 @@ def _name(p: Policy) -> str:
 def check_layout(p: Policy, layout: Layout) -> None:
     """Refuse a precision that a layout cannot follow."""
     if p.loss_scale and layout.sends_blocks:
-        raise BadInput("PRECISION", "of a step in fp16 nobody knows whether it overflowed or its rows did not fit",
+        raise BadInput("PRECISION", "fp16 cannot have padded rows by all_to_all: an overflow looks like a loss's",
                        where="parallel.expert_rows", found=f"{layout.expert_rows}, by ep_method {layout.ep_method}",
                        allowed="exact; padded by ep_method all_gather",
                        fix="--parallel.expert_rows exact, or --precision.dtype bf16")  # fmt: skip

@@ -50,6 +50,8 @@ class BatchLoader:
     micro_batches: Sequence[MicroBatch]
     prefetched: HostBatch | None = None  # the next batch; the sum of its targets over all ranks is known
     failed: Exception | None = None  # why the next batch could not be prefetched
+    keeps: bool = False  # whether the batch is kept that was loaded last, for a step that is repeated
+    last: HostBatch | None = None
 
     def load(self, samples: Samples, first_sample: int) -> list[int] | None:
         """Copy the batch into the device tensors. Returns this rank's unmasked-label counts, one per loss term (to be
@@ -60,11 +62,17 @@ class BatchLoader:
         prefetched, self.prefetched = self.prefetched, None
         hit = prefetched is not None and prefetched.samples is samples and prefetched.first_sample == first_sample
         loaded = prefetched if prefetched is not None and hit else self._read(samples, first_sample)
-        for tensors, on_host in zip(self.micro_batches, loaded.micro_batches, strict=True):
+        self.last = loaded if self.keeps else None
+        counts = self.put(loaded)
+        return None if hit else counts
+
+    def put(self, batch: HostBatch) -> list[int]:
+        """Copy a batch into the device tensors. -> this rank's target counts"""
+        for tensors, on_host in zip(self.micro_batches, batch.micro_batches, strict=True):
             for name, x in on_host.items():
                 # Asynchronous from a temporary tensor: torch's pinned allocator reuses its memory only after the copy.
                 tensors[name].copy_(x, non_blocking=True)
-        return None if hit else loaded.target_counts
+        return batch.target_counts
 
     def check_readable(self, samples: Samples, first_sample: int) -> None:
         """Read a batch only to see that it can be read."""

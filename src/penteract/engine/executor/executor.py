@@ -48,7 +48,7 @@ class Executor:
     on_action: Callable[[str], None] | None = None
     before_update: Callable[[int], None] | None = None  # of a bucket: its state is still being copied
     fake: Device | None = None  # used in place of the memory's device
-    shares: Executor | None = None  # whose steps this one walks now and then: it has its numbers and its gathers
+    shared_with: Executor | None = None  # whose steps this one walks now and then: it has its numbers and its gathers
     device: Device = field(init=False)
     env: Env = field(init=False)
     micro_batches: Sequence[MicroBatch] = field(default_factory=list[MicroBatch])
@@ -103,20 +103,21 @@ class Executor:
             self.streamed = StreamedState(self.state.flats[::-1], self.state.staging, self.device, self.comm)
         if any(c.copies for c in self.p.chunks):
             plan = plan_arena(self.p, host=True)
-            self.host = Arena(plan, self.p.precision, self.device.host, pinned=self.device.pinned)
+            room = self.shared_with.host.block if self.shared_with and self.shared_with.host else None
+            self.host = Arena(plan, self.p.precision, self.device.host, room, pinned=self.device.pinned)
         if self.optimizer is not None and one_kernel_end(self.p, self.optimizer):
             largest = None if self.state.largest_weights is None else self.state.largest_weights.table
-            vector = self.summed.vector
-            self.step_end = StepEnd(self.p, self.optimizer, vector, self.latch, self.done, self.counts, largest)
+            numbers = (self.summed.vector, self.latch, self.done, self.counts, largest)
+            self.step_end = StepEnd(self.p, self.optimizer, *numbers)
         for i, name in enumerate(self.p.losses):
             self.env.scale[name] = torch.ones((), dtype=stat, device=device)
             self.env.losses[name] = self.totals[1 + i]
 
     def _number(self, device: torch.device, stat: torch.dtype) -> None:
         """The numbers of a step and of the run."""
-        if self.shares is not None:
+        if self.shared_with is not None:
             for name in _SHARED:
-                setattr(self, name, getattr(self.shares, name))
+                setattr(self, name, getattr(self.shared_with, name))
             return
         self.summed = Totals(self.p, device)
         self.totals = self.summed.numbers
@@ -386,15 +387,14 @@ class Executor:
             self.registers[buffer, call.outs[0]], self.works[buffer, call.outs[0]] = y, self.device.copy(x, y)
             return
         ranks = self._ranks(str(site.attrs["axis"]))
+        (y,) = self.registers.make(buffer, call.outs)
         if site.op_name == "all_to_all_v":
             splits = others[0]
             send, receive = splits.sent, splits.received
             if site.attrs["direction"] == "combine":
                 send, receive = receive, send
-            (y,) = self.registers.make(buffer, call.outs)
             work = self.comm.start_uneven(ranks, x, y, send, receive)
         else:
-            (y,) = self.registers.make(buffer, call.outs)
             work = self.comm.start(site.op_name, ranks, x, y, site.attrs)
         self.registers[buffer, call.outs[0]] = y
         self.works[buffer, call.outs[0]] = work

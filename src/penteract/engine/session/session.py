@@ -269,6 +269,8 @@ class Session:
         if self.measured:
             row["mem/measured_gib"] = gib(self.measured)
         row |= {f"train/{term.removesuffix('_loss')}_loss": amount for term, amount in outcome.auxiliary_losses.items()}
+        if self.trainer.repeated is not None:
+            row["train/exact_rows"] = number in self.trainer.repeated.exact_steps
         if outcome.loss_scale:
             row |= {"train/loss_scale": outcome.loss_scale, "train/skipped": outcome.skipped}
         every = spec.train.validation_every

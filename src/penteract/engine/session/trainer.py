@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from penteract.engine.comm.comm import Comm
 from penteract.engine.comm.groups import direct_rounds
 from penteract.engine.data import Samples
 from penteract.engine.device.device import Device, device_of
-from penteract.engine.executor.allocator import Arena
-from penteract.engine.executor.batch_loader import BatchLoader, allocate_micro_batches
+from penteract.engine.executor.allocator import Arena, Spare
+from penteract.engine.executor.batch_loader import BatchLoader, HostBatch, allocate_micro_batches
 from penteract.engine.executor.executor import Executor
 from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.executor.outcome import Outcome
@@ -118,7 +119,7 @@ class Trainer:
         loaders = BatchLoader(program, run.micro_batches), BatchLoader(forward, run.micro_batches)
         trainer = Trainer(spec, rank, program, state, run, validation_run, *loaders)
         if program.layout.sends_blocks:
-            trainer.repeated = _repeated_steps(trainer, place, memory.block)
+            trainer.repeated, trainer.loader.keeps = _repeated_steps(spec, rank, place, run, memory.block), True
         return trainer
 
     def step(self, number: int, samples: Samples, first: int) -> Outcome:
@@ -128,20 +129,19 @@ class Trainer:
     def start(self, number: int, samples: Samples, first: int) -> Callable[[], Outcome]:
         """Ask the device for a step. -> what waits for its outcome: a GPU need not wait for the host meanwhile."""
         if self.repeated is not None:
-            return self.repeated.start(number, samples, first)
+            return self.repeated.start(self, number, samples, first)
         return self.ask(number, samples, first)
 
-    def ask(self, number: int, samples: Samples, first: int, again: Executor | None = None) -> Callable[[], Outcome]:
-        """The step itself; `again`: once more by another executor with the state and the numbers of `run`, which loads
-        its batch and none ahead."""
-        run, loader, progress = again or self.run, self.loader, self.rank.progress
+    def ask(
+        self, number: int, samples: Samples, first: int, exact: Executor | None = None, again: HostBatch | None = None
+    ) -> Callable[[], Outcome]:
+        """The step itself; `exact`: by another executor with the state and the numbers of `run`; `again`: repeated with
+        this batch, without one ahead."""
+        run, loader, progress = exact or self.run, self.loader, self.rank.progress
         assert run.optimizer is not None
         run.optimizer.rate.fill_(self.rate(number))
         run.optimizer.step.fill_(number)
-        failed = loader.failed
-        if again is not None:
-            loader.failed = None  # of the batch behind it
-        counts = progress.reading(lambda: loader.load(samples, first))
+        counts = loader.put(again) if again else progress.reading(lambda: loader.load(samples, first))
         if counts is not None:
             run.counts.copy_(torch.tensor(counts))
         if again is not None or number == self.spec.train.steps:
@@ -149,8 +149,9 @@ class Trainer:
         else:
             prefetch = loader.prefetch_task(samples, first + self.spec.layout.global_batch_size)
             run.summed.next_targets = partial(progress.reading, prefetch)
-        loader.failed = failed
-        walk(run.p, self._reading(run), targets_counted=counts is None)
+        compiles = exact is not None and not exact.registers.step_complete
+        with progress.during("step", "compile") if compiles else nullcontext():
+            walk(run.p, self._reading(run), targets_counted=counts is None)
         return self._outcome(run)
 
     def _reading(self, run: Executor) -> Any:
@@ -223,35 +224,25 @@ class Trainer:
         return outcome
 
 
-def _repeated_steps(trainer: Trainer, place: Place, block: torch.Tensor) -> RepeatedSteps:
-    """Steps of a run that sends blocks; those that are repeated have exact sizes, on the same state. `block`: the
-    memory of its registers."""
-    run, spec, rank = trainer.run, trainer.spec, trainer.rank
+def _repeated_steps(spec: RunSpec, rank: Rank, place: Place, run: Executor, room: torch.Tensor) -> RepeatedSteps:
+    """Steps of a run that sends blocks; those that are repeated have exact sizes, on the same state. `room`: the memory
+    of its registers, in which theirs lie: neither holds anything between steps."""
+    program = compile_run(replace(spec, layout=spec.layout.put(expert_rows="exact")), rank.number)
+    assert program.buckets == run.p.buckets, "the state of another program"
+    check_kernels(program, place.target, packed=spec.data.pack_documents)
+    plan = plan_arena(program)
+    memory = Arena(plan, program.precision, rank.device, room, spare=Spare.of(room, plan.size))
+    exact = Executor(program, run.state, run.comm, place.kernels(program), memory, run.optimizer, fake=place.device,
+                     shared_with=run)  # fmt: skip
+    exact.on_action, exact.micro_batches = run.on_action, run.micro_batches
 
-    @cache
-    def exact() -> Executor:
-        program = compile_run(replace(spec, layout=spec.layout.put(expert_rows="exact")), rank.number)
-        # Its arena is no larger than that of blocks, whose place it takes: neither holds anything between steps.
-        memory = Arena(plan_arena(program), program.precision, rank.device, block)
-        made = Executor(program, run.state, run.comm, place.kernels(program), memory, run.optimizer, fake=place.device,
-                        shares=run)  # fmt: skip
-        made.on_action, made.micro_batches = run.on_action, run.micro_batches
-        return made
-
-    def exactly(number: int, samples: Samples, first: int, stop: bool) -> Callable[[], Outcome]:
-        again = exact()
-        again.before_update = run.before_update
-        if stop:
-            run.stop.fill_(1.0)
-        return trainer.ask(number, samples, first, again)
-
-    def tell(number: int, some: int) -> None:
+    def warn(number: int, more: int) -> None:
         if rank.number == 0:
-            more = "the next step has" if some == 1 else f"the next {some} steps have"
+            after = "the next step has" if more == 1 else f"the next {more} steps have"
             log.warning("step %d was repeated with exact rows of experts, as copies did not fit blocks of %d %%; %s "
-                        "exact rows, too", number, spec.layout.capacity_percent, more)  # fmt: skip
+                        "exact rows, too", number, spec.layout.capacity_percent, after)  # fmt: skip
 
-    return RepeatedSteps(trainer.ask, exactly, run.latch.zero_, tell)
+    return RepeatedSteps(exact, warn)
 
 
 def _optimizer(spec: RunSpec, rank: Rank, state: TrainingState, comm: Comm) -> AdamW:

@@ -154,8 +154,6 @@ class CaseMeasurement:
     routed_rows                 rows that each rank's experts were sent in the step whose memory was measured, by layer
                                 and then micro-batch; empty where experts are on one rank
     imbalance                   rows of the fullest rank over even ones, on average over layers, micro-batches and steps
-    repeated_steps              steps, from 1, that were repeated with exact rows of experts, as copies of tokens did
-                                not fit the blocks that ranks send: they took the time of both
     """
 
     tokens_per_s_per_gpu: float
@@ -175,7 +173,6 @@ class CaseMeasurement:
     data: str = "random"
     routed_rows: tuple[tuple[int, ...], ...] = ()
     imbalance: float = 1.0
-    repeated_steps: tuple[int, ...] = ()
 
     @property
     def fullest(self) -> int:

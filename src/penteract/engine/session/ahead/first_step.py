@@ -44,3 +44,5 @@ def compile_first_step(spec: RunSpec, rank: int, capability: tuple[int, int], co
         trainer = Trainer.on(spec, Rank(rank, spec.layout.world, meta, None, RankProgress(spec.limits)), place)
         samples: Any = Blank(spec.sequence_length)
         trainer.start(1, samples, 0)
+        if trainer.repeated is not None:  # which may walk any step again, with other kernels
+            trainer.ask(1, samples, 0, trainer.repeated.exact)

@@ -11,6 +11,7 @@
 | `train/grad_norm` | norm of the whole gradient, before clipping | always |
 | `train/lr` | learning rate of this step | always |
 | `train/z_loss` | mean squared log-sum-exp of the logits, times its coefficient | when it has one |
+| `train/exact_rows` | whether experts had exact rows, as copies did not fit their blocks | padded, by all-to-all |
 | `train/loss_scale` | the factor of the loss in this step | in fp16 |
 | `train/skipped` | whether the update was skipped because of an overflow | in fp16 |
 | `val/loss` | nats a token | when it was measured |

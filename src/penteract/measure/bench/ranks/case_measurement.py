@@ -23,7 +23,8 @@ def measurement(
     of_peak = None if peak is None else step * case.ranks * peak
     return CaseMeasurement(
         tokens_per_s_per_gpu=case.tokens / step / case.ranks, step_s=step, spread=spread(timed), steps_s=tuple(timed),
-        warmup_s=tuple(steps[:warmup]), losses=tuple(losses), loss_falls=falls(losses), void=void(losses),
+        warmup_s=tuple(steps[:warmup]), losses=tuple(losses), loss_falls=falls(losses),
+        void=void(losses, ranks[0].exact_steps),
         mfu=None if of_peak is None else case.model_flops / of_peak,
         mfu_causal=None if of_peak is None else case.model_flops_causal / of_peak,
         allocated_bytes=tuple(one.allocated for one in ranks),
@@ -31,7 +32,7 @@ def measurement(
         device_bytes=tuple(one.device for one in ranks if one.device is not None), data=data,
         routed_rows=tuple(tuple(one.routed[min(1, len(one.routed) - 1)]) for one in ranks)
         if any(any(one.routed) for one in ranks) else (),
-        imbalance=imbalance([one.routed[warmup:] for one in ranks], even), repeated_steps=tuple(ranks[0].repeated),
+        imbalance=imbalance([one.routed[warmup:] for one in ranks], even),
     )  # fmt: skip
 
 
@@ -56,7 +57,11 @@ def falls(losses: Sequence[float | None]) -> bool:
     return few > 0 and len(finite) == 2 * few and fmean(finite[few:]) < fmean(finite[:few])
 
 
-def void(losses: Sequence[float | None]) -> str:
-    """Why a speed counts for nothing; empty: it counts."""
-    bad = next((n for n, loss in enumerate(losses, 1) if loss is None), 0)
-    return f"the loss is not finite at step {bad}" if bad else ""
+def void(losses: Sequence[float | None], exact_steps: Sequence[int] = ()) -> str:
+    """Why a speed counts for nothing; empty: it counts. `exact_steps`: as of `RankMeasurement`."""
+    if bad := next((n for n, loss in enumerate(losses, 1) if loss is None), 0):
+        return f"the loss is not finite at step {bad}"
+    if not exact_steps:
+        return ""
+    some = f"{len(exact_steps)} of {len(losses)} steps, the first of them {exact_steps[0]}, had exact rows of experts"
+    return f"{some}, as copies did not fit their blocks: raise parallel.capacity_percent"

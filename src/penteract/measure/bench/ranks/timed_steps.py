@@ -24,9 +24,8 @@ from penteract.units import Bytes
 class RankMeasurement:
     """What one rank measured. `seconds` and `losses` of all steps; bytes of reserved and device: None on a CPU.
 
-    routed    of each step, the rows that this rank's experts were sent, by layer and then micro-batch; of a step that
-              was repeated, those that had room
-    repeated  steps that were, as copies of tokens did not fit the blocks that ranks send
+    routed       of each step, the rows that this rank's experts were sent, by layer and then micro-batch
+    exact_steps  those that had exact sizes, as copies of tokens did not fit the blocks that ranks send
     """
 
     seconds: list[float] = field(default_factory=list[float])
@@ -35,7 +34,7 @@ class RankMeasurement:
     reserved: Bytes | None = None
     device: Bytes | None = None
     routed: list[list[int]] = field(default_factory=list[list[int]])
-    repeated: list[int] = field(default_factory=list[int])
+    exact_steps: list[int] = field(default_factory=list[int])
 
 
 def samples_of(spec: RunSpec, rank: Rank, data: str) -> Samples:
@@ -93,7 +92,7 @@ def take_steps(
         read()
     made.seconds = ends.seconds()
     made.routed = [[rows for _, rows in sorted(later().items())] for later in routed]
-    made.repeated = [] if trainer.repeated is None else trainer.repeated.repeated
+    made.exact_steps = [] if trainer.repeated is None else sorted({*trainer.repeated.exact_steps})
     trainer.run.settle_parameters()
     _device_memory(made, rank.device)
     return made

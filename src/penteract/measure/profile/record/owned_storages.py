@@ -143,7 +143,7 @@ def one_storage_each(trainer: Trainer, ownership: Ownership) -> tuple[Trainer, O
     run.registers.fixed.clear()
     run.registers.bound.clear()
     gc.collect()
-    return replace(trainer, run=fresh), memory
+    return replace(trainer, run=fresh, repeated=None), memory
 
 
 def measured_on_host(steps: TrainedSteps, pp_rank: int) -> MeasuredMemory:

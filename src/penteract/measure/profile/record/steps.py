@@ -20,6 +20,7 @@ from penteract.engine.executor.outcome import Outcome
 from penteract.engine.executor.profiled import ProfiledExecutor
 from penteract.engine.session.garbage import collect_after, collected_between_steps
 from penteract.engine.session.trainer import Trainer
+from penteract.errors import BadInput
 from penteract.measure.profile.trace_events import RecordedStep, recorded_steps, step_name
 
 WARM, BARE, PROFILED = 3, 10, 3
@@ -56,6 +57,18 @@ class TrainedSteps:
         if outcome is not None:
             with record_function(_READ):
                 self.losses.append(outcome().loss)
+            self._expect_blocks()
+
+    def _expect_blocks(self) -> None:
+        """Steps with exact rows are not those that were planned."""
+        repeated = self.trainer.repeated
+        if repeated is not None and repeated.exact_steps:
+            capacity = self.trainer.spec.layout.capacity_percent
+            raise BadInput(
+                "CAPACITY", "copies of tokens did not fit the blocks of an all-to-all: a profile would be of steps "
+                "with exact rows of experts", where=f"step {repeated.exact_steps[0]}", found=f"blocks of {capacity} %",
+                allowed="room for all copies of a step", fix=f"--parallel.capacity_percent {2 * capacity}",
+            )  # fmt: skip
 
 
 def bare(
