@@ -181,11 +181,11 @@ class _Handle:
 
 
 def _works(notes: _Notes) -> dict[str, Any]:
-    real = {name: getattr(run_module, name) for name in ("_squares", "narrowed", "widened")}
+    real = {name: getattr(run_module, name) for name in ("squares", "narrowed", "widened")}
 
     def squares(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         notes.add("measure", bucket=notes.shards[x.data_ptr()])
-        return real["_squares"](x, dtype)
+        return real["squares"](x, dtype)
 
     def narrowed(whole: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if whole.dtype != dtype:
@@ -199,7 +199,7 @@ def _works(notes: _Notes) -> dict[str, Any]:
         with _counted(notes):
             real["widened"](whole, dtype, part)
 
-    return {"_squares": squares, "narrowed": narrowed, "widened": widened}
+    return {"squares": squares, "narrowed": narrowed, "widened": widened}
 
 
 @contextmanager

@@ -223,6 +223,8 @@ def roomy(rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec) -> tup
     memory = trainer.repeated.exact.memory
     assert isinstance(memory, Arena) and memory.spare is not None
     free, found, take = [*memory.spare.free], Counter[bool](), Spare.take
+    updated = list[int]()
+    trainer.run.before_update = updated.append  # as a save in the background sets it
 
     def taken(self: Spare, size: int) -> Any:
         made = take(self, size)
@@ -234,6 +236,7 @@ def roomy(rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec) -> tup
         patched.setattr(Spare, "take", taken)
         for number in (1, 2, 3):
             assert trainer.start(number, samples, (number - 1) * size)().finite  # type: ignore[arg-type]
+    assert len(updated) == 4 * len(trainer.state.flats)  # the second step twice, and the third with exact sizes
     return found[True], found[False], memory.spare.free == free
 
 

@@ -42,7 +42,7 @@ def test_parameters_are_settled_while_the_profiler_looks(monkeypatch: pytest.Mon
     run = SimpleNamespace(device=device, settle_parameters=lambda: happened.append("parameters"))
     trainer: Any = SimpleNamespace(
         run=run, start=start, rank=SimpleNamespace(device=SimpleNamespace(type="cpu")),
-        spec=SimpleNamespace(layout=SimpleNamespace(global_batch_size=1)), observed=None,
+        spec=SimpleNamespace(layout=SimpleNamespace(global_batch_size=1)), observed=None, repeated=None,
     )  # fmt: skip
     monkeypatch.setattr(steps, "profile", lambda **_: Seen(happened))
     monkeypatch.setattr(steps, "collected_between_steps", nullcontext)

@@ -149,6 +149,8 @@ class Trainer:
         else:
             prefetch = loader.prefetch_task(samples, first + self.spec.layout.global_batch_size)
             run.summed.next_targets = partial(progress.reading, prefetch)
+        if exact is not None:
+            exact.before_update = self.run.before_update  # state may still be copied for a save
         compiles = exact is not None and not exact.registers.step_complete
         with progress.during("step", "compile") if compiles else nullcontext():
             walk(run.p, self._reading(run), targets_counted=counts is None)
