@@ -69,9 +69,11 @@ def by_default(found: Record) -> list[str]:
 
 def _not_run(found: Record) -> Iterator[str]:
     """Of what `same_bits.py` can run on two GPUs."""
-    for name in ("context parallel, ring", "pipeline, zb_h1", "experts of two ranks, all-to-all"):
+    said = {"context parallel, ring": "a ring", "pipeline, zb_h1": "the schedule zb_h1", "experts of two ranks, all-to-all":
+            "experts by all-to-all", "experts of two ranks, in blocks": "experts in blocks"}  # fmt: skip
+    for name, words in said.items():
         if f"{name}, bitwise" not in found["ranks"]:
-            yield name.replace(",", " by", 1)
+            yield words
 
 
 def _longer(row: Record, what: str = "median_ms") -> float:
