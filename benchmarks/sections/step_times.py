@@ -211,7 +211,8 @@ def padded_rows() -> str:
         for i in (0, 1)
     ]
     earlier = next(row for row in record("bench_gathered_tokens_h200")["rows"] if row["layout"] == waits["layout"])
-    blocks = record("empty_rank_blocks_2xh200")["cases"]
+    blocks, timed = record("empty_rank_blocks_2xh200")["cases"], record("bench_blocks_h200")["rows"]
+    by_blocks = [b["tok_s_gpu"] / a["tok_s_gpu"] - 1 for a, b in zip(timed[::2], timed[1::2], strict=True)]
     equal = sum(case["exact"]["steps"] == case["padded"]["steps"] for case in blocks)
     again = max(len(case["padded"]["repeated"]) for case in blocks)
     return section(
@@ -231,7 +232,9 @@ In steps of two layers whose routers send all tokens to one rank's experts, so t
 
 By all-to-all, such steps in blocks of 150 % have the losses and gradient norms of exact sizes to the bit, with
 `determinism = "bitwise"`, in {equal} of {len(blocks)} pairs of runs of a rank (`empty_rank_blocks_2xh200`): also where all tokens go to one rank
-and {again} of the {len(blocks[0]["exact"]["steps"])} steps are repeated.
+and {again} of the {len(blocks[0]["exact"]["steps"])} steps are repeated. `benchmarks/sweeps/blocks.toml` times three layouts with exact sizes and in blocks,
+of 150 % and twice of 200 %, in which all copies fit: blocks change tokens a second by {", ".join(percent(gain) for gain in by_blocks)}. They help where the step waits for its
+host, with micro-batches of one sequence; else padding costs more than waits.
 
 Falls short: plans know too little of the host's waits. The exact step with micro-batches of one sequence took
 {waits["median_ms"] / waits["planned_ms"]:.2f} times as long as planned; padded rows save {percent(1 - counts["median_ms"] / waits["median_ms"])} of it, and {percent(1 - counts["planned_ms"] / waits["planned_ms"])} by the plan. How much it
@@ -243,12 +246,19 @@ would save {percent(1 - counts["median_ms"] / earlier["median_ms"])}. Padded row
              f"{100 * (row['allocated_gib'] / row['planned_gib'] - 1):.2f} %")
             for row in found["rows"]
         ]),
+        table("by all-to-all | step, ms | planned, ms | planned/recorded | tokens/s/GPU | allocated, GiB | over predicted", [
+            (f"`{re.sub(QUIET, '', row['layout'])}`", ms(row["spread_ms"], row["median_ms"]), f"{row['planned_ms']:,.0f}",
+             f"{row['planned_ms'] / row['median_ms']:.2f}", f"{row['tok_s_gpu']:,.0f}", f"{row['allocated_gib']:.2f}",
+             f"{100 * (row['allocated_gib'] / row['planned_gib'] - 1):.2f} %")
+            for row in timed
+        ]),
         table("profiled with | step, ms | planned, ms | idle | idle, ms | allocated, GiB", [
             (f"`expert_rows={row['expert_rows']}`", ms(row["spread_ms"], row["median_ms"]), f"{row['planned_ms']:,.0f}",
              percent(row["profiled"]["idle"]), f"{row['profiled']['idle_ms']:.1f}", f"{row['allocated_gib']:.2f}")
             for row in idle
         ]),
-        records=["bench_padded_rows_h200.json", "idle_of_experts_h200.json", "empty_rank_2xh200.json", "empty_rank_blocks_2xh200.json"],
+        records=["bench_padded_rows_h200.json", "idle_of_experts_h200.json", "empty_rank_2xh200.json", "empty_rank_blocks_2xh200.json",
+                 "bench_blocks_h200.json"],
     )  # fmt: skip
 
 
