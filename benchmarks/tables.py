@@ -19,6 +19,7 @@ from sections.beside_peers import (
     other_trainers,
 )
 from sections.calls_of_steps import host_calls, ops_in_steps
+from sections.expert_rows import gathered_tokens, padded_rows
 from sections.fitting import at_the_limit, large_model, memory_options, playbook_figures, without_memory
 from sections.fp8_steps import fp8_in_steps
 from sections.kernels import (
@@ -55,9 +56,7 @@ from sections.runs import (
 from sections.step_times import (
     drawn_sweeps,
     four_gpus,
-    gathered_tokens,
     newcomers_path,
-    padded_rows,
     planned_first,
     planned_times,
     profile_of_a_step,

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 Record = Mapping[str, Any]
 LAST = 10  # the loss of a run is the mean of its last 10 steps
+QUIET = r",(elementwise|fuse|collectives|experts)=[^,]*"  # of a layout's text
 FAR = 2  # from this ratio of recorded to planned time on, a row of the sweep is counted as far off
 # The names of some cases in the records -> what the page shows.
 CASES = {

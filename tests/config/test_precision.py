@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.precision.fp8 import Fp8
@@ -17,6 +18,7 @@ from penteract.config.resolve.resolved_run import resolve
 from penteract.config.resolve.write_run_file import to_toml
 from penteract.config.run import Precision
 from penteract.errors import BadInput
+from penteract.readings.estimator import Estimator
 from penteract.step.program import compile_step
 
 
@@ -96,6 +98,19 @@ def test_rows_of_experts_in_fp8_are_not_padded() -> None:
             continue
         with pytest.raises(BadInput, match="found padded / allowed exact"):
             compile_step(model, layout, 16, precision=policy)
+
+
+def test_fp16_has_no_blocks_that_rows_may_not_fit() -> None:
+    """A plan refuses what a run does: an overflow of a block looks like one of the loss."""
+    model = ModelSpec(layers=1, hidden_size=32, heads=2, kv_heads=2, head_size=16, ffn_size=64, vocab_size=64,
+                      moe=MoESpec(experts=4, top_k=1, ffn_size=32))  # fmt: skip
+    gathered = Layout(dp=2, ep=2, ep_method="all_gather", expert_rows="padded", experts="quack")
+    sent, planned = gathered.put(ep_method="all_to_all"), Estimator(model, cluster("2xH200"), 16, "fp16")
+    compile_step(model, gathered, 16, precision="fp16")
+    planned.check_sizes(gathered)
+    for refuses in (lambda: compile_step(model, sent, 16, precision="fp16"), lambda: planned.check_sizes(sent)):
+        with pytest.raises(BadInput, match="fp16 cannot have padded rows"):
+            refuses()
 
 
 def test_experts_in_fp8_take_whole_units_of_features_and_any_tokens() -> None:

@@ -39,7 +39,7 @@ class Trained(NamedTuple):
     numbers: list[tuple[float, float]]
     weights: list[torch.Tensor]
     repeated: list[tuple[int, int]]
-    exact: list[int]  # steps that had exact sizes, in the order in which they were walked
+    exact: list[int]  # steps that had exact sizes
 
 
 def run_of(*more: str) -> RunSpec:
@@ -53,7 +53,7 @@ def trained(
     trainer = Trainer.build(run, Rank(rank, 2, CPU, None, RankProgress(run.limits)))
     started = _started(trainer)
     samples, size = RandomSamples(run.model.vocab_size, run.sequence_length, 8), run.layout.global_batch_size
-    numbers, repeated, exact = list[tuple[float, float]](), list[tuple[int, int]](), list[int]()
+    numbers, repeated, exact = list[tuple[float, float]](), list[tuple[int, int]](), set[int]()
     if trainer.repeated is not None:
         trainer.repeated.warn = lambda *about: repeated.append(about)
         exact = trainer.repeated.exact_steps
@@ -69,7 +69,7 @@ def trained(
     assert not started, "a collective that nobody waits for"
     weights = [flat.master.clone() for flat in trainer.state.flats]
     assert int(trainer.run.done) == STEPS
-    return Trained(numbers, weights, repeated, exact)
+    return Trained(numbers, weights, repeated, sorted(exact))
 
 
 def _started(trainer: Trainer) -> set[Any]:

@@ -49,8 +49,8 @@ from penteract.units import show_bytes
 SLOWER_FP8 = ("FP8 gains less than planned: recorded steps took 1.05 to 1.15 times as long as planned, those of bf16 "
               "1.00 times, and 1.85 times with quantisation by plain torch (elementwise=reference)")  # fmt: skip
 EVEN_EXPERTS = ("where ep > 1, experts of every {one} are planned with as many tokens as those of the others: in "
-                "training, all wait for the {one} with the most, which takes more memory, except where rows are "
-                "padded; --imbalance 1.2 plans for 20 % more")  # fmt: skip
+                "training, all wait for the {one} with the most, which takes more memory, except where gathered "
+                "rows are padded; --imbalance 1.2 plans for 20 % more")  # fmt: skip
 PLAIN_ATTENTION = ("determinism is bitwise, and attention is plain torch's, which is much slower: of faster kernels, "
                    "only flash-attn-4 on Hopper was seen to repeat")  # fmt: skip
 SHARED_CPU = "processes of a CPU share its cores and its memory; here each is planned with all of both"

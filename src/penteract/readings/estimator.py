@@ -122,10 +122,10 @@ class Estimator:
 
     def check_sizes(self, layout: Layout) -> None:
         """Refuse, as the engine does, a layout that cuts linear layers into parts which are no multiple of the FP8
-        recipe's blocks, or that does not gather weights which the recipe gathers quantised."""
+        recipe's blocks, does not gather weights which the recipe gathers quantised, or sends blocks in fp16."""
+        check_layout(self.composer.policy, layout)
         if self.composer.policy.fp8 is None:
             return
-        check_layout(self.composer.policy, layout)
         chunks_per_sequence = 2 if layout.cp > 1 else 1
         for kind in {kind for chain in self.composer.layers_by_stage(layout) for kind, _ in chain}:
             check_sizes(self.composer.layer_program(layout, kind).sites, chunks_per_sequence)

@@ -5,7 +5,7 @@ repeat."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from penteract.config.layout import Layout
@@ -27,25 +27,12 @@ class NotSeen(NamedTuple):
     allowed: tuple[str, ...]
 
 
-class TwoRanks(NamedTuple):
-    """How two ranks share a model and its batch, and the recipe of their precision."""
-
-    layout: Layout
-    recipe: str = "bf16"
-
-
 # Scales of FP8 on one GPU.
 ONE_RANK: tuple[Fp8Scaling, ...] = ("tensorwise", "rowwise")
-# Runs of two ranks, by their names in the record, whose steps were timed and take at most 1 % longer; a row that is
-# deleted is `off` by default. What a rank computes for itself was seen on one GPU, so attention is not named here.
-# Others repeat, too: ranks that share parameters reduce gradients beside attention's backward pass, which in order
-# took 1.7 % of a step, not the 0.6 % that were planned; of the rest no step was timed.
-TWO_RANKS: Mapping[str, TwoRanks] = {
-    "tensor parallel, overlapped": TwoRanks(Layout(tp=2, collectives="overlapped")),
-}
-# Fields of a layout that decide what its ranks send each other.
-_SENT = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "cp_method", "ep_method", "expert_rows", "zero",
-         "shard_group", "reduce_scatter_once", "reshard_after_step", "collectives")  # fmt: skip
+# The run of two ranks, by its name in the record, whose steps were timed and take at most 1 % longer. Others repeat,
+# too: ranks that share parameters reduce gradients beside attention's backward pass, which in order took 1.7 % of a
+# step, not the 0.6 % that were planned; of the rest no step was timed.
+TWO_RANKS = "tensor parallel, overlapped"
 
 
 def was_repeated(run: RunSpec, gpu: str, host_ranks: int) -> bool:
@@ -58,14 +45,9 @@ def was_repeated(run: RunSpec, gpu: str, host_ranks: int) -> bool:
         return False
     if layout.world == 1:
         return policy.fp8 is None or policy.fp8.kind in ONE_RANK
-    alike = run.optimizer.kind == "adamw" and (run.model.moe is not None) == (layout.ep > 1)
-    return layout.world <= host_ranks and alike and any(
-        policy == RECIPES[seen.recipe] and _sent(layout) == _sent(seen.layout) for seen in TWO_RANKS.values()
-    )  # fmt: skip
-
-
-def _sent(layout: Layout) -> list[object]:
-    return [getattr(layout, name) for name in _SENT]
+    plain = run.optimizer.kind == "adamw" and run.model.moe is None and policy == RECIPES["bf16"]
+    split = layout.tp == layout.world == 2 and layout.collectives == "overlapped"
+    return plain and split and layout.zero == 0 and host_ranks >= 2
 
 
 def not_seen_to_repeat(model: ModelSpec, layout: Layout, capability: tuple[int, int]) -> Iterator[NotSeen]:

@@ -90,7 +90,7 @@ class Executor:
             self.env.scales.update(self.state.quantised_weights.scales)
         if self.state.largest_weights is not None:
             self.env.largest_weights.update(self.state.largest_weights.values)
-        self._number(device, stat)
+        self._set_numbers(device, stat)
         self.counted = CountedRows.of(self.p, device)
         self.env.overflow = torch.zeros((), dtype=stat, device=device) if self.p.layout.sends_blocks else None
         self.step_all_reduces = {"target tokens": self.counts, "routed counts": self.state.routed}
@@ -113,7 +113,7 @@ class Executor:
             self.env.scale[name] = torch.ones((), dtype=stat, device=device)
             self.env.losses[name] = self.totals[1 + i]
 
-    def _number(self, device: torch.device, stat: torch.dtype) -> None:
+    def _set_numbers(self, device: torch.device, stat: torch.dtype) -> None:
         """The numbers of a step and of the run."""
         if self.shared_with is not None:
             for name in _SHARED:

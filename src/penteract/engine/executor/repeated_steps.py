@@ -66,7 +66,7 @@ class RepeatedSteps:
     last: AskedStep | None = None
     exact_until: int = 0  # the last step that has exact sizes without being asked for in blocks
     more: int = 0  # how many steps had them after the last that did not fit
-    exact_steps: list[int] = field(default_factory=list[int])
+    exact_steps: set[int] = field(default_factory=set[int])
 
     def start(self, by: Walker, number: int, samples: Samples, first: int) -> Reading:
         """As `Trainer.start`."""
@@ -75,7 +75,7 @@ class RepeatedSteps:
         exact = self.exact if number <= self.exact_until else None
         read = by.ask(number, samples, first, exact)
         if exact is not None:
-            self.exact_steps.append(number)
+            self.exact_steps.add(number)
         self.last = AskedStep(number, samples, first, by.loader.last, exact is not None, read)
         return partial(self._outcome, by, self.last)
 
@@ -112,6 +112,6 @@ class RepeatedSteps:
         read = by.ask(asked.number, asked.samples, asked.first, self.exact, asked.batch)
         self.exact.stop.copy_(of_next)
         self.exact.counts.copy_(counts)  # of the batch that is loaded ahead
-        self.exact_steps.append(asked.number)
+        self.exact_steps.add(asked.number)
         asked.outcome = read()
         return asked.outcome

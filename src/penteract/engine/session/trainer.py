@@ -141,7 +141,7 @@ class Trainer:
         assert run.optimizer is not None
         run.optimizer.rate.fill_(self.rate(number))
         run.optimizer.step.fill_(number)
-        counts = loader.put(again) if again else progress.reading(lambda: loader.load(samples, first))
+        counts = loader.put(again) if again is not None else progress.reading(lambda: loader.load(samples, first))
         if counts is not None:
             run.counts.copy_(torch.tensor(counts))
         if again is not None or number == self.spec.train.steps:

@@ -92,7 +92,7 @@ def take_steps(
         read()
     made.seconds = ends.seconds()
     made.routed = [[rows for _, rows in sorted(later().items())] for later in routed]
-    made.exact_steps = [] if trainer.repeated is None else sorted({*trainer.repeated.exact_steps})
+    made.exact_steps = [] if trainer.repeated is None else sorted(trainer.repeated.exact_steps)
     trainer.run.settle_parameters()
     _device_memory(made, rank.device)
     return made

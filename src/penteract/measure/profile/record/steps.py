@@ -63,10 +63,10 @@ class TrainedSteps:
         """Steps with exact rows are not those that were planned."""
         repeated = self.trainer.repeated
         if repeated is not None and repeated.exact_steps:
-            capacity = self.trainer.spec.layout.capacity_percent
+            capacity, first = self.trainer.spec.layout.capacity_percent, min(repeated.exact_steps)
             raise BadInput(
                 "CAPACITY", "copies of tokens did not fit the blocks of an all-to-all: a profile would be of steps "
-                "with exact rows of experts", where=f"step {repeated.exact_steps[0]}", found=f"blocks of {capacity} %",
+                "with exact rows of experts", where=f"step {first}", found=f"blocks of {capacity} %",
                 allowed="room for all copies of a step", fix=f"--parallel.capacity_percent {2 * capacity}",
             )  # fmt: skip
 
