@@ -268,4 +268,5 @@ READERS: Mapping[str, Callable[[Replanner, str, Record], Iterator[AccuracyRow]]]
     "bench_two_experts_again_h200": _swept,
     "bench_gathered_tokens_h200": _swept,
     "bench_padded_rows_h200": _swept,
+    "bench_blocks_h200": _swept,
 }
