@@ -96,12 +96,19 @@ def more_memory(found: Record) -> str:
     return f"we allocate more memory than torchtitan in {larger} of {len(rows)} rows"
 
 
+def repeated_runs(found: dict[str, Any]) -> str:
+    """By how much our runs of one row differ, as a sentence."""
+    repeated = [[run["tok_s_gpu"] for run in row["our_runs"]] for row in found["rows"] if len(row["our_runs"]) > 1]
+    if not repeated:
+        return "Each side ran once a row."
+    most = max(max(speeds) / min(speeds) - 1 for speeds in repeated)
+    return f"Our repeated runs of a row differ by up to {percent(most)}."
+
+
 def against_torchtitan() -> str:
     found = record("beside_torchtitan")
     clocks = [run["clock_mhz"] for row in found["rows"] for run in row["our_runs"]]
-    repeated = [[run["tok_s_gpu"] for run in row["our_runs"]] for row in found["rows"] if len(row["our_runs"]) > 1]
-    most = max((max(speeds) / min(speeds) - 1 for speeds in repeated), default=0.0)
-    spread = f"Our repeated runs of a row differ by up to {percent(most)}." if repeated else "Each side ran once a row."
+    spread = repeated_runs(found)
     worst = max(found["rows"], key=lambda row: abs(row["planned_over_measured"] - 1))
     others = [
         f'"{BESIDE[row["case"]]}"' for row in found["rows"] if row.get("commit", found["commit"]) != found["commit"]
@@ -141,11 +148,12 @@ def against_torchtitan_elsewhere() -> str:
     apart = [max(some) - min(some) for some in alike]
     lost = {row["label"]: row["picoseconds"] / 1e9 for row in profile["waterfall"]}  # the last of a name is measured
     sums = next(op for op in profile["ops"] if op["name"] == "reduce_scatter gradients")
+    spread = repeated_runs(two)
     off = [step["planned_ms"] / step["median_ms"] for step in record("calibrated_h100")["steps"].values()]
     return section(
         "Against torchtitan, on two H200s and on an H100",
         f"""\
-As above, each side once a row. On two GPUs torchtitan uses FSDP2 for data parallelism; under tensor and pipeline parallelism
+As above; on the H100 each side once a row. {spread} On two GPUs torchtitan uses FSDP2 for data parallelism; under tensor and pipeline parallelism
 (1F1B) it runs FSDP2 over one rank, without which it computes in fp32. Ours: ZeRO 1; sequence parallelism; an interleaved
 schedule of 16 stages, of which the last has a layer less. Memory is that of the fullest rank.
 
@@ -158,8 +166,7 @@ pass for {sums["measured"] / 1e9:.0f} ms, with the waits of the rank that is ahe
 {loses["computed_ms"]:.1f} ms of kernels on each of two GPUs and {slowed["alone_ms"]:.1f} on one, {loses["computed_ms"] - slowed["alone_ms"]:.1f} more in {loses["beside_ms"]:.1f} ms of collectives as these take alone (those beside the
 update too, whose kernels are not counted: a third by the plan). That is one
 profile of both and one of each alone, in which two GPUs that do the same differ by up to {max(apart):.1f} ms. Plans have compute {loses["factor"]:.2f} times
-as slow beside them; the rows of two GPUs were planned with 1.14, which products of 8,192 lose beside collectives of eight
-ranks.""",
+as slow beside them, those of these rows too.""",
         beside_table(two),
         *waits_by_axis(two),
         beside_table(h100),
