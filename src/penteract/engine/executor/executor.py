@@ -32,8 +32,6 @@ from penteract.step.all_reduces import Name, StepAllReduce
 from penteract.step.arena import plan_arena
 from penteract.step.program import BufferKey, Program
 
-_SHARED = ("summed", "totals", "counts", "stop", "latch", "done", "check", "gathering")
-
 
 @dataclass(slots=True)
 class Executor:
@@ -115,9 +113,10 @@ class Executor:
 
     def _set_numbers(self, device: torch.device, stat: torch.dtype) -> None:
         """The numbers of a step and of the run."""
-        if self.shared_with is not None:
-            for name in _SHARED:
-                setattr(self, name, getattr(self.shared_with, name))
+        if (of := self.shared_with) is not None:
+            self.summed, self.totals, self.counts = of.summed, of.totals, of.counts
+            self.stop, self.latch, self.done = of.stop, of.latch, of.done
+            self.check, self.gathering = of.check, of.gathering
             return
         self.summed = Totals(self.p, device)
         self.totals = self.summed.numbers

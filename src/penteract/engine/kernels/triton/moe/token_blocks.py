@@ -12,7 +12,7 @@ import triton.language as tl
 
 from penteract.engine.device.launches import bind
 from penteract.engine.kernels.kernel import Bindable, Bound, Env, Tensors, TorchKernel
-from penteract.engine.kernels.triton.moe.token_copies import sent, sent_weighed, summed, tile_of
+from penteract.engine.kernels.triton.moe.token_copies import move_row, sent, sent_weighed, summed, tile_of
 from penteract.engine.kernels.triton.strides import power_of_two, row_stride
 from penteract.ops.tape import Site
 
@@ -120,11 +120,7 @@ def _move_blocks(
         chunk = tl.sum((end <= row).to(tl.int32), axis=0)
         first = tl.maximum(tl.max(tl.where(end <= row, end, 0), axis=0), sender * block)
         place = tl.load(begins + chunk) + row - first
-        read = place if INVERSE else row
-        written = row if INVERSE else place
-        c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        found = tl.load(x + read.to(tl.int64) * x_row + c, c < WIDTH, other=0.0)
-        tl.store(out + written.to(tl.int64) * out_row + c, found, c < WIDTH)
+        move_row(x, out, row, place, x_row, out_row, WIDTH, COLUMNS, INVERSE)
 
 
 @Bindable

@@ -298,6 +298,18 @@ def _find_chunks(coming, ends, begins, ranks, own, CHUNKS: tl.constexpr):
 
 
 @triton.jit
+def move_row(
+    x, out, row, place, x_row, out_row, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, INVERSE: tl.constexpr,
+):  # fmt: skip
+    """Some columns of a row of x to a place of `out`; `INVERSE`: of the place to the row."""
+    read = place if INVERSE else row
+    written = row if INVERSE else place
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    found = tl.load(x + read.to(tl.int64) * x_row + c, c < WIDTH, other=0.0)
+    tl.store(out + written.to(tl.int64) * out_row + c, found, c < WIDTH)
+
+
+@triton.jit
 def _move_chunks(
     x, ends, begins, out, x_row, out_row, chunks, CHUNKS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
     INVERSE: tl.constexpr,
@@ -309,11 +321,7 @@ def _move_chunks(
     chunk = tl.sum((end <= row).to(tl.int32), axis=0)
     first = tl.max(tl.where(end <= row, end, 0), axis=0)
     place = tl.load(begins + chunk) + row - first
-    read = place if INVERSE else row
-    written = row if INVERSE else place
-    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    found = tl.load(x + read.to(tl.int64) * x_row + c, c < WIDTH, other=0.0)
-    tl.store(out + written.to(tl.int64) * out_row + c, found, c < WIDTH)
+    move_row(x, out, row, place, x_row, out_row, WIDTH, COLUMNS, INVERSE)
 
 
 def sort_chunks(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
