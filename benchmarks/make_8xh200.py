@@ -6,7 +6,7 @@
         benchmarks/results/step_profile_2xh200.json benchmarks/results/walked_kernels_h200.json \
         benchmarks/results/planned_steps_4xh200.json benchmarks/results/bench_one_card_h200.json \
         benchmarks/results/bench_two_cards_h200.json benchmarks/results/host_calls_h200.json \
-        benchmarks/results/direct_links_4xh200.json benchmarks/results/bench_plan_30b_4xh200.json benchmarks/results/contention_in_steps_h200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
+        benchmarks/results/direct_links_4xh200.json benchmarks/results/bench_plan_30b_4xh200.json benchmarks/results/contention_in_steps_h200.json benchmarks/results/products_in_blocks_h200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
 
 The files have:
 
@@ -22,7 +22,8 @@ The files have:
 11. the host time of each kind of call on one GPU, bound and with the kernels that runs have (`benchmarks/host_calls.py`);
 12. collectives in which ranks read each other's memory, on four GPUs (`benchmarks/direct_links.py`);
 13. pipelines of four ranks: memory of messages to and from two neighbours (`penteract bench --top`);
-14. what compute loses beside collectives, in steps (`benchmarks/contention_in_steps.py`).
+14. what compute loses beside collectives, in steps (`benchmarks/contention_in_steps.py`);
+15. products of FP8 values with a scale for each block (`benchmarks/products_in_blocks.py`).
 
 Compute rates are those of the second file, of attention those of the third. The bursts are also written, for comparison.
 """
@@ -38,6 +39,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from penteract.config.files.hardware_schema import BLOCK_SUMS, BLOCKS
 from penteract.measure.calibrate.attention_workloads import forward_flops
 
 MIB = 2**20
@@ -266,6 +268,7 @@ def toml(  # noqa: PLR0913 (a record each)
     direct: Mapping[str, Any],
     four: Mapping[str, Any],
     beside: Mapping[str, Any],
+    blocks: Mapping[str, Any],
     date: str,
 ) -> str:
     """The whole file."""
@@ -275,7 +278,8 @@ def toml(  # noqa: PLR0913 (a record each)
              "nvls_multicast": multicast, "statistic": "median"}  # fmt: skip
     lines = [HEADER, "[node]", 'gpu = "H200"', f"gpus = {data['world']}", f"gpus_per_node = {data['world']}"]
     lines += ["", "[provenance]", *(f"{key} = {json.dumps(value)}" for key, value in about.items())]
-    parts = (hot_products(hot["products"]), attention(layers["in_layer"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"], update_rate(update["forms"])),
+    in_blocks = {kind: rows for kind, rows in blocks["products"].items() if kind in (BLOCKS, BLOCK_SUMS)}
+    parts = (hot_products(hot["products"] | in_blocks), attention(layers["in_layer"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"], update_rate(update["forms"])),
              walked(kernels["walked: elements, µs, kernels"]), wires(data, direct["rows"]), contention(beside), host(hot["host_us"], steps["small"], profile["rows"], calls["rows"]), process(tried, one, two, four), bursts(data))  # fmt: skip
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 
@@ -296,6 +300,7 @@ def main() -> None:
     parser.add_argument("direct", type=Path, help="JSON of benchmarks/direct_links.py")
     parser.add_argument("four", type=Path, help="JSON of a sweep on four GPUs, with a pipeline over all")
     parser.add_argument("beside", type=Path, help="JSON of benchmarks/contention_in_steps.py")
+    parser.add_argument("blocks", type=Path, help="JSON of benchmarks/products_in_blocks.py")
     parser.add_argument("--date", required=True, help="date of the first file")
     args = parser.parse_args()
     paths = (
@@ -313,6 +318,7 @@ def main() -> None:
         args.direct,
         args.four,
         args.beside,
+        args.blocks,
     )
     read = (json.loads(path.read_text()) for path in paths)
     print(toml(*read, args.date), end="")

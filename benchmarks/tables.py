@@ -20,7 +20,14 @@ from sections.beside_peers import (
 )
 from sections.calls_of_steps import host_calls, ops_in_steps
 from sections.expert_rows import gathered_tokens, padded_rows
-from sections.fitting import at_the_limit, large_model, memory_options, playbook_figures, without_memory
+from sections.fitting import (
+    at_the_limit,
+    large_model,
+    memory_options,
+    options_on_one_gpu,
+    playbook_figures,
+    without_memory,
+)
 from sections.fp8_steps import fp8_in_steps
 from sections.kernels import (
     attention,
@@ -87,7 +94,7 @@ NOT_MEASURED = """\
   GPUs there are only the short runs above of Muon and of gathered FP8 weights, and matrix products of experts in FP8.
 - **Latent attention and weights from Hugging Face on GPUs.** Tests on CPUs compare them with plain torch and transformers.
 - **macOS and Windows.** Nothing has been run there."""
-SECTIONS = (against_torchtitan, against_torchtitan_elsewhere, against_torchtitan_on_four, collectives_beside_products, profile_of_a_step, drawn_sweeps, gathered_tokens, padded_rows, planned_first, newcomers_path, without_memory, at_the_limit, playbook_figures, triton_kernels, ops_in_steps, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8, fp8_in_steps,
+SECTIONS = (against_torchtitan, against_torchtitan_elsewhere, against_torchtitan_on_four, collectives_beside_products, profile_of_a_step, drawn_sweeps, gathered_tokens, padded_rows, planned_first, newcomers_path, without_memory, at_the_limit, playbook_figures, triton_kernels, ops_in_steps, planned_times, four_gpus, options_on_one_gpu, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8, fp8_in_steps,
             optimizer_update, update_forms, loss_forms, norm_forms, embedding_forms, bound_launches, host_calls, gated_backward, step_ends, captured_step, parity, drawn_faults, killed_curve, wide_draws, hosts_and_long_runs, background_saves, gpu_checkpoints, repeated_runs, training_runs, precision_recipes, other_trainers, planner_speed,
             rehearsals, explore_page, calibrated_links, rates)  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from statistics import median
 
 from sections.page_parts import CASES, Record, ms, percent, planned_ms, record, section, table
 
@@ -43,6 +44,51 @@ before it falls. Muon and optimizer states on the host are slow with so few GPUs
         _options(four),
         records=[f"{two}.json", f"{four}.json", "planned_times.json"],
     )
+
+
+def options_on_one_gpu() -> str:
+    found = record("bench_one_card_options_h200")
+    base, *others = rows = found["rows"]
+    common = set(base["settings"])
+    products = record("products_in_blocks_h200")["products"]
+    whole = {tuple(sizes): us for *sizes, us in products["fp8"]}
+    slower = {kind: median(whole[tuple(sizes)] / us for *sizes, us in products[kind] if tuple(sizes) in whole)
+              for kind in ("fp8_blockwise", "fp8_blockwise_gradient")}  # fmt: skip
+    errors = {row["name"]: abs(row["planned_ms"] / row["median_ms"] - 1) for row in rows}
+    beside = [(row["device_gib"] - row["allocated_gib"] - base["device_gib"] + base["allocated_gib"]) * 1024
+              for row in rows if "offload" in row["name"]]  # fmt: skip
+    far = [name for name, error in errors.items() if error > 0.1]
+    near = max(error for name, error in errors.items() if name not in far)
+
+    def changed(row: Record) -> str:
+        words = [re.sub(r"^\w+\.", "", word).replace('"', "") for word in row["settings"] if word not in common]
+        return f"`{', '.join(words)}`" if words else "bf16, nothing recomputed"
+
+    return section(
+        "Options on one GPU",
+        f"""\
+8 layers of `llama-3.1-8b`, 2 sequences of 8,192 tokens on an H200, with FlashAttention-4 and Triton kernels, by `penteract
+bench` with `benchmarks/sweeps/one_card_options.toml`. Each row changes what it names.
+
+Falls short: {len(far)} of {len(rows)} steps took over 10 % longer than was planned before they were measured, the others are planned within
+{percent(near)}. Products in blocks were planned at the rate of those with one scale a tensor; what Muon does beside its products,
+and the passes of plain torch's kernels, were planned as one pass. Where something is copied to the host and back, the process
+takes up to {max(beside):.0f} MiB of the device more than is predicted beside tensors.
+
+Products in blocks were measured since, beside those with a scale for each tensor, on a hot card, in the shapes of `penteract
+calibrate`: as fast as {slower["fp8_blockwise"]:.2f} of them in the median with a weight's square blocks, and {slower["fp8_blockwise_gradient"]:.2f} in weight gradients, where both
+operands have blocks of one row. Plans have these rates; [accuracy.md](accuracy.md) has the rows planned again.""",
+        table(
+            "changed | step, ms | planned, ms | recorded/planned | tokens/s | predicted, GiB | allocated, GiB",
+            [
+                (changed(row), ms(row["spread_ms"], row["median_ms"]), f"{row['planned_ms']:,.0f}",
+                 f"{row['median_ms'] / row['planned_ms']:.2f}", f"{row['tok_s_gpu']:,.0f}", f"{row['planned_gib']:.2f}",
+                 f"{row['allocated_gib']:.2f}")
+                for row in (base, *others)
+            ],
+        ),
+        records=["bench_one_card_options_h200.json", "products_in_blocks_h200.json"],
+    )  # fmt: skip
 
 
 def large_model() -> str:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from penteract.api import plan
+from penteract.config.files.hardware_schema import PRODUCTS
 from penteract.config.files.machine_file import machine_file
 from penteract.config.hardware import cluster
 from penteract.errors import BadInput
@@ -119,7 +120,7 @@ def test_of_a_gpu_it_writes_attention_by_kernel_and_the_catalogue_names_it(tmp_p
     with patch.object(torch.cuda, "get_device_capability", lambda *_: (9, 0)):
         every = workloads(torch.device("cuda"))
     assert {"cudnn", "flash"} <= {w.key[1] for w in every if w.key[0] == "attention"}
-    assert {w.key[1] for w in every if w.key[0] == "product"} == {"bf16", "fp8", "tf32", "fp32", "fp64"}
+    assert {w.key[1] for w in every if w.key[0] == "product"} == set(PRODUCTS)
     rows.rows = {w.key: 2000.0 if w.key[1] == "flash" else 1000.0 for w in every}
     with patch.object(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200"):
         text = hardware_file(rows, torch.device("cuda"), {"device": "NVIDIA H200"})

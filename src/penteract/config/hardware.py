@@ -367,7 +367,7 @@ def _curves(tree: Tables, origin: Origin = option) -> Curves:
         devices=node["gpus_per_node"],
         inside=fabric(node["inside"] if "inside" in node else tables("nodes")[device.name]["inside"]),
         provenance=tuple(found["provenance"].items()),
-        gemm=tuple((dtype, found["gemm"][dtype]["shapes"]) for dtype in DTYPES if dtype in found["gemm"]),
+        gemm=tuple((kind, rows["shapes"]) for kind, rows in found["gemm"].items() if kind != "basis"),
         attention=attention.get("shapes", ()),
         flash=attention.get("flash", (1.0, 1.0)),
         fa4=attention.get("fa4", ()),

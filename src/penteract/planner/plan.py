@@ -45,14 +45,16 @@ from penteract.readings.recomputation.cheapest import within
 from penteract.step.program import check_op_names
 from penteract.units import show_bytes
 
-# benchmarks/results/planned_times.json, memory_options_8b_2xh200
-SLOWER_FP8 = ("FP8 gains less than planned: recorded steps took 1.05 to 1.15 times as long as planned, those of bf16 "
-              "1.00 times, and 1.85 times with quantisation by plain torch (elementwise=reference)")  # fmt: skip
+# benchmarks/results/bench_one_card_options_h200.json
+PLAIN_KERNELS = ("elementwise is reference: with plain torch's kernels recorded steps took 1.14 times as long as "
+                 "planned in bf16, and 1.75 times in FP8")  # fmt: skip
 EVEN_EXPERTS = ("where ep > 1, experts of every {one} are planned with as many tokens as those of the others: in "
                 "training, all wait for the {one} with the most, which takes more memory, except where gathered "
                 "rows are padded; --imbalance 1.2 plans for 20 % more")  # fmt: skip
 PLAIN_ATTENTION = ("determinism is bitwise, and attention is plain torch's, which is much slower: of faster kernels, "
                    "only flash-attn-4 on Hopper was seen to repeat")  # fmt: skip
+SMALL_BLOCKS = ("more tokens come to the fullest rank's experts than blocks have room for: steps in which they do not "
+                "fit are repeated with exact sizes, which is not planned; raise parallel.capacity_percent")  # fmt: skip
 SHARED_CPU = "processes of a CPU share its cores and its memory; here each is planned with all of both"
 NOT_REACHED = "not looked at: the search was stopped"
 
@@ -158,14 +160,18 @@ class Plan:
         m, length, notes = self.ask.model, self.ask.sequence_length, list[str]()
         if length > m.max_positions:
             notes.append(f"{length} tokens of a sequence are more than the {m.max_positions} positions of {m.name}")
-        if any(one.precision.fp8 for one in self.ask.each):
-            notes.append(SLOWER_FP8)
         if self.ask.imbalance == 1 and any(one.layout.ep > 1 for one in self.layouts):
             notes.append(EVEN_EXPERTS.format(one=self.ask.devices()))
         if self.ask.gpu and any(
             one.layout.determinism == "bitwise" and one.layout.attention == "reference" for one in self.layouts
         ):
             notes.append(PLAIN_ATTENTION)
+        if self.ask.gpu and any(one.layout.elementwise == "reference" for one in self.layouts):
+            notes.append(PLAIN_KERNELS)
+        if any(
+            100 * self.ask.imbalance > one.layout.capacity_percent for one in self.layouts if one.layout.sends_blocks
+        ):
+            notes.append(SMALL_BLOCKS)
         if of_cpu(self.ask.cluster) and self.ask.cluster.gpus > 1:
             notes.append(SHARED_CPU)
         return tuple(notes)

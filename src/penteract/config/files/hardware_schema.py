@@ -49,7 +49,11 @@ _POINTS = RowList((_BYTES, _MICROSECONDS))  # `walked` has elements in place of 
 _FUSED = RowList((_FLOPS, _HEAD_SIZE, _LENGTH, _TFLOPS, _TFLOPS))  # of fused attention: the rates of forward, backward
 _BEFORE = 4  # columns of such a row, before it had a sequence length
 _SHAPES = Table({"shapes": RowList((_SIDE, _SIDE, _SIDE, _SIDE, _TFLOPS))})  # matmuls: times, m, n, k and the rate
-_DTYPES = ("tf32", "fp32", "fp8", "fp64")  # optional; bf16 is required: a dtype without measurements is scaled from it
+# Products of FP8 values with a scale for each block: with a weight, whose blocks are square; and weight gradients.
+BLOCKS, BLOCK_SUMS = "fp8_blockwise", "fp8_blockwise_gradient"
+# Optional; bf16 is required: a dtype without measurements is scaled from it.
+_DTYPES = ("tf32", "fp32", "fp8", BLOCKS, BLOCK_SUMS, "fp64")
+PRODUCTS = ("bf16", *_DTYPES)
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # The same by ranks that read each other's memory; a file has all of these or none.
 DIRECTLY = "direct_"

@@ -11,7 +11,7 @@ from os import sysconf
 import torch
 
 from penteract.config.device_words import CPU
-from penteract.config.files.hardware_schema import MEASURED
+from penteract.config.files.hardware_schema import MEASURED, PRODUCTS
 from penteract.config.files.schema import option
 from penteract.config.hardware import DTYPES, gpu
 from penteract.errors import BadInput
@@ -44,7 +44,7 @@ def _lines(rows: MeasuredRows, device: torch.device, provenance: Mapping[str, st
     yield "\n[provenance]"
     yield from (f"{key} = {json.dumps(value)}" for key, value in provenance.items())
     yield '\n# Products [m, k]·[k, n]: [times, m, n, k, TFLOP/s].\n[gemm]\nbasis = "sustained"'
-    for dtype in DTYPES:
+    for dtype in PRODUCTS:
         if found := products(rows, dtype):
             yield f"\n[gemm.{dtype}]\nshapes = ["
             yield from (f"  [{t}, {m}, {n}, {k}, {rate:.6g}]," for t, m, n, k, rate in found)

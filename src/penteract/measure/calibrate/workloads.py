@@ -6,14 +6,19 @@ Each workload has a key, which names it in the rows on disk, and makes its opera
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 
+from penteract.config.files.hardware_schema import BLOCK_SUMS, BLOCKS
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
+from penteract.config.precision.fp8 import Fp8
 from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.quantised.fp8 import real
+from penteract.engine.kernels.quantised.quantise import Operand
 from penteract.engine.kernels.registry import kernel
 from penteract.engine.optim.optimizer import Factors
 from penteract.measure.calibrate.attention_workloads import attention
@@ -24,6 +29,7 @@ from penteract.ops.tape import Site
 
 Key = tuple[str | int, ...]
 T, D = 8192, 4096  # tokens and width of an 8B model's layer
+BLOCK = Fp8(kind="blockwise").block
 LAYERS = (
     (D, 6144), (D, D), (D, 28672), (14336, D), (D, 128256), (D, 768), (512, D), (D, 3584), (1792, D),
 )  # width, out  # fmt: skip
@@ -39,9 +45,9 @@ SLOW = ((2048, 4096, 512), (4096, 512, 4096), (512, 4096, 4096))
 ON_CPU = ((256, 256, 256), (64, 64, 64), (512, 512, 512), (512, 256, 1024), (1024, 64, 256), (64, 1024, 512))
 DTYPES = {
     "bf16": torch.bfloat16, "fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64,
-    "fp8": torch.float8_e4m3fn,
+    "fp8": torch.float8_e4m3fn, BLOCKS: torch.float8_e4m3fn, BLOCK_SUMS: torch.float8_e4m3fn,
 }  # fmt: skip
-FP8_SINCE, TF32_SINCE = (8, 9), (8, 0)  # compute capabilities
+FP8_SINCE, BLOCKS_SINCE, TF32_SINCE = (8, 9), (9, 0), (8, 0)  # compute capabilities
 
 
 class Workload(NamedTuple):
@@ -77,8 +83,9 @@ def dtypes(device: torch.device) -> tuple[str, ...]:
     if device.type != "cuda":
         return ("bf16", "fp32", "fp64")
     version = torch.cuda.get_device_capability(device)
-    has = {"fp8": version >= FP8_SINCE, "tf32": version >= TF32_SINCE}
-    return tuple(dtype for dtype in ("bf16", "fp8", "tf32", "fp32", "fp64") if has.get(dtype, True))
+    blocks = version >= BLOCKS_SINCE
+    has = {"fp8": version >= FP8_SINCE, BLOCKS: blocks, BLOCK_SUMS: blocks, "tf32": version >= TF32_SINCE}
+    return tuple(dtype for dtype in ("bf16", "fp8", BLOCKS, BLOCK_SUMS, "tf32", "fp32", "fp64") if has.get(dtype, True))
 
 
 # ---- products ------------------------------------------------------------------------------------------------------
@@ -100,12 +107,17 @@ def _shapes(device: torch.device, dtype: str) -> list[tuple[int, int, int, int]]
         return [(1, *shape) for shape in (*((s, s, s) for s in SQUARES[1:]), *SLOW)]
     layers = [(1, *s) for w, out in LAYERS for s in ((T, out, w), (T, w, out), (out, w, T))]
     squares, narrow = [(1, s, s, s) for s in SQUARES], [(1, *s) for s in NARROW]
+    if dtype == BLOCK_SUMS:
+        return [one for one in dict.fromkeys([*squares[:1], *layers]) if one[3] == T]
+    if dtype == BLOCKS:
+        whole = [one for one in (*squares[1:], *layers, *narrow) if not any(size % BLOCK for size in one[2:])]
+        return [one for one in dict.fromkeys(whole) if one[3] != T]
     return [*dict.fromkeys([*squares, *layers, *narrow, *(BATCHED if dtype == "bf16" else ())])]
 
 
 def product(device: torch.device, dtype: str, times: int, m: int, n: int, k: int) -> Op:
     """`times` products in one kernel. Both operands lie along the inner dimension, as in a linear layer."""
-    kind, wide = DTYPES[dtype], torch.bfloat16 if dtype == "fp8" else DTYPES[dtype]
+    kind, wide = DTYPES[dtype], torch.bfloat16 if dtype in ("fp8", BLOCKS, BLOCK_SUMS) else DTYPES[dtype]
     a, b = (torch.randn(times, rows, k, device=device, dtype=wide) for rows in (m, n))
     out = torch.empty(times, m, n, device=device, dtype=wide)
     if times > 1:
@@ -115,11 +127,22 @@ def product(device: torch.device, dtype: str, times: int, m: int, n: int, k: int
         scaled: Any = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage] - no public name yet
         return lambda: scaled(x, y.t(), one, one, out_dtype=wide, use_fast_accum=True)
 
+    if dtype in (BLOCKS, BLOCK_SUMS):
+        operands = _in_blocks(a[0].to(kind), b[0].to(kind), squares=dtype == BLOCKS)
+        return partial(real, Fp8(kind="blockwise"), *operands, out[0], True)
+
     def multiply() -> None:
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
         torch.mm(a[0], b[0].t(), out=out[0])
 
     return multiply
+
+
+def _in_blocks(a: torch.Tensor, b: torch.Tensor, *, squares: bool) -> tuple[Operand, Operand]:
+    """Operands of a linear layer whose blocks are scaled by 1. `squares`: those of the second are, as a weight's."""
+    (m, k), n = a.shape, len(b)
+    second = (n // BLOCK, k // BLOCK) if squares else (k // BLOCK, n)
+    return Operand(a, torch.ones(k // BLOCK, m, device=a.device)), Operand(b, torch.ones(second, device=a.device))
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from penteract.config.layout import Layout
-from penteract.ops.declarations.declaration import Product
+from penteract.ops.declarations.declaration import Product, ScaledBy
 from penteract.readings.costs.rates import Rates
 from penteract.readings.time.step import StepClock
 from penteract.readings.time.timelines.timeline import Event, emit_events
@@ -24,7 +24,7 @@ class FlopsOnly(Rates):
         """Seconds of one batch of products."""
         return 2e-12 * p.times * p.m * p.n * p.k
 
-    def scaled(self, p: Product) -> float:
+    def scaled(self, p: Product, by: ScaledBy = "tensors") -> float:
         """The same of FP8."""
         return FlopsOnly.product(self, p)
 
@@ -49,7 +49,7 @@ class BytesOnly(Rates):
         """None."""
         return 0.0
 
-    def scaled(self, p: Product) -> float:
+    def scaled(self, p: Product, by: ScaledBy = "tensors") -> float:
         """None."""
         return 0.0
 

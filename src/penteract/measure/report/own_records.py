@@ -259,6 +259,7 @@ READERS: Mapping[str, Callable[[Replanner, str, Record], Iterator[AccuracyRow]]]
     "beside_torchtitan_four": _beside,
     "bench_one_card_h200": _swept,
     "bench_one_card_again_h200": _swept,
+    "bench_one_card_options_h200": _swept,
     "bench_two_cards_h200": _swept,
     "bench_four_cards_h200": _swept,
     "bench_plan_8b_4xh200": _swept,

@@ -21,6 +21,9 @@ Specs = tuple[Spec, ...]
 Shape = tuple[int, ...]
 Attrs = Mapping[str, Any]
 FusedKernel = Literal["cudnn", "flash", "fa4"]  # kernels of attention whose rates were measured
+# What has a scale in a product of FP8 values: tensors or their rows; blocks, which are squares of a weight; blocks of
+# tokens, over which a weight gradient sums.
+ScaledBy = Literal["tensors", "blocks", "blocks of tokens"]
 Registers = Callable[[], Sequence[Bytes]]
 
 BOOL = 1  # bytes of an element of a mask
@@ -80,8 +83,8 @@ class WorkRates(Protocol):
         """Seconds of one batch of matrix products, as one kernel."""
         ...
 
-    def scaled(self, p: Product) -> Seconds:
-        """Seconds of one batch of FP8 matrix products."""
+    def scaled(self, p: Product, by: ScaledBy = "tensors") -> Seconds:
+        """Seconds of one batch of FP8 matrix products. `by`: what has a scale."""
         ...
 
     def attention(

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from math import fsum
 from types import MappingProxyType
 
+from penteract.config.files.hardware_schema import BLOCK_SUMS, BLOCKS
 from penteract.config.hardware import Cluster, Curves, Gpu, fabric, reference
 from penteract.config.precision.policy import BYTES
 from penteract.errors import BadInput
-from penteract.ops.declarations.declaration import FusedKernel, Product
+from penteract.ops.declarations.declaration import FusedKernel, Product, ScaledBy
 from penteract.readings.costs.attention_time import FusedRates, fused_rates
 from penteract.readings.costs.curve import Curve
 from penteract.readings.costs.gemm import Gemm
@@ -20,6 +21,7 @@ from penteract.units import Bytes, Flops, Seconds
 __all__ = ["GroupSpan", "Rates"]
 
 _OVERLAPPED = ("all_gather", "reduce_scatter")
+_BY_NAME: Mapping[ScaledBy, str] = {"tensors": "fp8", "blocks": BLOCKS, "blocks of tokens": BLOCK_SUMS}  # in files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +30,7 @@ class Rates:
 
     Compute rates are those of a hot device: in a long step, power limits the clock.
 
-    fp8_gemm   products of FP8 values
+    scaled_by  products of FP8 values, by what has a scale; empty without them
     flash      the flash kernel's fraction of cuDNN's rate, forward and backward
     fused      cuDNN attention by head size, the largest first
     fa4        the same of FlashAttention-4
@@ -41,7 +43,7 @@ class Rates:
     """
 
     gemm: Gemm
-    fp8_gemm: Gemm | None
+    scaled_by: Mapping[ScaledBy, Gemm]
     flash: tuple[float, float]
     fused: tuple[tuple[int, FusedRates], ...]
     fa4: tuple[tuple[int, FusedRates], ...]
@@ -77,7 +79,9 @@ class Rates:
         speed = memory["copy"] * hbm * 1e9
         return Rates(
             gemm=Gemm.of(shapes[dtype], (curves.gpu, dtype), (device, precision), speed, width),
-            fp8_gemm=Gemm.of(shapes["fp8"], (curves.gpu, "fp8"), (device, "fp8"), speed, 1) if fp8 else None,
+            scaled_by=MappingProxyType(
+                {by: _scaled(name, curves, device, speed) for by, name in _BY_NAME.items() if fp8}
+            ),
             flash=fused.flash,
             fused=fused_rates(fused.attention, slower := fused.gpu.peak("bf16") / device.peak(soft)),
             fa4=fused_rates(fused.fa4 or fused.attention, slower),
@@ -116,10 +120,9 @@ class Rates:
         """One batch of matrix products, as one kernel."""
         return self.gemm(p)
 
-    def scaled(self, p: Product) -> Seconds:
-        """The same for FP8 values."""
-        assert self.fp8_gemm is not None
-        return self.fp8_gemm(p)
+    def scaled(self, p: Product, by: ScaledBy = "tensors") -> Seconds:
+        """The same for FP8 values, by what has a scale."""
+        return self.scaled_by[by](p)
 
     def attention(
         self,
@@ -212,6 +215,12 @@ def _basis(cluster: Cluster, curves: Curves, precision: str) -> dict[str, str]:
         "launch": f"{curves.launch_basis}: {curves.about}; an op called in an eager step",
         "contention": f"{contended}; {_contention_basis(curves if curves.contention else reference())}",
     }
+
+
+def _scaled(name: str, curves: Curves, device: Gpu, speed: float) -> Gemm:
+    """Products of FP8 values, by their name in a file. If it has none, those of the reference are scaled."""
+    measured = curves if name in dict(curves.gemm) else reference()
+    return Gemm.of(dict(measured.gemm)[name], (measured.gpu, "fp8"), (device, "fp8"), speed, 1)
 
 
 def _beside_compute(links: Curves) -> tuple[tuple[str, float], ...]:

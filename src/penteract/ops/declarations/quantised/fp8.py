@@ -8,7 +8,7 @@ as it is, and transposed for the input gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from math import fsum, prod
 from types import MappingProxyType
 
@@ -21,6 +21,7 @@ from penteract.ops.declarations.declaration import (
     CallShapes,
     OpDeclaration,
     Registers,
+    ScaledBy,
     Serves,
     Shape,
     WorkRates,
@@ -127,7 +128,15 @@ class ScaledLinear(Linear):
         if call.phase == "weight_gradient":
             made = 2 * prod(call.weights[0]) * widths["compute"]
             passes += made + call._replace(weights=call.weights[:1]).in_bucket(widths)
-        return self.part, fsum(map(rates.scaled, self.products(*call.of_op))) + rates.moved(passes)
+        scaled = partial(rates.scaled, by=scaled_by(self.fp8, call.phase))
+        return self.part, fsum(map(scaled, self.products(*call.of_op))) + rates.moved(passes)
+
+
+def scaled_by(fp8: Fp8, phase: str) -> ScaledBy:
+    """What has a scale in the products of a phase."""
+    if fp8.kind != "blockwise":
+        return "tensors"
+    return "blocks of tokens" if phase == "weight_gradient" else "blocks"
 
 
 def aligned(scales: int) -> int:

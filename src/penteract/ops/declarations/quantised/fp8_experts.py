@@ -7,14 +7,14 @@ not depend on which tokens are on a rank. Weight gradients sum over those tokens
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from math import fsum, prod
 
 from penteract.config.layout import Elementwise
 from penteract.config.precision.fp8 import Fp8
 from penteract.ops.declarations.declaration import FLOAT, Attrs, CallShapes, Registers, Shape, WorkRates
 from penteract.ops.declarations.moe.experts import ExpertLinear
-from penteract.ops.declarations.quantised.fp8 import FP8_BYTES, aligned, at_a_time, sum_is_cut
+from penteract.ops.declarations.quantised.fp8 import FP8_BYTES, aligned, at_a_time, scaled_by, sum_is_cut
 from penteract.ops.spec import Widths
 from penteract.units import Bytes, Seconds
 
@@ -85,7 +85,8 @@ class ScaledExpertLinear(ExpertLinear):
         if not self.in_fp8(call.phase):
             return super().cost(rates, call, widths, registers)
         passes = self.passes(call.phase, call.ins, call.weights, widths)
-        return self.part, fsum(map(rates.scaled, self.products(*call.of_op))) + rates.moved(passes)
+        scaled = partial(rates.scaled, by=scaled_by(self.fp8, call.phase))
+        return self.part, fsum(map(scaled, self.products(*call.of_op))) + rates.moved(passes)
 
 
 @cache
