@@ -16,7 +16,14 @@ from penteract.config.resolve.resolved_run import resolve
 from penteract.config.run import LearningRateSchedule, Optimizer, Precision, RunSpec, Training
 from penteract.engine import checkpoint
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.session.resume import check_resume, other_precision, other_rate, resume_settings, stays_on_cpus
+from penteract.engine.session.resume import (
+    check_resume,
+    other_precision,
+    other_rate,
+    other_update,
+    resume_settings,
+    stays_on_cpus,
+)
 from penteract.errors import BadInput
 from penteract.step.learning_rate import rate
 from penteract.units import show_path
@@ -121,6 +128,18 @@ def test_fp64_and_the_others_do_not_read_each_others_state(kept: RunSpec, now: R
             check(kept, now, tmp_path / unsaid, unsaid=unsaid)
         assert words in str(told.value) and "\n" not in str(told.value)
     check(FP64, FP64, tmp_path / "same")
+
+
+def test_other_updates_are_told():
+    extra = resume_settings(SPEC)
+    assert other_update(extra, SPEC) == other_update({}, SPEC) == ""
+    decayed = replace(SPEC, optimizer=replace(SPEC.optimizer, weight_decay=0.9, betas=(0.9, 0.99)))
+    assert other_update(extra, decayed) == (
+        "goes on with other updates than so far: optimizer.betas is [0.9, 0.99], not [0.9, 0.95],"
+        " optimizer.weight_decay is 0.9, not 0.1"
+    )
+    whole = replace(SPEC, data=replace(SPEC.data, pack_documents=not SPEC.data.pack_documents))
+    assert "data.pack_documents is" in other_update(extra, whole)
 
 
 WARM = replace(SPEC, lr_schedule=LearningRateSchedule(warmup_steps=3))

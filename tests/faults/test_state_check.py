@@ -91,8 +91,10 @@ def test_layouts_have_no_false_alarm_and_miss_nothing(pool: Pool, case: Case) ->
             assert not changed
 
 
-def test_a_shard_without_a_replica(tmp_path: Path) -> None:
-    made = session(tmp_path, "--training.steps=9", "--training.replica_check_every=3", "--checkpoint.every=4")
+@pytest.mark.parametrize("dtype", ["--precision.dtype=fp32", "--precision.dtype=fp16"])
+def test_a_shard_without_a_replica(tmp_path: Path, dtype: str) -> None:
+    """With a loss scale it is not taken for an overflow, which would be skipped."""
+    made = session(tmp_path, "--training.steps=9", "--training.replica_check_every=3", "--checkpoint.every=4", dtype)
 
     def flip(trainer: Trainer) -> None:
         trainer.state.flats[0].moments["mean"].view(torch.uint8)[5] ^= 4

@@ -114,9 +114,8 @@ class Executor:
     def _set_numbers(self, device: torch.device, stat: torch.dtype) -> None:
         """The numbers of a step and of the run."""
         if (of := self.shared_with) is not None:
-            self.summed, self.totals, self.counts = of.summed, of.totals, of.counts
-            self.stop, self.latch, self.done = of.stop, of.latch, of.done
-            self.check, self.gathering = of.check, of.gathering
+            self.summed, self.totals, self.counts, self.stop = of.summed, of.totals, of.counts, of.stop
+            self.latch, self.done, self.check, self.gathering = of.latch, of.done, of.check, of.gathering
             return
         self.summed = Totals(self.p, device)
         self.totals = self.summed.numbers
@@ -134,7 +133,7 @@ class Executor:
             self.env.overflow.zero_()
         self.summed.begin(self.stop)
         if self.optimizer is not None:
-            self.totals[0].add_(self.optimizer.nonfinite)  # so every rank learns of it
+            self._note_damage(self.optimizer.nonfinite)
         if self.state.scaling is not None:
             self.state.scaling.begin()
         if self.state.history is not None:
@@ -154,7 +153,7 @@ class Executor:
             if self.squares is not None:
                 self.squares.total(self.totals[0])
             self.summed.add_next_targets()
-            self.totals[0].add_(self.check.compare())  # so every rank learns of it
+            self._note_damage(self.check.compare())
             if self.env.overflow is not None:
                 self.totals[0].add_(self.env.overflow)
         ranks, largest = self._ranks(reduction.axis), reduction.kind == "max"
@@ -295,31 +294,33 @@ class Executor:
             if self.state.history is not None:
                 self.state.history.end(self.totals[0])
             return
-        self.totals[0].add_(self.totals[1:-1].mul(0).sum())  # a loss that is not finite skips the update too
-        self.totals[0].add_(self.latch)
+        # A loss that is not finite skips the update, too.
+        self.totals[0].add_(self.totals[1:-1].mul(0).sum()).add_(self.latch)
+        hindered = self.totals[0]
         if self.state.scaling is not None:
             self.state.scaling.unscale(self.totals[0])
+            hindered = self.state.scaling.hold(self.latch + self.totals[-1] * 0, self.totals[0])
         if self.state.history is not None:
             self.state.history.end(self.totals[0])
         if self.optimizer is not None:
             self.common = self.optimizer.factors(self.totals[0])
             if self.state.largest_weights is not None:
                 self.state.largest_weights.begin_update(self.common.good)
-            self._note_step(self.optimizer.step)
-        self._latch()
+            # A step that loss scaling skips is done, one that was hindered is not.
+            self.done.copy_(self.optimizer.step.where(hindered.isfinite(), self.done))
+        self._latch(hindered)
         self.summed.read_next_targets(self.counts)
 
-    def _note_step(self, number: torch.Tensor) -> None:
-        """Step `number` is done, unless the latch or its own norm keeps it from changing the state. A step that loss
-        scaling skips is done."""
-        hindered = self.latch if self.state.scaling is not None else self.totals[0]
-        self.done.copy_(number.where(hindered.isfinite(), self.done))
+    def _note_damage(self, found: torch.Tensor) -> None:
+        """Tell all ranks of damaged state: `found` is NaN. Under loss scaling the norm may overflow: `stop` is, too."""
+        self.totals[0].add_(found)
+        if self.state.scaling is not None:
+            self.totals[-1].add_(found)
 
-    def _latch(self) -> None:
+    def _latch(self, hindered: torch.Tensor) -> None:
         """After a step that was not finite, or the last before a stop, no later step changes anything: the host reads a
         step's outcome when the next is under way, and saves the state that this one left."""
-        if self.state.scaling is None:
-            self.latch.add_(self.totals[0] * 0)
+        self.latch.add_(hindered * 0)
         self.latch.masked_fill_(self.totals[-1] > 0, torch.nan)
 
     def update(self, bucket: int) -> None:

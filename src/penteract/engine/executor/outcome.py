@@ -17,11 +17,12 @@ class Outcome:
     norm: float
     stop: bool  # a rank was asked to stop
     loss_scale: float = 0.0  # of this step; 0: loss scaling is off
+    damaged: bool = False  # state of a rank is not what it should be; told apart where the loss is scaled
 
     @property
     def skipped(self) -> bool:
         """Whether the update was skipped because of an overflow. Without loss scaling an overflow ends the run."""
-        return self.loss_scale > 1 and not math.isfinite(self.norm)
+        return self.loss_scale > 1 and not math.isfinite(self.norm) and not self.damaged
 
     @property
     def finite(self) -> bool:

@@ -2,7 +2,7 @@
 
 The precision may change, because master weights and moments are saved in fp32 whatever the recipe (`saved.py`). Only
 fp64 runs save fp64, so a run can't change from or to it. Another precision is logged, and so is a learning rate other
-than the one that the next step would have had.
+than the one that the next step would have had, and what else changes updates: weight decay, clipping, packed documents.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def resume_settings(spec: RunSpec) -> dict[str, Any]:
     kept = {
         "seed": spec.train.seed, "sequence_length": spec.sequence_length, "model": asdict(spec.model),
         "optimizer": spec.optimizer.kind, "precision": {"name": policy.name, "policy": asdict(policy)},
-        "rate": _rate_settings(spec),
+        "rate": _rate_settings(spec), "update": _update_settings(spec),
     }  # fmt: skip
     return json.loads(json.dumps(kept))
 
@@ -106,6 +106,18 @@ def other_rate(extra: Mapping[str, Any], spec: RunSpec, step: int) -> str:
     )
 
 
+def other_update(extra: Mapping[str, Any], spec: RunSpec) -> str:
+    """A warning if updates are made otherwise than so far, apart from the learning rate; "" if they are not, or if the
+    checkpoint does not say how they were."""
+    now = json.loads(json.dumps(_update_settings(spec)))
+    then = {**now, **extra.get("update", now)}
+    changed = [key for key in now if now[key] != then[key]]
+    if not changed:
+        return ""
+    why = ", ".join(f"{key} is {toml_value(now[key])}, not {toml_value(then[key])}" for key in changed)
+    return f"goes on with other updates than so far: {why}"
+
+
 def stays_on_cpus(spec: RunSpec, command: str) -> str:
     """A line if a resumed run computes on the CPU because its file says so, and torch sees GPUs; "" if there are none,
     or if the `command` that resumes it names the device."""
@@ -118,6 +130,13 @@ def _rate_settings(spec: RunSpec) -> dict[str, Any]:
     """What decides the learning rate of a step, by keys of a run file."""
     schedule = {f"learning_rate.{name}": value for name, value in asdict(spec.lr_schedule).items()}
     return {"optimizer.learning_rate": spec.optimizer.learning_rate, "training.steps": spec.train.steps, **schedule}
+
+
+def _update_settings(spec: RunSpec) -> dict[str, Any]:
+    """What else decides an update and may change, by keys of a run file."""
+    of_optimizer = {f"optimizer.{name}": value for name, value in asdict(spec.optimizer).items()}
+    del of_optimizer["optimizer.kind"], of_optimizer["optimizer.learning_rate"]
+    return {**of_optimizer, "data.pack_documents": spec.data.pack_documents}
 
 
 def _check_numbers(stored: Manifest, policy: Policy) -> None:

@@ -33,7 +33,7 @@ from penteract.engine.session.grace import Grace
 from penteract.engine.session.outputs.display import LiveTable
 from penteract.engine.session.outputs.metrics import speed
 from penteract.engine.session.outputs.step_outputs import StepOutputs, step_outputs
-from penteract.engine.session.resume import other_precision, other_rate, resume_settings, stays_on_cpus
+from penteract.engine.session.resume import other_precision, other_rate, other_update, resume_settings, stays_on_cpus
 from penteract.engine.session.sample import write
 from penteract.engine.session.saved import RecipeState, after_load, load_state, saved_bytes
 from penteract.engine.session.state_saver import StateSaver
@@ -153,7 +153,8 @@ class Session:
             rundir.mark_resumed(folder, self.rank.world, self.options.command, self.first)
         log.info("resumed from step %d of %s", step, show_path(folder))
         if self.rank.number == 0:
-            changes = other_precision(extra, self.spec), other_rate(extra, self.spec, self.first)
+            changes = [other_precision(extra, self.spec), other_rate(extra, self.spec, self.first)]
+            changes.append(other_update(extra, self.spec))
             for line in filter(None, (*changes, stays_on_cpus(self.spec, self.options.command))):
                 log.warning("%s", line)
 

@@ -100,6 +100,7 @@ class StateSaver:
         if step == self.checkpoints.last:
             return
         self.check(step)
+        trainer.check_unreplicated(step + 1)  # that step may have begun, and have found something
         if not trainer.weights_are_finite():
             raise BadNumerics("NUMERICS", f"an update made weights that are not finite: step {step} is not saved",
                               where=f"rank {self.rank.number}",

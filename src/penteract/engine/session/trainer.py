@@ -221,7 +221,7 @@ class Trainer:
             scale = rest.pop() if scaling is not None else 0.0
             stop = rest.pop()
             losses = dict(zip(terms, rest, strict=True))
-            return Outcome(losses.pop("cross_entropy"), losses, norm**0.5, stop > 0, scale)
+            return Outcome(losses.pop("cross_entropy"), losses, norm**0.5, stop > 0, scale, math.isnan(stop))
 
         return outcome
 

@@ -17,7 +17,8 @@ LARGEST = 2.0**32
 class LossScale:
     """`values` [3] is the state between steps: the scale, steps since it changed, updates skipped so far.
 
-    `used` [] is the scale of the current step, or between steps that of the last one.
+    `used` [] is the scale of the current step, or between steps that of the last one. `held` []: 0, or NaN in a step
+    that is not finite for another reason than its scale: then the state stays as it is.
     """
 
     first: float
@@ -25,10 +26,11 @@ class LossScale:
     device: torch.device
     values: torch.Tensor = field(init=False)
     used: torch.Tensor = field(init=False)
+    held: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.values = torch.tensor([self.first, 0, 0], dtype=torch.float64, device=self.device)
-        self.used = torch.ones((), dtype=torch.float32, device=self.device)
+        self.used, self.held = (make((), dtype=torch.float32, device=self.device) for make in (torch.ones, torch.zeros))
 
     @property
     def skipped(self) -> torch.Tensor:
@@ -43,14 +45,18 @@ class LossScale:
         """Divide the squared norm by the squared scale, in place; values that are not finite stay so."""
         squared_norm.div_(self.used).div_(self.used)
 
-    def end(self, squared_norm: torch.Tensor) -> None:
-        """Halve the scale after an overflow; double it after `growth_every` steps without one.
+    def hold(self, hindrance: torch.Tensor, squared_norm: torch.Tensor) -> torch.Tensor:
+        """-> `held` of this step. `hindrance`: 0, or NaN if the step must change nothing. At a scale of one or less an
+        overflow is not caused by the scale, and counts as such."""
+        overflow = ~squared_norm.isfinite() & (self.used <= 1)
+        return self.held.copy_(hindrance).masked_fill_(overflow, torch.nan)
 
-        At a scale of one or less an overflow is not caused by the scale: the run ends, and the scale stays.
-        """
+    def end(self, squared_norm: torch.Tensor) -> None:
+        """Halve the scale after an overflow; double it after `growth_every` steps without one."""
         scale, steps, skipped = self.values.unbind()
-        good = squared_norm.isfinite()
-        halved = ~good & (scale > 1)
+        free = self.held.isfinite()
+        good = squared_norm.isfinite() & free
+        halved = ~squared_norm.isfinite() & free
         steps.add_(good).mul_(~halved)
         grown = good & (steps >= self.growth_every)
         scale.mul_(1 + grown.to(scale.dtype) - 0.5 * halved.to(scale.dtype)).clamp_(max=LARGEST)
