@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
+from penteract.engine.executor import feed
 from penteract.engine.executor.feed import micro_batch, target_counts
 from penteract.parallel.context import token_indices
 from penteract.step.program import compile_step
@@ -46,3 +48,13 @@ def test_a_rank_sees_what_is_k_further(index: int, cp: int, rank: int, k: int) -
         else:
             assert target == -1
             assert 0 <= token < 64
+
+
+def test_lists_of_tokens_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long sequence they take longer than all else of a micro-batch."""
+    made = list[tuple[int, int, int]]()
+    monkeypatch.setattr(feed, "token_indices", lambda *about: made.append(about) or token_indices(*about))
+    p = compile_step(ModelSpec(**SIZES), Layout(cp=4, cp_method="all_gather"), 48, rank=1)
+    for index in range(3):
+        feed.micro_batch(p, [sample(index, 48, 64)], CPU)
+    assert made == [(48, 4, 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import torch
 
@@ -28,20 +29,25 @@ def micro_batch(program: Program, samples: Sequence[TokenSample], device: torch.
     positions:tp                       [S@cp·tp, B]
     tokens:1 ahead, targets:1 ahead, … [S@cp, B]     for each depth of multi-token prediction
     """
-    lay, s = program.layout, program.sequence_length
+    lay, wanted = program.layout, _inputs(program)
     at = program.mesh.coordinates(program.rank)
-    own = torch.tensor(token_indices(s, lay.cp, at["cp"]))
-    whole = {
-        name: torch.stack([torch.as_tensor(getattr(x, name), dtype=torch.int64) for x in samples], 1)
-        for name in ("tokens", "targets", "start", "positions")
-    }
+    own = _own(program.sequence_length, lay.cp, at["cp"])
+
+    def stacked(name: str, index: torch.Tensor) -> torch.Tensor:
+        """A field of the samples, of some tokens: they are taken before anything is copied."""
+        return torch.stack([torch.as_tensor(getattr(x, name), dtype=torch.int64)[index] for x in samples], 1)
+
+    out = {name: stacked(name, own) for name in ("tokens", "targets", "start", "positions")}
     for k in range(1, program.model.mtp_layers + 1):
         pairs = zip(*(_shifted(x, k) for x in samples), strict=True)
-        whole |= {f"{n}:{k} ahead": torch.stack(xs, 1) for n, xs in zip(("tokens", "targets"), pairs, strict=True)}
-    out = {name: x[own] for name, x in whole.items()}
+        out |= {
+            f"{n}:{k} ahead": torch.stack([x[own] for x in xs], 1)
+            for n, xs in zip(("tokens", "targets"), pairs, strict=True)
+        }
     out["positions:tp"] = out["positions"].chunk(lay.tp)[at["tp"]]
-    out["start:all"] = whole["start"][torch.tensor(_gathered(program))]
-    return {name: x.contiguous().to(device) for name, x in out.items() if name in _inputs(program)}
+    if "start:all" in wanted:
+        out["start:all"] = stacked("start", _gathered(program.sequence_length, lay.cp))
+    return {name: x.contiguous().to(device) for name, x in out.items() if name in wanted}
 
 
 def _inputs(program: Program) -> set[str]:
@@ -53,14 +59,23 @@ def constants(program: Program, device: torch.device) -> dict[str, torch.Tensor]
     """Token indices of this rank, of the other ranks of its ring, and of all in all-gather order."""
     lay, s = program.layout, program.sequence_length
     me = program.mesh.coordinates(program.rank)["cp"]
-    out = {"index": torch.tensor(token_indices(s, lay.cp, me)), "index:all": torch.tensor(_gathered(program))}
+    out = {"index": _own(s, lay.cp, me), "index:all": _gathered(s, lay.cp)}
     for i in range(1, lay.cp):
-        out[f"index:{i} before"] = torch.tensor(token_indices(s, lay.cp, (me - i) % lay.cp))
+        out[f"index:{i} before"] = _own(s, lay.cp, (me - i) % lay.cp)
     return {name: x.to(device) for name, x in out.items() if name in _inputs(program)}
 
 
-def _gathered(program: Program) -> list[int]:
-    return [i for r in range(program.layout.cp) for i in token_indices(program.sequence_length, program.layout.cp, r)]
+# Of a long sequence, a list of its tokens takes as long to make as all else of a micro-batch.
+@lru_cache(maxsize=64)
+def _own(sequence_length: int, ranks: int, rank: int) -> torch.Tensor:
+    """The tokens of a sequence that `rank` of cp holds, in its order."""
+    return torch.tensor(token_indices(sequence_length, ranks, rank))
+
+
+@lru_cache(maxsize=4)
+def _gathered(sequence_length: int, ranks: int) -> torch.Tensor:
+    """All tokens in the order of an all-gather over cp."""
+    return torch.cat([_own(sequence_length, ranks, rank) for rank in range(ranks)])
 
 
 def _shifted(sample: TokenSample, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,7 +91,7 @@ def _shifted(sample: TokenSample, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def target_count(samples: Sequence[TokenSample], k: int = 0) -> int:
     """Targets that are not ignored, shifted by `k` tokens."""
-    return sum(int((_shifted(x, k)[1] >= 0).sum()) for x in samples)
+    return sum(int(((_shifted(x, k)[1] if k else torch.as_tensor(x.targets)) >= 0).sum()) for x in samples)
 
 
 def target_counts(program: Program, micro_batches: Sequence[Sequence[TokenSample]]) -> list[int]:
