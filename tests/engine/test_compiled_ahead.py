@@ -329,7 +329,11 @@ def compiler() -> Iterator[Compiler]:
         process.stdin.close()
 
 
-@pytest.mark.parametrize("words", [(), ("--parallel.pp=2", "--kernels.fuse=none")], ids=["fused", "pipeline"])
+@pytest.mark.parametrize(
+    "words",
+    [(), ("--parallel.pp=2", "--kernels.fuse=none"), ("--optimizer.kind=muon", "--model.layers=1")],
+    ids=["fused", "pipeline", "muon"],
+)
 def test_tensors_with_addresses_ask_for_the_same_kernels(
     words: tuple[str, ...], compiler: Compiler, tmp_path: Path
 ) -> None:
@@ -338,6 +342,8 @@ def test_tensors_with_addresses_ask_for_the_same_kernels(
     file.write_text(compiling.to_toml(run(*words)))
     compiled, asked = json.loads(compiler(ASKED, tmp_path, [str(file)]))
     assert len(compiled) > 10 and compiled == asked
+    kernels = {name.split("'")[3] for name in compiled}
+    assert {"_update_momentum", "_apply"} <= kernels or "--optimizer.kind=muon" not in words
 
 
 # As the module does when it is run, but for three kernels alone: each takes half a second.

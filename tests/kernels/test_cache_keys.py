@@ -24,9 +24,9 @@ def before(self, func):
 DependenciesFinder._update_hash = before
 from penteract.engine.kernels import triton as kernels
 from penteract.engine.executor import draw_kernel
-from penteract.engine.optim import shard_update
+from penteract.engine.optim import matrix_update, shard_tiles, shard_update
 
-fixed, modules = DependenciesFinder._update_hash, [shard_update, draw_kernel]
+fixed, modules = DependenciesFinder._update_hash, [shard_update, shard_tiles, matrix_update, draw_kernel]
 for found in pkgutil.walk_packages(kernels.__path__, kernels.__name__ + "."):
     modules.append(importlib.import_module(found.name))
 every = {f"{f.__module__}.{f.__name__}": f for m in modules for f in vars(m).values() if isinstance(f, JITCallable)}

@@ -20,6 +20,7 @@ from penteract.engine.kernels import registry
 from penteract.engine.kernels.kernel import TorchKernel
 from penteract.engine.kernels.triton.optimizer.adamw import UpdateForm
 from penteract.engine.kernels.triton.optimizer.adamw import update as update_plain
+from penteract.engine.optim.matrix_update import MatrixUpdate
 from penteract.engine.optim.optimizer import AdamW
 from penteract.engine.optim.shard_update import TILE, Update
 from penteract.engine.session import trainer
@@ -290,10 +291,12 @@ def trained(policy: str, kind: OptimizerName = "adamw", **layout: Any) -> tuple[
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="small trainers are on the CPU")
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_a_layout_has_a_trainer_move_by_the_kernel(kind: OptimizerName) -> None:
-    """Muon's: what is no matrix between hidden states."""
+    """Muon's: what is no matrix between hidden states, and by kernels of its own what is."""
     (run, losses), (other, theirs) = trained("fp32", kind, elementwise="triton"), trained("fp32", kind)
     assert run.trainer.run.optimizer and isinstance(run.trainer.run.optimizer.kernel, Update)
     assert other.trainer.run.optimizer and other.trainer.run.optimizer.kernel is None
+    passes = [getattr(one.trainer.run.optimizer, "passes", None) for one in (run, other)]
+    assert [isinstance(x, MatrixUpdate) for x in passes] == [kind == "muon", False]
     assert losses == pytest.approx(theirs, rel=1e-5) and losses[-1] < losses[0]
     assert differ(kept(run.state), kept(other.state))  # in last bits
 

@@ -315,7 +315,7 @@ def gather_workspace(b: Bucket, elementwise: Elementwise) -> Bytes:
 def update_workspace(b: Bucket, precision: Policy, elementwise: Elementwise) -> Bytes:
     """The most that updating a bucket allocates."""
     if b.optimizer_kind.by_matrix:
-        return muon.workspace(b, precision)
+        return muon.workspace(b, precision, elementwise)
     return update.workspace(b.shard_size, precision.keeping(b.moments), elementwise, offloaded=b.offloaded)
 
 

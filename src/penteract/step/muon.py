@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
+from penteract.config.layout import Elementwise
 from penteract.config.precision.policy import BYTES, Policy
 from penteract.parallel.data import Bucket
 from penteract.parallel.matrix import Matrix, deal
@@ -68,19 +69,40 @@ def flops(b: Bucket, some: tuple[Matrix, ...]) -> Flops:
     return b.optimizer_kind.steps * sum(2 * prod(p) for m in some for p in products(m))
 
 
-def workspace(b: Bucket, p: Policy) -> Bytes:
-    """Peak bytes: the bucket in the dtype of products, and converted copies of a slice or the workspace of a matrix."""
-    p = p.keeping(b.moments)
-    wide, narrow = p.widths["stat"], BYTES[p.products]
+def workspace(b: Bucket, p: Policy, elementwise: Elementwise = "reference") -> Bytes:
+    """Peak bytes: the bucket in the dtype of products, and converted copies of a slice or the workspace of a matrix. A
+    Triton kernel converts elements in registers."""
+    narrow, slices = BYTES[p.products], 0 if elementwise == "triton" else _converted(p.keeping(b.moments))
+    return b.size * narrow + max(workspace_elements(b) * narrow, min(b.shard_size, update.SLICE) * slices)
+
+
+def _converted(p: Policy) -> Bytes:
+    """Bytes of an element's converted copies, in the pass before or after matrices are made orthogonal."""
+    wide = p.widths["stat"]
     gradient, average, product = (wide * (d != p.stat) for d in (p.gradient, p.moments, p.products))
     master = wide * update.converts_master(p)
     index = update.INDEX if p.moments == "int8" else 0
     rounding = update.RANDOM_BITS if p.stochastic else 0
-    slices = max(gradient + average + max(index, product), product + master, master + rounding)
-    return b.size * narrow + max(workspace_elements(b) * narrow, min(b.shard_size, update.SLICE) * slices)
+    return max(gradient + average + max(index, product), product + master, master + rounding)
 
 
 def bytes_moved(b: Bucket, p: Policy) -> Bytes:
-    """Bytes read and written: those of AdamW with one moment, and the gathered bucket, written and read again."""
+    """Bytes that the passes over a shard read and write: those of AdamW with one moment, and what is made orthogonal,
+    written by the first and read by the second."""
     moved = update.bytes_moved(b.shard_size, p.keeping(b.moments), b.optimizer_kind)
     return moved + b.shard_size * 2 * BYTES[p.products]
+
+
+def passes(b: Bucket, some: tuple[Matrix, ...], p: Policy) -> Iterator[Bytes]:
+    """Bytes that each pass over a matrix reads and writes beside its products, while a rank makes `some` of a bucket's
+    matrices orthogonal."""
+    narrow, mine = BYTES[p.products], {*some}
+    for m in some:
+        whole, own, short = prod(m.shape) * narrow, prod(m.local) * narrow, min(m.shape) ** 2 * narrow
+        if m.cut == 1:
+            yield 2 * whole  # columns are put side by side
+        yield whole  # for its norm
+        yield 2 * whole  # divided by it
+        yield from (2 * short, 2 * whole) * b.optimizer_kind.steps  # what a product is added to is copied where it goes
+        yield 2 * own  # scaled
+    yield from (prod(m.local) * narrow for m in b.matrices if m not in mine)  # zeros

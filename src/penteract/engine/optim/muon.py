@@ -8,6 +8,7 @@ both.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -23,13 +24,29 @@ from penteract.step import muon, update
 _LEAST = 1e-7  # a smaller norm counts as this
 
 
+class FusedPasses(Protocol):
+    """What a fused kernel does before and after matrices are made orthogonal: `engine/optim/matrix_update.py`."""
+
+    def update_momentum(self, flat: Flat, into: torch.Tensor, factors: Factors) -> None:
+        """As `Muon.update_momentum`."""
+        ...
+
+    def apply(
+        self, flat: Flat, direction: torch.Tensor, factors: Factors, rate: torch.Tensor, step: torch.Tensor,
+        nonfinite: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """As `Muon.apply`; `rate`, `step` and `nonfinite` are those of `AdamW`."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Muon(AdamW):
     """Updates buckets of matrices by Muon, the others by AdamW. Ranks that hold a bucket divide its matrices among
-    them."""
+    them. `passes`: fused ones over a shard, used instead of torch ops on slices."""
 
     comm: Comm
     policy: Policy
+    passes: FusedPasses | None = None
 
     def update(self, flat: Flat, factors: Factors) -> None:
         """Update a shard's parameters. For a bucket of matrices this is a collective of all ranks that hold parts of
@@ -39,9 +56,7 @@ class Muon(AdamW):
             return AdamW.update(self, flat, factors)
         whole = torch.empty(b.size, dtype=DTYPES[self.policy.products], device=flat.master.device)
         own = whole[flat.shard.start : flat.shard.stop] if b.shards > 1 else whole
-        parts = list(update.parts(len(own)))
-        for part in parts:
-            self._update_momentum(flat, part, own[part], factors)
+        self.update_momentum(flat, own, factors)
         if b.shards > 1:
             self.comm.finish(self.comm.start("all_gather", b.shard_ranks, own, whole, {}))
         self._orthogonalise_own(b, whole)
@@ -49,13 +64,26 @@ class Muon(AdamW):
             self.comm.finish(self.comm.start("reduce_scatter", b.shard_ranks, whole, own, {}))
         else:
             self.comm.finish(self.comm.sum(b.replicate_ranks, whole))
-        for part in parts:
-            self._apply(flat, part, own[part], factors)
-        flat.copy_from_master()
+        self.apply(flat, own, factors)
         return None
 
-    def _update_momentum(self, flat: Flat, part: slice, into: torch.Tensor, factors: Factors) -> None:
-        """Update elements of the momentum; the values to orthogonalise go `into`."""
+    def update_momentum(self, flat: Flat, into: torch.Tensor, factors: Factors) -> None:
+        """Update the momentum; the values to orthogonalise go `into`."""
+        if self.passes is not None:
+            return self.passes.update_momentum(flat, into, factors)
+        for part in update.parts(len(into)):
+            self._update_slice_of_momentum(flat, part, into[part], factors)
+        return None
+
+    def apply(self, flat: Flat, direction: torch.Tensor, factors: Factors) -> None:
+        """Apply weight decay, and one step along `direction`."""
+        if self.passes is not None:
+            return self.passes.apply(flat, direction, factors, self.rate, self.step, self.nonfinite)
+        for part in update.parts(len(direction)):
+            self._apply_slice(flat, part, direction[part], factors)
+        return flat.copy_from_master()
+
+    def _update_slice_of_momentum(self, flat: Flat, part: slice, into: torch.Tensor, factors: Factors) -> None:
         dtype, weight = factors.good.dtype, self.spec.muon_momentum
         g = flat.own_gradient[part].to(dtype)
         g.nan_to_num_(0.0, 0.0, 0.0).mul_(factors.gradient)
@@ -95,8 +123,7 @@ class Muon(AdamW):
             made = made.narrow(m.cut, b.peers.index(self.comm.rank) * m.local[m.cut], m.local[m.cut])
         torch.mul(made, scale, out=own)
 
-    def _apply(self, flat: Flat, part: slice, direction: torch.Tensor, factors: Factors) -> None:
-        """Apply weight decay, and one step along `direction`."""
+    def _apply_slice(self, flat: Flat, part: slice, direction: torch.Tensor, factors: Factors) -> None:
         dtype = factors.good.dtype
         wide, master = direction.to(dtype), flat.read("master", part, dtype)
         if flat.bucket.decay:

@@ -28,7 +28,7 @@ from penteract.engine.hf.weights import open_weights, start_from
 from penteract.engine.kernels.checks import check_kernels
 from penteract.engine.kernels.kernel import TorchKernel
 from penteract.engine.kernels.registry import Target, TargetHere, import_packages, kernels
-from penteract.engine.optim.muon import Muon
+from penteract.engine.optim.muon import FusedPasses, Muon
 from penteract.engine.optim.optimizer import AdamW, UpdateShard
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session.concurrently import concurrently
@@ -248,18 +248,22 @@ def _repeated_steps(spec: RunSpec, rank: Rank, place: Place, run: Executor, room
 
 
 def _optimizer(spec: RunSpec, rank: Rank, state: TrainingState, comm: Comm) -> AdamW:
-    args = (spec.optimizer, rank.device, spec.train.seed, state.scaling, _kernel(spec))
-    return Muon(*args, comm=comm, policy=spec.precision.policy) if spec.optimizer.kind == "muon" else AdamW(*args)
+    kernel, passes = _kernels(spec)
+    args = (spec.optimizer, rank.device, spec.train.seed, state.scaling, kernel)
+    if spec.optimizer.kind != "muon":
+        return AdamW(*args)
+    return Muon(*args, comm=comm, policy=spec.precision.policy, passes=passes)
 
 
-def _kernel(spec: RunSpec) -> UpdateShard | None:
-    """The fused update kernel; None for plain torch. Triton comes with torch builds for GPUs, so it is imported only
-    for layouts that use it."""
+def _kernels(spec: RunSpec) -> tuple[UpdateShard, FusedPasses] | tuple[None, None]:
+    """The fused kernels of updates, AdamW's and Muon's; None for plain torch. Triton comes with torch builds for GPUs,
+    so it is imported only for layouts that use it."""
     if spec.layout.elementwise == "reference":
-        return None
+        return None, None
+    from penteract.engine.optim.matrix_update import MatrixUpdate
     from penteract.engine.optim.shard_update import Update
 
-    return Update(spec.optimizer, spec.train.seed)
+    return Update(spec.optimizer, spec.train.seed), MatrixUpdate(spec.optimizer, spec.train.seed)
 
 
 def sampling_layout(spec: RunSpec) -> RunSpec:

@@ -189,15 +189,17 @@ class BucketCosts:
         return self.rates.update(every - read) + (self.rates.moved(found) if found else 0)
 
     def matrices(self, b: Bucket, rank: int) -> tuple[Sequence[Wire], Seconds]:
-        """Muon's update of a bucket's matrices: a rank's collectives, and the seconds of products on the slowest
-        rank."""
+        """Muon's update of a bucket's matrices: a rank's collectives, and the seconds of the slowest rank's products,
+        and of its passes between them."""
         hands = deal(b.matrices, len(b.team))
         wires = [
             (w.kind, w.group, self.rates.collective(w.kind, GroupSpan.of(w.group, self.gpus_per_node), w.amount))
             for w in muon.wires(b, hands[b.team.index(rank)], self.policy)
         ]
-        return wires, max(self._products(b, hand) for hand in hands)
+        return wires, max(self._orthogonalise(b, hand) for hand in hands)
 
-    def _products(self, b: Bucket, some: tuple[Matrix, ...]) -> Seconds:
+    def _orthogonalise(self, b: Bucket, some: tuple[Matrix, ...]) -> Seconds:
         made = Counter(product for m in some for product in muon.products(m))
-        return fsum(b.optimizer_kind.steps * n * self.rates.product(Product(1, *one)) for one, n in made.items())
+        moved = Counter(muon.passes(b, some, self.policy))
+        products = (b.optimizer_kind.steps * n * self.rates.product(Product(1, *one)) for one, n in made.items())
+        return fsum([*products, *(n * self.rates.moved(amount) for amount, n in moved.items())])

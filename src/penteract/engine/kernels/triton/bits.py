@@ -1,4 +1,5 @@
-"""Bits of fp32 and bf16: conversions that are the same on a GPU and in Triton's interpreter, and a test for NaN.
+"""Bits of fp32 and bf16: conversions and a sum of a product that are the same on a GPU and in Triton's interpreter, and
+a test for NaN.
 
 A GPU has an instruction for each conversion. The interpreter rounds ties of bf16 otherwise and loses its smallest
 numbers, so there they are made by bits.
@@ -55,6 +56,15 @@ def halves(x):
     bits = x.to(tl.int32, bitcast=True)
     upper = tl.where(x == x, (bits + 0x8000) >> 16, 0x7FC0)
     return upper.to(tl.int16).to(tl.bfloat16, bitcast=True), (bits - (upper << 16)).to(tl.int16)
+
+
+@triton.jit
+def multiply_add(x, y, z):
+    """x·y + z in fp32, rounded once. Some interpreters round fp32's product, too, but hold it in fp64."""
+    if _BY_BITS:
+        return (x.to(tl.float64) * y.to(tl.float64) + z.to(tl.float64)).to(tl.float32)
+    else:
+        return tl.fma(x, y, z)
 
 
 @triton.jit

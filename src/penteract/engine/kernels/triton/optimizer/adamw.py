@@ -3,7 +3,7 @@
 What keeps it there, each seen in the machine code for sm_90:
 
 - All loads come before any other work, so that one wait covers them. A store before a load would hold the load back.
-- A thread has four neighbours of every operand, also of those in 16 bits: `_AT_ONCE`. So nothing goes through shared
+- A thread has four neighbours of every operand, also of those in 16 bits: `AT_ONCE`. So nothing goes through shared
   memory to change hands, and a warp reads and writes whole lines.
 - Offsets in a tile are int32, and masks hold for `GRAIN` elements at once: accesses are of 16 bytes (8 in 16 bits).
 - The division and the root are the device's fast ones, within two units of the last place, without branches. `exact`
@@ -25,7 +25,8 @@ import triton.language as tl
 
 from penteract.engine.device.launches import BoundLaunch, bind
 from penteract.engine.kernels.quantised.largest_rows import LargestRows
-from penteract.engine.kernels.triton.bits import flag_nonfinite, halves, joined, narrow, wide
+from penteract.engine.kernels.triton.bits import flag_nonfinite, narrow, wide
+from penteract.engine.kernels.triton.optimizer.master_weights import read_master, write_master
 from penteract.engine.kernels.triton.optimizer.put_largest import TILE as _OF_ROWS
 from penteract.engine.kernels.triton.optimizer.put_largest import place_of, put_largest
 from penteract.engine.kernels.triton.optimizer.used_rows import is_used, table
@@ -33,7 +34,7 @@ from penteract.engine.kernels.triton.strides import tiles
 from penteract.parallel.known_weights import TILE
 from penteract.step.clear_rows import ClearRows
 
-_AT_ONCE = tl.constexpr(4)  # elements: 16 bytes of fp32
+AT_ONCE = tl.constexpr(4)  # elements: 16 bytes of fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def _update(
     tile = tl.program_id(0)
     # In grains, so that the compiler sees that the number of elements is a multiple of GRAIN.
     left = tl.minimum(grains - tile.to(tl.int64) * (TILE // GRAIN), TILE // GRAIN).to(tl.int32)
-    at = tl.max_contiguous(tl.arange(0, TILE), _AT_ONCE)
+    at = tl.max_contiguous(tl.arange(0, TILE), AT_ONCE)
     here, start = at < left * GRAIN, tile.to(tl.int64) * TILE
     if WIDTH:  # what tells whether to read the gradient comes before all, the gradient after all
         read = tl.where(is_used(gradient, start, begin, end, WIDTH), left, 0)
@@ -120,8 +121,7 @@ def _update(
         g = wide(tl.load(gradient + start + at, here, other=0.0, eviction_policy=policy))
     m = wide(tl.load(mean + start + at, here, other=0.0, eviction_policy=policy))
     v = wide(tl.load(square + start + at, here, other=0.0, eviction_policy=policy))
-    x = tl.load(master + start + at, here, other=0, eviction_policy=policy)
-    x = joined(tl.load(parameter + start + at, here, other=0.0), x) if SPLIT else wide(x)
+    x = read_master(master, parameter, start, at, here, policy, SPLIT)
     if WIDTH:
         g = wide(tl.load(gradient + start + at, at < read * GRAIN, other=0.0, eviction_policy=policy))
     good = tl.load(factors) > 0
@@ -144,15 +144,6 @@ def _update(
     flag_nonfinite(nonfinite, x, here)
     tl.store(mean + start + at, narrow(m, mean.dtype.element_ty), here, eviction_policy=policy)
     tl.store(square + start + at, narrow(v, square.dtype.element_ty), here, eviction_policy=policy)
-    if SPLIT:
-        kept, low = halves(x)
-        tl.store(master + start + at, low, here, eviction_policy=policy)
-        tl.store(parameter + start + at, kept, here)
-    else:
-        kept = narrow(x, master.dtype.element_ty)
-        tl.store(master + start + at, kept, here, eviction_policy=policy)
-        if parameter is not None:
-            kept = narrow(x, parameter.dtype.element_ty)
-            tl.store(parameter + start + at, kept, here)
+    kept = write_master(master, parameter, start, at, here, x, None, policy, SPLIT)
     if COUNT:
         put_largest(place, before, kept, here)
