@@ -138,7 +138,7 @@ def _answers(request: dict[str, Any], opening: Question, tell: Tell | None) -> I
     else:
         name = "run.toml"
         background = HostRoom.of(plan, timed).saves_in_background
-        yield _run_file(name, run_file(asked.ask, timed.layout, name, background=background))
+        yield _run_file(name, run_file(asked.ask, timed.layout, timed.time.seconds, name, background=background))
 
 
 def _about_measurements(

@@ -24,14 +24,18 @@ def test_a_run_file_trains_the_layout(tell: Tell, tmp_path: Path) -> None:
     assert (
         'Before training, edit run.toml: training.steps = 1000, data.source = "builtin" (Python\'s library) and '
         'tokenizer.source = "bytes" are placeholders. '
-        "No checkpoint is saved before the end: checkpoint.every sets how often.\n"
-    ) in told.out
+        "A checkpoint is saved every "
+    ) in told.out and "(checkpoint.every), by plan about every half an hour.\n" in told.out
     written = (tmp_path / "run.toml").read_text()
     assert written.startswith(
         "# A planned run: every value, and where it came from. Train it:\n#   penteract train run.toml\n"
     )
     run = resolve(tmp_path / "run.toml").run
     assert run.model == TINY
+    step = plan(
+        "tiny", "4xH200", sequence_length=256, batch="16seqs", layout="tp=2,pp=2,recompute=full,mbs=2"
+    ).best.time
+    assert run.checkpoint.every * step.seconds == pytest.approx(1800, rel=0.01)
     assert (run.layout.tp, run.layout.pp, run.layout.recompute, run.layout.micro_batch_size) == (2, 2, ("*",), 2)
     assert (run.sequence_length, run.layout.global_batch_size, run.precision.dtype) == (256, 16, "bf16")
     assert run.layout == exact(plan("tiny", "4xH200", sequence_length=256, batch="16seqs", layout="tp=2,pp=2").ask,

@@ -46,7 +46,7 @@ def write_all(
         check_pp_rank(found, chosen, pp_rank)
     if out is not None:
         _write(out, found, chosen)
-        lines = [left_open(out, _ask_for(found, chosen), chosen.layout)]
+        lines = [left_open(out, _ask_for(found, chosen), chosen.layout, chosen.time.seconds)]
     if trace is not None:
         with report_if_stopped(trace):
             write_trace(found, trace, number=number, pp_rank=pp_rank)
@@ -93,7 +93,8 @@ def _write(path: Path, found: Plan, chosen: Timed) -> None:
                        fix=f"another layout, or {found.ask.more_memory}")  # fmt: skip
     try:
         background = HostRoom.of(found, chosen).saves_in_background
-        text = run_file(_ask_for(found, chosen), chosen.layout, path.name, background=background)
+        step = chosen.time.seconds
+        text = run_file(_ask_for(found, chosen), chosen.layout, step, path.name, background=background)
         path.write_text(text, encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         raise BadInput(
