@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penteract.engine.data.corpus import TextPart
-from penteract.engine.data.tokenizer import ByteTokenizer, open_tokenizer
+from penteract.engine.data.tokenizer import ByteTokenizer, Ids, open_tokenizer
 from penteract.engine.data.tokens import TokenStream, read_tokens, tokenize, write_tokens
 from penteract.errors import BadInput, CorruptData, DiskFailure
 
@@ -47,6 +50,41 @@ def test_parts_read_as_one_stream() -> None:
     assert (head.read(0, 3).tolist(), tail.read(0, 2).tolist()) == ([1, 2, 3], [4, 5])
     with pytest.raises(IndexError):
         tokens.read(3, 6)
+
+
+class Counted(list[Ids]):
+    """Arrays of a stream, and how often one is looked up."""
+
+    looks = 0
+
+    def __getitem__(self, i: int) -> Ids:  # type: ignore[override]
+        self.looks += 1
+        return super().__getitem__(i)
+
+    def __iter__(self) -> Iterator[Ids]:
+        self.looks += len(self)
+        return super().__iter__()
+
+
+def test_a_read_looks_at_the_files_that_hold_it() -> None:
+    """A corpus of many files costs a sample no more than one of few."""
+    arrays = Counted(np.arange(4, dtype=np.uint16) + 4 * i for i in range(2000))
+    tokens = TokenStream(arrays, 8000)  # type: ignore[arg-type]
+    assert len(tokens) == 8000
+    arrays.looks = 0
+    for start in range(0, 7990, 799):
+        assert tokens.read(start, start + 9).tolist() == list(range(start, start + 9))
+        assert len(tokens) == 8000
+    assert arrays.looks <= 10 * 2 * 4  # ten reads, of four arrays at most: its length and its ids
+
+
+@given(st.lists(st.integers(0, 3), max_size=6), st.data())
+def test_any_part_of_any_arrays(sizes: list[int], data: st.DataObject) -> None:
+    ids = np.arange(sum(sizes), dtype=np.uint16)
+    tokens = TokenStream(tuple(np.split(ids, np.cumsum(sizes)[:-1])) if sizes else (), 100)
+    start = data.draw(st.integers(0, len(ids)))
+    stop = data.draw(st.integers(start, len(ids)))
+    assert tokens.read(start, stop).tolist() == ids[start:stop].tolist()
 
 
 def test_facts_that_do_not_fit(tmp_path: Path, tokenizer_file: Path) -> None:

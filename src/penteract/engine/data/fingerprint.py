@@ -7,13 +7,12 @@ that was replaced or tokenised otherwise is found, but not every changed byte.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from penteract.engine.data.joined_arrays import JoinedArrays
 from penteract.engine.data.tokenizer import Ids
 from penteract.errors import BadInput
 from penteract.units import MIB
@@ -28,16 +27,13 @@ Fingerprint = Mapping[str, Any]  # as JSON
 def of_tokens(arrays: Sequence[Ids]) -> Fingerprint:
     """The fingerprint of a stream of ids that is known as a whole. The dtype in which ids are stored is no part of
     it, nor is how they are divided among files."""
-    ends = list(accumulate(map(len, arrays)))
-    count = ends[-1] if ends else 0
+    joined = JoinedArrays(arrays)
+    count = len(joined)
     every = max(1, -(-count * _WIDTH // WHOLE))  # of so many blocks, one is digested
     found = hashlib.blake2b(str(count).encode(), digest_size=16)
     for first in range(0, count, BLOCK * every):
-        i, at, stop = bisect_right(ends, first), first, min(first + BLOCK, count)
-        while at < stop:
-            begin, end = ends[i] - len(arrays[i]), min(stop, ends[i])
-            found.update(np.asarray(arrays[i][at - begin : end - begin]).astype("<u4").tobytes())
-            i, at = i + 1, end
+        for part in joined.parts(first, min(first + BLOCK, count)):
+            found.update(np.asarray(part).astype("<u4").tobytes())
     return {"tokens": count, "digest": found.hexdigest()}
 
 

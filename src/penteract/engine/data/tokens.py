@@ -18,6 +18,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -26,6 +27,7 @@ import numpy.typing as npt
 
 from penteract.config.files.regular import read_regular
 from penteract.engine.data.corpus import TextPart
+from penteract.engine.data.joined_arrays import JoinedArrays
 from penteract.engine.data.tokenizer import Ids, TextTokenizer, id_type
 from penteract.errors import BadInput, CorruptData, DiskFailure
 
@@ -41,19 +43,21 @@ class TokenStream:
     arrays: tuple[Ids, ...]
     vocab_size: int
 
+    @cached_property
+    def _joined(self) -> JoinedArrays:
+        return JoinedArrays(self.arrays)
+
     def __len__(self) -> int:
-        return sum(len(array) for array in self.arrays)
+        return len(self._joined)
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Token ids start … stop - 1: int64 [stop - start]. Raises CorruptData at an id outside the vocabulary."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"tokens {start}..{stop} of {len(self)}")
         out, at = np.empty(stop - start, np.int64), 0
-        for array in self.arrays:
-            lo, hi = max(start - at, 0), min(stop - at, len(array))
-            if lo < hi:
-                out[at + lo - start : at + hi - start] = array[lo:hi]
-            at += len(array)
+        for part in self._joined.parts(start, stop):
+            out[at : at + len(part)] = part
+            at += len(part)
         if out.size and out.max() >= self.vocab_size:
             raise _id_out_of_vocabulary(int(out.max()), self.vocab_size, f"tokens {start}..{stop - 1}")
         return out
