@@ -23,6 +23,7 @@ from penteract.engine.run_folder.checkpoint_folder import CLAIM, ID, find, make,
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.errors import BadInput, DiskFailure
 from run_records import digests
+from sent_again import links_twice
 
 SMALL = (
     "--preset=tiny", "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",
@@ -119,6 +120,16 @@ def test_a_resume_on_another_layout_is_that_of_a_run_with_its_own_folder(
     plain = tmp_path / "plain" / "latest" / "checkpoints" / "step-00000006"
     assert digests(there / "step-00000006") == digests(plain)
     assert not (tmp_path / "plain" / "latest" / "checkpoints").is_symlink()
+
+
+def test_a_claim_whose_answer_was_lost_is_the_runs_own(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", links_twice)
+    (tmp_path / "run").mkdir()
+    make(tmp_path / "run", str(scratch / "at"))
+    assert find(tmp_path / "run", write=True).is_dir()
+    assert [path.name for path in (scratch / "at").iterdir()] == [CLAIM]
 
 
 # ---- two runs --------------------------------------------------------------------------------------------------------

@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from penteract.engine.run_folder import lease
+from penteract.engine.run_folder.exclusive import create_exclusively
 from penteract.engine.run_folder.lease import Holder, Lease, take
 from penteract.errors import BadInput
+from sent_again import links_twice
 
 HOLDS = """
 import sys, time
@@ -115,6 +117,33 @@ def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
         assert [one.epoch for one in got] == [epoch] and len(refused) == 7
         got[0].end()
     assert {p.suffix for p in (tmp_path / "epochs").iterdir()} == {".json", ".ended"}
+
+
+def test_a_link_that_was_made_and_whose_answer_was_lost_is_this_process_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS sends a request again that nobody has answered; it then finds the name that the first has made."""
+    monkeypatch.setattr(os, "link", links_twice)
+    first = take(tmp_path)
+    assert first.epoch == 1
+    assert [path.name for path in (tmp_path / "epochs").iterdir()] == ["000001.json"]
+    with pytest.raises(BadInput, match=f"process {os.getpid()} on "):
+        take(tmp_path)
+    first.end()
+    assert take(tmp_path).epoch == 2
+
+
+@pytest.mark.parametrize("other", ["a file", "a name of another"])
+def test_a_file_of_another_process_is_not_this_ones(tmp_path: Path, other: str) -> None:
+    theirs, path = tmp_path / "theirs", tmp_path / "path"
+    theirs.write_text("theirs")
+    if other == "a file":
+        theirs.rename(path)
+    else:
+        os.link(theirs, path)
+    with pytest.raises(FileExistsError):
+        create_exclusively(path, "ours")
+    assert path.read_text() == "theirs" and not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', "null"])

@@ -16,6 +16,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from penteract.config.files.regular import read_regular
+from penteract.engine.run_folder.exclusive import create_exclusively
 from penteract.errors import BadInput, DiskFailure, PenteractError
 from penteract.units import printable
 
@@ -174,13 +175,8 @@ def _check(run: Path, at: Path, *, write: bool) -> None:
 
 
 def _claim(at: Path, run: Path, name: str) -> None:
-    """Create the claim with its content in one operation. Raises FileExistsError."""
-    fresh = at / f".{CLAIM}-{secrets.token_hex(8)}"
-    fresh.write_text(json.dumps({"run": str(run.resolve()), "id": name}) + "\n")
-    try:
-        os.link(fresh, at / CLAIM)
-    finally:
-        fresh.unlink()
+    """Create the claim. Raises FileExistsError."""
+    create_exclusively(at / CLAIM, json.dumps({"run": str(run.resolve()), "id": name}) + "\n")
 
 
 def _read(path: Path) -> tuple[str, str] | None:

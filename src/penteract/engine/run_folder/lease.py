@@ -18,7 +18,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import socket
 import threading
 import time
@@ -27,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from penteract.engine.run_folder.exclusive import create_exclusively
 from penteract.errors import BadInput, DiskFailure
 
 PATIENCE_S = 180.0  # without a beat, by the observer's own clock
@@ -114,7 +114,7 @@ def take(folder: Path, *, notify: Callable[[str], None] = lambda line: None, pat
         last = _newest(folder)
         if last:
             refuse_held(folder, notify=notify, patience=patience)
-        _create(_path(folder, last + 1, "json"), json.dumps(asdict(Holder.here())) + "\n")
+        create_exclusively(_path(folder, last + 1, "json"), json.dumps(asdict(Holder.here())) + "\n")
     except FileExistsError as e:
         raise _held(folder, "another process, just now") from e
     except OSError as e:
@@ -144,16 +144,6 @@ def refuse_held(
         if _count(folder, epoch) != first:
             raise _held(folder, name)
         time.sleep(min(1.0, patience / 10))
-
-
-def _create(path: Path, text: str) -> None:
-    """Create a file with its content in one operation. Raises FileExistsError."""
-    fresh = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    fresh.write_text(text)
-    try:
-        os.link(fresh, path)
-    finally:
-        fresh.unlink()
 
 
 def _held(folder: Path, by: str) -> BadInput:

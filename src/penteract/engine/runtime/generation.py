@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from penteract.engine.run_folder.exclusive import create_exclusively
 from penteract.errors import BadInput, BadNumerics, CorruptData, DiskFailure, PenteractError, Preempted
 
 FOLDER = ".torchrun"
@@ -55,11 +56,8 @@ class Generation:
         row = {"run_id": self.run_id, "exit_code": code, "run_dir": str(run)}
         with suppress(OSError):
             self.path.parent.mkdir(exist_ok=True)
-            fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-            fresh.write_text(json.dumps(row) + "\n")
             with suppress(FileExistsError):
-                os.link(fresh, self.path)
-            fresh.unlink()
+                create_exclusively(self.path, json.dumps(row) + "\n")
             for old in self.path.parent.iterdir():
                 if old.stat().st_mtime < time.time() - _KEPT_S:
                     old.unlink()
