@@ -233,11 +233,28 @@ def test_questions_stay_open_where_no_tool_is() -> None:
 
 
 def test_limits() -> None:
-    low = ProcessLimits(nofile=(1024, 524288), memlock=(8 * MIB, 8 * MIB), nproc=(-1, -1), tasks=512)
+    low = ProcessLimits(nofile=(1024, 2048), memlock=(8 * MIB, 8 * MIB), nproc=(-1, -1), tasks=512)
     assert [f.fix.split(",")[0] for f in told(replace(NODE, limits=low))] == [
         "ulimit -n 65536", "ulimit -l unlimited", "ulimit -u unlimited",
     ]  # fmt: skip
     assert [f.what for f in told(replace(LAPTOP, limits=replace(low, nofile=(8192, 8192))))] == []
+    assert [f.what for f in told(replace(LAPTOP, limits=replace(low, nofile=(1024, 8192))))] == []  # ranks raise it
+
+
+def test_as_many_open_files_as_the_ranks_of_a_launcher_need() -> None:
+    """Of many ranks, four thousand are too few; of a few, a thousand are enough."""
+
+    def warned(world: str, hard: int) -> list[Finding]:
+        limits = replace(LAPTOP.limits, nofile=(256, hard))
+        return told(replace(LAPTOP, limits=limits, environment={"WORLD_SIZE": world}), "warn")
+
+    assert [f for f in warned("16", 1024) if f.area == "limits"] == []
+    (found,) = (f for f in warned("4096", 8192) if f.area == "limits")
+    assert "not enough for 4096 ranks, whose first needs 12430" in found.what and found.fix.startswith(
+        "ulimit -n 65536"
+    )
+    assert [f for f in warned("4096", 16384) if f.area == "limits"] == []
+    assert [f.area for f in warned("many", 1024) if f.area == "limits"] == ["limits"]
 
 
 def test_variables_that_cost() -> None:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from penteract.engine.doctor.finding import Finding, count
 from penteract.engine.doctor.machine import HostReport, ProcessLimits
+from penteract.engine.rank.open_files import OTHERS, of_world
 from penteract.units import show_bytes
 
 AREA = "limits"
-LEAST_FILES = 4096  # every rank has sockets to all others of its groups, and files of checkpoints
+LEAST_FILES = 4096  # where the number of ranks is not known: enough for 1,300
 LEAST_TASKS = 4096  # threads of torch, NCCL and data loading, for several ranks
 
 
@@ -17,22 +18,29 @@ def findings(machine: HostReport) -> Iterator[Finding]:
     """Limits that are too low for training."""
     limits, many = machine.limits, len(machine.gpus.devices) > 1
     if limits.nofile is not None:
-        yield _files(limits.nofile)
+        yield _files(limits.nofile, machine.environment.get("WORLD_SIZE", ""))
     if limits.memlock is not None:
         yield _locked(limits.memlock, bool(machine.ports))
     if found := _tasks(limits, many):
         yield found
 
 
-def _files(limit: tuple[int, int]) -> Finding:
+def _files(limit: tuple[int, int], world: str) -> Finding:
+    """Open files, of `world` ranks where a launcher says how many. A rank raises its soft limit to the hard one."""
     soft, hard = limit
+    is_count = len(world) < 10 and world.isascii() and world.isdigit()
+    least = of_world(int(world), holds_store=True) + OTHERS if is_count else LEAST_FILES
     what = f"open files: {_shown(soft)}"
-    if soft < 0 or soft >= LEAST_FILES:
+    if hard != soft:
+        what += f", and a run may raise that to {_shown(hard)}" if hard >= 0 else ", and a run may raise that"
+    if hard < 0 or hard >= least:
         return Finding(AREA, what)
-    fix = f"ulimit -n {min(65536, hard) if hard > 0 else 65536}"
-    if 0 < hard < LEAST_FILES:
-        fix = f"{fix}; the hard limit is {hard}: nofile in /etc/security/limits.conf, or --ulimit nofile=65536"
-    return Finding(AREA, f"{what}: enough for some ranks, not for {LEAST_FILES} sockets and files", "warn", fix)
+    wanted = max(65536, least)
+    fix = f"ulimit -n {wanted}, once nofile in /etc/security/limits.conf, or --ulimit nofile={wanted}, allows it"
+    enough = (
+        f"{count(int(world), 'rank')}, whose first needs {least}" if is_count else f"{LEAST_FILES} sockets and files"
+    )
+    return Finding(AREA, f"{what}: not enough for {enough}", "warn", fix)
 
 
 def _locked(limit: tuple[int, int], fabric: bool) -> Finding:

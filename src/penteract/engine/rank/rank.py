@@ -20,11 +20,12 @@ from penteract._version import __version__
 from penteract.config.run import Limits
 from penteract.engine.comm.journal import GroupLog
 from penteract.engine.device.device import device_of, pick_device
+from penteract.engine.rank.open_files import allow_files
 from penteract.engine.rank.rank_progress import RankProgress
 from penteract.engine.rank.roll_call import WARN_S, RollCall
 from penteract.engine.rank.run_key import VARIABLE, RunKey
 from penteract.engine.rank.signed_store import SignedStore
-from penteract.engine.rank.store import open_store
+from penteract.engine.rank.store import agent_holds_store, open_store
 from penteract.errors import PeerLost, PenteractError
 
 log = logging.getLogger("penteract")
@@ -151,7 +152,8 @@ def join(
 
     `facts`: what must be equal on all ranks, in addition to their software and devices. `listener`: see `open_store`,
     which owns it. `key`: signs what ranks tell each other. Raises PeerLost if some are missing after `limits.join`
-    seconds, BadInput if they differ, or if a stranger has written to their store: on all ranks.
+    seconds, BadInput if they differ, or if a stranger has written to their store: on all ranks; BadInput on a rank that
+    may not have as many files open as there are ranks to connect to.
     """
     limits = limits or Limits()
     world, number = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
@@ -161,6 +163,7 @@ def join(
     per_host = int(environment.get("LOCAL_WORLD_SIZE", "0"))  # 0: not given
     if "OMP_NUM_THREADS" not in environment:
         kind.share(per_host or world)
+    allow_files(world, number, agents_store=agent_holds_store(environment))
     if world == 1:
         if listener is not None:
             os.close(listener)

@@ -19,6 +19,11 @@ from penteract.errors import PeerLost
 log = logging.getLogger("penteract")
 
 
+def agent_holds_store(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun's agent holds the store, and not rank 0."""
+    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def open_store(
     environment: Mapping[str, str], limit: float, listener: int | None = None
 ) -> dist.distributed_c10d.Store:  # fmt: skip
@@ -29,7 +34,7 @@ def open_store(
     """
     host, port = environment.get("MASTER_ADDR", ""), int(environment.get("MASTER_PORT", "0"))
     rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    agents = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    agents = agent_holds_store(environment)
     try:
         if rank or agents:
             _reach(host, port, limit)
