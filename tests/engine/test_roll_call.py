@@ -91,7 +91,7 @@ def store() -> dist.TCPStore:
 
 
 def rank(store: dist.TCPStore, number: int, world: int, *, limit: float = 20.0, **facts: str) -> RollCall:
-    host = "ab"[number // 2]
+    host = "abc"[number // 2]
     signed = SignedStore(store.clone(), "roll", number, KEY, strict=True)  # type: ignore[attr-defined]
     return RollCall(signed, number, world, host, facts, limit, per_host=2)
 
@@ -106,6 +106,38 @@ def test_the_odd_one_is_named_even_if_it_is_the_first(store: dist.TCPStore) -> N
     (line,) = set(map(str, errors))
     assert line.startswith("error[RANKS]: the ranks are not alike: torch · rank 0 on a · found torch 2.12")
     assert "allowed 2.13, as on rank 1 on a" in line
+
+
+def places(store: dist.TCPStore, hosts: str, *per_host: int) -> set[str]:
+    """What ranks of these hosts, a letter each, are told; "None" if they may train."""
+    rows = [rank(store, r, len(hosts)) for r in range(len(hosts))]
+    for row, host, each in zip(rows, hosts, per_host, strict=True):
+        row.host, row.per_host = host, each
+    return set(map(str, called(rows)))
+
+
+def test_neighbours_on_different_hosts_are_refused(store: dist.TCPStore) -> None:
+    """As Slurm numbers tasks with SLURM_DISTRIBUTION=cyclic: tp would cross hosts without a word."""
+    (line,) = places(store, "abab", 2, 2, 2, 2)
+    assert line == (
+        "error[RANKS]: ranks 0 and 1 belong on one host · rank 1 on b · found rank 0 on a / allowed ranks 0 to 1 on "
+        "one host (LOCAL_WORLD_SIZE=2) · fix: number ranks host by host: srun --distribution=block, or torchrun; "
+        "LOCAL_WORLD_SIZE is how many each host has"
+    )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "per_host"),
+    [
+        ("aaaa", (2, 2, 2, 2)),  # containers with one name, or several launchers of one host
+        ("aabb", (0, 0, 0, 0)),  # not known
+        ("abab", (0, 0, 0, 0)),
+        ("abab", (1, 1, 1, 1)),  # containers of one rank each
+        ("aaaab", (4, 4, 4, 4, 1)),  # unlike hosts, the larger first
+    ],
+)
+def test_ranks_that_may_lie_where_they_are(store: dist.TCPStore, hosts: str, per_host: tuple[int, ...]) -> None:
+    assert places(store, hosts, *per_host) == {"None"}
 
 
 def test_missing_ranks_are_named_with_their_hosts(store: dist.TCPStore) -> None:

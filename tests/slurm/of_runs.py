@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from penteract.cli import main
+from penteract.config.run import Slurm
+from penteract.slurm.batch_file import Step, header, srun, surroundings, text
+from penteract.slurm.job_shape import JobShape
 from slurm.cluster import Cluster, wait
 
 STEPS = 300
@@ -125,3 +128,19 @@ def test_a_run_that_fails_is_not_queued_again(slurm: Cluster, here: Path, capsys
     assert json.loads((run / "status.json").read_text())["exit_code"] == 73
     assert (restarts(slurm, job), slurm.call("sacct", "-n", "-X", "-j", job, "-o", "ExitCode").strip()) == (1, "73:0")
     assert "ended with 73, queued again: no" in (run / "slurm" / f"{job}.log").read_text()
+
+
+@pytest.mark.parametrize("means", ["SLURM_DISTRIBUTION=cyclic", "SLURM_HOSTFILE=order"])
+def test_neighbouring_ranks_share_a_node_whatever_the_users_distribution(
+    slurm: Cluster, here: Path, means: str
+) -> None:
+    spec = Slurm(gpus="none", exclusive=False, memory="500M", ranks_per_node=2)
+    shape = JobShape(nodes=2, ranks=4)
+    step = Step(shape=shape, command=("sh", "-c", "echo at $RANK $SLURMD_NODENAME"), working=here)
+    (here / "order").write_text("n1\nn2\nn1\nn2\n")
+    lines = header(spec, shape, name="places", output=here / "log", working=here)
+    lines += [f"export {means}", *surroundings(spec, step), srun(spec, step)]
+    (here / "job.sh").write_text(text(lines))
+    slurm.call("sbatch", "--wait", "--parsable", str(here / "job.sh"))
+    found = sorted(line.split()[1:] for line in (here / "log").read_text().splitlines() if line.startswith("at "))
+    assert found == [["0", "n1"], ["1", "n1"], ["2", "n2"], ["3", "n2"]], (here / "log").read_text()

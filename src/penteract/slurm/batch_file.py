@@ -82,6 +82,7 @@ def surroundings(slurm: Slurm, step: Step) -> list[str]:
         "port=$(( 10000 + SLURM_JOB_ID % 20000 ))",
         'while (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$(( port + 1 )); done',
         'export MASTER_ADDR="$(hostname)" MASTER_PORT="$port"',
+        "unset SLURM_HOSTFILE  # its order of nodes would count, whatever --distribution says",
         f"export WORLD_SIZE={step.shape.ranks} LOCAL_WORLD_SIZE={step.shape.on_a_node}",
         f'export OMP_NUM_THREADS="{threads}"',
         "export PENTERACT_RUN_KEY=\"$(od -An -v -N32 -tx1 /dev/urandom | tr -d ' \\n')\"",
@@ -89,12 +90,13 @@ def surroundings(slurm: Slurm, step: Step) -> list[str]:
 
 
 def srun(slurm: Slurm, step: Step, settle: int = SETTLE_S) -> str:
-    """The `srun` of a step, with `RANK` and `LOCAL_RANK` from the task's place. Ranks choose their cores themselves.
-    `settle`: seconds from the first rank's end to the others'."""
+    """The `srun` of a step, with `RANK` and `LOCAL_RANK` from the task's place. Ranks of a node have consecutive
+    numbers, whatever the site's or the user's SLURM_DISTRIBUTION: layouts put neighbours on one host. They choose their
+    cores themselves. `settle`: seconds from the first rank's end to the others'."""
     shape = step.shape
     words = ["srun", f"--nodes={shape.nodes}", f"--ntasks={shape.ranks}", f"--ntasks-per-node={shape.on_a_node}"]
     words += [f"--cpus-per-task={slurm.cpus_per_rank}"] * bool(slurm.cpus_per_rank)
-    words += ["--cpu-bind=none", "--kill-on-bad-exit=0", f"--wait={settle}"]
+    words += ["--distribution=block", "--cpu-bind=none", "--kill-on-bad-exit=0", f"--wait={settle}"]
     inner, mounts = list(step.command), [f"{at}:{at}" for at in (step.working, *step.reached)]
     mounts += () if slurm.container_mounts == _NONE else slurm.container_mounts
     if slurm.container != _NONE and slurm.container_runtime == "pyxis":

@@ -29,7 +29,7 @@ def test_a_batch_file_with_everything() -> None:
     (srun,) = lines(batch, "srun")
     assert "'--container-image=/images/torch 2.sqsh' --container-mounts=/work:/work,/runs/a:/runs/a,/data:/data" in srun
     assert "--container-workdir=/work" in srun and " rank python3 -m penteract train " in srun
-    assert "--cpus-per-task=12 --cpu-bind=none" in srun
+    assert "--cpus-per-task=12 --distribution=block --cpu-bind=none" in srun
     assert batch.index("\nmodule load cuda\n") < batch.index("\nsrun ")
     apptainer = of_run(replace(FULL, container_runtime="apptainer"), 32)
     assert "rank apptainer exec --nv --bind /work:/work,/runs/a:/runs/a,/data:/data --pwd /work" in apptainer

@@ -35,7 +35,7 @@ log = logging.getLogger("penteract")
 @dataclass(slots=True)
 class RollCall:
     """One rank's part. `facts`: what must be equal on all ranks, name -> text. `limit`: seconds, `limits.join`.
-    `per_host`: ranks of this host. It guesses the host of a rank that never came."""
+    `per_host`: ranks of this host, which have consecutive numbers; 0: not known."""
 
     store: SignedStore  # a strict one
     rank: int
@@ -48,7 +48,8 @@ class RollCall:
 
     def hold(self) -> None:
         """Wait until all ranks are there. Raises PeerLost on all that are there if some are missing after `limit`,
-        BadInput on all ranks if their facts differ, or if a stranger has written to the store."""
+        BadInput on all ranks if their facts differ, if neighbours are on different hosts, or if a stranger has written
+        to the store."""
         try:
             error = self._call()
         except BadInput as refused:
@@ -128,9 +129,12 @@ class RollCall:
         return json.loads(self.store.get(f"row/{rank}"))
 
     def _difference(self) -> BadInput | None:
-        """The error that names a rank whose facts are not those of most ranks; of two kinds as many, not rank 0's."""
+        """The error that names a rank whose facts are not those of most ranks; of two kinds as many, not rank 0's. Or
+        one that is not on the host of its neighbours."""
         rows = [json.loads(text) for text in self.store.multi_get([f"row/{r}" for r in range(self.world)])]
         digests = [row["digest"] for row in rows]
+        if error := _scattered(rows):
+            return error
         usual = Counter(digests).most_common(1)[0][0]  # the first met, among equals
         odd = [r for r, digest in enumerate(digests) if digest != usual]
         if not odd:
@@ -163,3 +167,22 @@ class RollCall:
         error = self._answer(None)
         self.store.set(f"read/{self.rank}", "yes")
         return error
+
+
+def _scattered(rows: Sequence[Mapping[str, Any]]) -> BadInput | None:
+    """The error that names a rank on another host than those with which it should share one: layouts put ranks that
+    talk most on one host, by their numbers. Of a rank whose launcher gave no number of ranks a host nothing is known.
+    Hosts that have one name count as one, as several containers of an image may."""
+    for r, row in enumerate(rows):
+        first = r - r % per_host if (per_host := row["per_host"]) else r
+        if row["host"] == rows[first]["host"]:
+            continue
+        last = min(first + per_host, len(rows)) - 1
+        return BadInput(
+            "RANKS", f"ranks {first} and {r} belong on one host", where=f"rank {r} on {row['host']}",
+            found=f"rank {first} on {rows[first]['host']}",
+            allowed=f"ranks {first} to {last} on one host (LOCAL_WORLD_SIZE={per_host})",
+            fix="number ranks host by host: srun --distribution=block, or torchrun; LOCAL_WORLD_SIZE is how many each "
+            "host has",
+        )  # fmt: skip
+    return None
