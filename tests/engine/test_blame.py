@@ -14,6 +14,7 @@ from penteract.engine.comm.journal import Entry, GroupLog, Journal, Kind, Marks,
 from penteract.engine.rank.rank_progress import RankProgress
 from penteract.engine.runtime.hangs.blame import Verdict, blame, unlike
 from penteract.engine.runtime.hangs.finder import Finder
+from penteract.engine.runtime.hangs.pace import Pace
 from penteract.engine.runtime.hangs.record import Collectives, Own, Record, decode, encode
 
 SUM = Kind("all_reduce", 64)
@@ -192,7 +193,7 @@ def test_blaming_reads_each_rank_a_few_times(missing: int) -> None:
     )  # fmt: skip
     store.rows = {f"beat/{r}": encode(record).encode() for r, record in list(records.items())[missing:]}
     start = time.process_time()
-    found = [v for r in range(world) if (v := Finder(store, r, world, 30).tick(records[r], 0.5)) is not None]  # type: ignore[arg-type]
+    found = [v for r in range(world) if (v := Finder(store, r, world, Pace()).tick(records[r], 0.5)) is not None]  # type: ignore[arg-type]
     assert time.process_time() - start < 10
     assert len(found) == 1
     assert found[0].ranks == (culprit,)
@@ -205,7 +206,7 @@ def test_blaming_reads_each_rank_a_few_times(missing: int) -> None:
 def test_the_finder_waits_for_beats_and_gives_its_part_back() -> None:
     store = Store()
     me, frozen = waiting(DP, 3), replace(waiting(DP, 3), idle=0.5)
-    finder, other = Finder(store, 1, 4, 30), Finder(store, 3, 4, 30)  # type: ignore[arg-type]
+    finder, other = Finder(store, 1, 4, Pace()), Finder(store, 3, 4, Pace())  # type: ignore[arg-type]
     store.rows = {f"beat/{r}": encode(at(**{OTHER: (1, 1)}, idle=0)).encode() for r in (0, 2)}
     store.rows |= {"beat/1": encode(me).encode(), "beat/3": encode(frozen).encode()}
     assert finder.tick(replace(me, idle=14), 0.5) is None and "finder" not in store.rows  # too early
@@ -220,6 +221,23 @@ def test_the_finder_waits_for_beats_and_gives_its_part_back() -> None:
     assert finder.tick(replace(me, idle=0), 0.5) is None
     assert store.rows["finder"] == b""
     assert other.tick(replace(me, idle=16), 0.5) is None and store.rows["finder"] == b"3"
+
+
+def test_of_many_ranks_those_that_beat_in_time_are_not_silent() -> None:
+    """They beat less often, and the limits that count beats follow."""
+    store, pace = Store(), Pace.of(4096)
+    assert pace.beat > 4
+    finder = Finder(store, 1, 4, pace)  # type: ignore[arg-type]
+    me, verdicts = waiting(DP, 3), list[Verdict | None]()
+    for tick in range(10):
+        frozen = 3 if tick < 3 else None  # rank 3 has entered, and beats no more
+        for r in (0, 2, 3) if frozen else (0, 2):
+            record = waiting(DP, 3) if r == 3 else at(**{OTHER: (1, 1)})
+            store.rows[f"beat/{r}"] = encode(replace(record, tick=tick, idle=0)).encode()
+        store.rows["beat/1"] = encode(me).encode()
+        verdicts.append(finder.tick(replace(me, idle=tick * pace.beat), pace.beat))
+    found = next(v for v in verdicts if v is not None)
+    assert found.ranks == (3,) and "rank 3 (host a) gives no sign of life" in found.what
 
 
 # ---- what a rank notes ---------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from penteract.engine.rank.roll_call import RollCall
 from penteract.engine.rank.run_key import VARIABLE, NotSigned, RunKey, new_key, take_key
 from penteract.engine.rank.signed_store import SignedStore
+from penteract.engine.runtime.hangs.pace import Pace
 from penteract.engine.runtime.launch import launch
 from penteract.engine.runtime.watch import Watcher
 from penteract.errors import BadInput, PenteractError
@@ -182,7 +183,7 @@ def test_strangers_neither_end_a_run_nor_keep_a_rank_alive(
     store: dist.TCPStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard = list[dict[str, object]]()
-    watcher = Watcher(store, 0, 3, tmp_path, lambda: None, key=KEY, interval=0.05, timeout=1.0)
+    watcher = Watcher(store, 0, 3, tmp_path, lambda: None, key=KEY, pace=Pace(0.05, 1.0))
     watcher._leave = heard.append  # type: ignore[method-assign]
     theirs = SignedStore(store.clone(), "watch", 1, KEY)  # type: ignore[attr-defined]
     theirs.set("beat/1", "0")

@@ -23,6 +23,7 @@ import forks
 from engine.ranks import main
 from penteract.engine.rank.failures import is_of_a_peer
 from penteract.engine.run_folder import rundir
+from penteract.engine.runtime.hangs.pace import MOST, REQUESTS, Pace
 from penteract.engine.runtime.watch import Watcher
 from together import together
 
@@ -160,6 +161,48 @@ def test_a_late_rank_is_waited_for(outcomes: Mapping[str, Future[Outcome]]) -> N
     assert json.loads((ranks.folder / "status.json").read_text())["state"] == "done"
 
 
+class Counting:
+    """A store that counts the requests which reach it; torch's `get` waits for the row first, and is two."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.requests = store, 0
+
+    def __getattr__(self, name: str) -> Any:
+        def asked(*what: Any) -> Any:
+            self.requests += 2 if name in ("get", "multi_get") else 1
+            return getattr(self.store, name)(*what)
+
+        return asked
+
+
+def test_a_beat_is_three_requests(tmp_path: Path) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    watcher = Watcher(store, 0, 3, tmp_path, lambda: None, pace=Pace(0.05))
+    counting = watcher.store.store = Counting(watcher.store.store)  # type: ignore[assignment]
+    beats = 0
+
+    def other_beats() -> Any:
+        nonlocal beats
+        store.set("watch/beat/1", f"{beats}")
+        beats += 1
+        if beats == 20:
+            watcher._over.set()
+        return own(beats, 0.05)
+
+    own, watcher._own.next = watcher._own.next, lambda *_: other_beats()  # type: ignore[method-assign, assignment]
+    watcher._watch()
+    assert beats == 20 and counting.requests == 20 * REQUESTS
+
+
+@pytest.mark.parametrize("world", [2, 256, 500, 1024, 4096, 65536])
+def test_the_store_sees_as_many_requests_a_second_however_many_ranks_there_are(world: int) -> None:
+    pace = Pace.of(world)
+    assert world * REQUESTS / pace.beat <= MOST
+    assert pace.beat == 0.5 or world > 500
+    assert pace.timeout >= max(30, 8 * pace.beat) and pace.blame >= 3 * pace.beat
+    assert pace.shortest - pace.late >= 2 * pace.beat
+
+
 class Heard(Watcher):
     """A watcher that keeps what would have ended its process."""
 
@@ -172,7 +215,7 @@ class Heard(Watcher):
 @contextmanager
 def watching(folder: Path, rank: int, world: int) -> Iterator[Heard]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
-    watcher = Heard(store, rank, world, folder, lambda: None, interval=0.05, timeout=0.6)
+    watcher = Heard(store, rank, world, folder, lambda: None, pace=Pace(0.05, 0.6))
     watcher.start()
     try:
         yield watcher

@@ -16,6 +16,7 @@ log = logging.getLogger("penteract")
 
 _TRIES = 100  # to replace a row that somebody else keeps writing
 _POLL_S = 0.1
+_NO_ROW = b"no row"
 _FIX = f"the same {VARIABLE} for every rank, and for nobody else; a MASTER_PORT that other runs do not use"
 
 
@@ -39,8 +40,10 @@ class SignedStore:
         self.store.set(name, self._sealed(name, row))  # pyright: ignore[reportArgumentType] - its stub lacks bytes
 
     def get(self, name: str) -> bytes:
-        """The row; b"" if there is none."""
-        return self._opened(name, self.store.get(name)) if self.store.check([name]) else b""
+        """The row; b"" if there is none. In one request: torch's `get` is two, and waits for a row. To compare tells
+        what is there, and writes nothing, as no row is `_NO_ROW`; it is given back where there is none."""
+        found = self._swapped(name, _NO_ROW, b"")
+        return self._opened(name, found) if found != _NO_ROW else b""
 
     def multi_get(self, names: Sequence[str]) -> list[bytes]:
         """Rows that exist, in one request; b"" for those that are refused."""

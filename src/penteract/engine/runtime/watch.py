@@ -3,9 +3,9 @@ process.
 
 Twice a second each rank writes a heartbeat to the store, which says how far its main thread is, and reads an abort key
 and the heartbeat of the next rank that is still training. Ranks watch each other in a ring, so that the store's load
-grows linearly with their number. Where main threads make no progress, one rank finds the culprit (`hangs/finder.py`).
-A rank that must end while its main thread is blocked exits its process at once, because nothing else ends a wait in
-gloo.
+grows linearly with their number; of many ranks each beats less often (`hangs/pace.py`). Where main threads make no
+progress, one rank finds the culprit (`hangs/finder.py`). A rank that must end while its main thread is blocked exits
+its process at once, because nothing else ends a wait in gloo.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from penteract.engine.runtime.hangs.alone import AloneWatch, error_alone
 from penteract.engine.runtime.hangs.blame import Verdict, unlike
 from penteract.engine.runtime.hangs.finder import Finder, read
 from penteract.engine.runtime.hangs.own_watch import OwnWatch, hung_row, stacks
+from penteract.engine.runtime.hangs.pace import Pace
 from penteract.engine.runtime.hangs.record import Own, Record, decode, encode
 from penteract.errors import Bug, PeerLost, PenteractError, Preempted
 
 GRACE_S = 1.0  # for a rank's own error to be reported before another rank's ends it
-BLAME_S = 3.0  # to find out which rank broke a connection
 TEARDOWN_S = 3.0  # for the teardown of process groups
 PARTING_S = 8.0  # rank 0 waits so long for the others when all stop together
 
@@ -58,23 +58,23 @@ class Watcher:
     """Watches the other ranks, from `start` to `finish` or `end`.
 
     `abort` is called before this process ends because of another rank; it may block.
-    `key`: what signs the rows of the store. `timeout`: seconds without a heartbeat after which a rank counts as lost.
+    `key`: what signs the rows of the store. `pace`: how often ranks beat; that of a world of this size.
     `launcher_reports`: a launcher prints what errors.jsonl says, so this rank need not.
     """
 
-    def __init__(  # noqa: PLR0913 (the last two are for tests)
+    def __init__(  # noqa: PLR0913 (the last is for tests)
         self, store: dist.distributed_c10d.Store, rank: int, world: int, run_dir: Path, abort: Callable[[], None],
         stopping: Stopping | None = None, progress: RankProgress | None = None, *, key: RunKey | None = None,
-        interval: float = 0.5, timeout: float = 30.0,
+        pace: Pace | None = None,
     ) -> None:  # fmt: skip
         # A separate connection: a blocking wait of the main thread may hold the other.
         own = store.clone()  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
         self.store = SignedStore(own, "watch", rank, key)
         self.rank, self.world, self.run_dir, self.abort = rank, world, run_dir, abort
-        self.interval, self.timeout, self.launcher_reports = interval, timeout, False
+        self.pace, self.launcher_reports = pace or Pace.of(world), False
         self.stopping, self.progress = stopping or Stopping(), progress or RankProgress()
         self._own = Own(self.progress, socket.gethostname())
-        self._finder = Finder(self.store, rank, world, timeout)
+        self._finder = Finder(self.store, rank, world, self.pace)
         self._own_watch = OwnWatch(self.progress, rank, alone=False)
         self._patient = False
         self._stopped = False  # whether a signal had asked this rank to stop when it noticed another's failure
@@ -109,7 +109,7 @@ class Watcher:
                 if self.store.get(f"done/{others}"):  # who has finished stays so: each is waited for in turn
                     others -= 1
                 else:
-                    time.sleep(self.interval / 10)
+                    time.sleep(self.pace.beat / 10)
         self._over.set()
         if self._beats is not None:  # an interpreter that ends while a thread is inside of the store aborts
             self._beats.join(GRACE_S)
@@ -160,7 +160,7 @@ class Watcher:
             try:
                 now = time.monotonic()
                 # Cap the time of one tick: if all processes were suspended together, no rank is lost.
-                passed, last = min(now - last, 2 * self.interval), now
+                passed, last = min(now - last, 2 * self.pace.beat), now
                 own = self._own.next(self._ticks, passed)
                 self.store.set(f"beat/{self.rank}", encode(own))
                 self._watch_next(passed)
@@ -177,7 +177,7 @@ class Watcher:
             if row is not None:
                 return self._leave(row)
             self._ticks += 1
-            self._over.wait(self.interval)
+            self._over.wait(self.pace.beat)
 
     def _saved_without_store(self) -> bool:
         """torchrun holds the store, and has ended. Ranks are still connected: they save and stop, as when a signal asks
@@ -190,26 +190,30 @@ class Watcher:
         """Check the heartbeat of the next rank that has not finished. Set the abort key if there was none for `timeout`
         seconds. `passed`: seconds since the last check."""
         watched = self._last_beat[0] if self._last_beat[0] != self.rank else (self.rank + 1) % self.world
-        while watched != self.rank and self.store.get(f"done/{watched}"):
-            watched = (watched + 1) % self.world
         if watched == self.rank:
             return
         beat = self.store.get(f"beat/{watched}")
         if not beat and watched == self._last_beat[0]:  # none, or none of this run: as if nothing had come
             beat = self._last_beat[1]
-        self._silence = self._silence + passed if (watched, beat) == self._last_beat else 0.0
-        self._last_beat = (watched, beat)
-        if self._silence > self.timeout:
+        if (watched, beat) != self._last_beat:
+            self._silence, self._last_beat = 0.0, (watched, beat)
+        elif self.store.get(f"done/{watched}"):  # asked only of a rank without a new beat: a request less of each beat
+            while watched != self.rank and self.store.get(f"done/{watched}"):
+                watched = (watched + 1) % self.world
+            self._silence, self._last_beat = 0.0, (watched, b"")
+        else:
+            self._silence += passed
+        if self._silence > self.pace.timeout:
             self._lost([watched], f"no sign of life for {self._silence:.0f} s", decode(beat))
 
     def _guard(self) -> None:
         """The watching thread can block for ever in a store whose host has stopped. This thread watches it without
         using the store."""
         last_tick, silence = -1, 0.0
-        while not self._over.wait(self.interval) and not self._patient:
-            silence = silence + self.interval if last_tick == self._ticks else 0.0
+        while not self._over.wait(self.pace.beat) and not self._patient:
+            silence = silence + self.pace.beat if last_tick == self._ticks else 0.0
             last_tick = self._ticks
-            if silence > self.timeout:
+            if silence > self.pace.timeout:
                 return self._leave(self._store_is_gone(f"no answer for {silence:.0f} s"))
 
     def _leave(self, row: dict[str, Any]) -> None:
@@ -235,7 +239,7 @@ class Watcher:
         try:
             finder = self.store.compare_set(_BLAMES, "", str(self.rank)) == str(self.rank).encode()
             before = read(self.store, self.world) if finder else {}
-            if (row := self._failure_row(BLAME_S if finder else BLAME_S + 2 * GRACE_S)) is not None:
+            if (row := self._failure_row(self.pace.blame + (0 if finder else 2 * GRACE_S))) is not None:
                 return self._peer(row)
             after = read(self.store, self.world) if finder else {}
             lost = [r for r, record in after.items()
@@ -259,7 +263,7 @@ class Watcher:
         while time.monotonic() < until:
             if text := self.store.get(_ABORT):
                 return json.loads(text)
-            time.sleep(self.interval / 5)
+            time.sleep(self.pace.beat / 5)
         return None
 
     def _lost(self, ranks: list[int], why: str, last: Record) -> dict[str, Any]:
@@ -335,7 +339,7 @@ class Watcher:
             with suppress(OSError):
                 code = self.run_code or error.exit_code
                 rundir.write_status(self.run_dir, rundir.ended(code), exit_code=code)
-            time.sleep(2 * self.interval + GRACE_S)
+            time.sleep(2 * self.pace.beat + GRACE_S)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Finding what a hung run waits for: one rank at a time reads the records of all, so the store is read O(world) times.
 
 A rank without progress asks for the part of the finder, and gives it back when it goes on. It reads the records shortly
-before its limit, to see whose beats stop, and then at its limit and every second until something changes.
+before its limit, to see whose beats stop, and then at its limit and every second, or with every beat where beats are
+rarer, until something changes.
 """
 
 from __future__ import annotations
@@ -11,20 +12,18 @@ from contextlib import suppress
 
 from penteract.engine.rank.signed_store import SignedStore
 from penteract.engine.runtime.hangs.blame import Verdict, blame
+from penteract.engine.runtime.hangs.pace import Pace
 from penteract.engine.runtime.hangs.record import Record, decode
 
-LOOK_S = 1.0  # between two readings of all records
-_LATE_S = 1.0  # by which two readings may be closer than the silence that they look for
-_SHORTEST_S = 2.0  # without beats
 _FINDER = "finder"
 
 
 class Finder:
-    """One rank's part. `silence`: seconds without beats after which a rank counts as silent; half the limit if that is
+    """One rank's part. A rank counts as silent after `pace.timeout` seconds without beats; half the limit if that is
     less."""
 
-    def __init__(self, store: SignedStore, rank: int, world: int, silence: float) -> None:
-        self.store, self.rank, self.world, self.silence = store, rank, world, silence
+    def __init__(self, store: SignedStore, rank: int, world: int, pace: Pace) -> None:
+        self.store, self.rank, self.world, self.pace = store, rank, world, pace
         self.records: Mapping[int, Record] = {}  # as read last
         self._mine = False
         self._quiet: dict[int, float] = {}  # seconds without a new beat
@@ -32,7 +31,7 @@ class Finder:
 
     def tick(self, own: Record, passed: float) -> Verdict | None:
         """What to end the run with. Called at each beat, `passed` seconds after the last."""
-        silence = max(_SHORTEST_S, min(self.silence, own.limit / 2))
+        silence = max(self.pace.shortest, min(self.pace.timeout, own.limit / 2))
         if own.phase == "done" or own.idle <= 0 or own.idle < own.limit - silence:
             self.release()
             return None
@@ -42,13 +41,13 @@ class Finder:
                 return None
             self._mine, self._quiet = True, {}
             self._read()
-        elif self._since >= LOOK_S and own.hangs:
+        elif self._since >= self.pace.look and own.hangs:
             self._read()
         else:
             return None
         if not own.hangs:
             return None
-        quiet = {r for r, seconds in self._quiet.items() if r != self.rank and seconds >= silence - _LATE_S}
+        quiet = {r for r, seconds in self._quiet.items() if r != self.rank and seconds >= silence - self.pace.late}
         return blame({**self.records, self.rank: own}, quiet)
 
     def release(self) -> None:
