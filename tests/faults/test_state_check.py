@@ -11,17 +11,23 @@ from hypothesis import given
 from draws import draws
 from faults.test_saved_state import at_step, session, steps
 from layouts import Case, _prepare
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+from penteract.config.optimizers import Moment
 from penteract.config.run import Optimizer
 from penteract.engine.comm.groups import ProcessGroups, needed
+from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.executor.state_check import _odd, _sum
 from penteract.engine.kernels.registry import kernels
 from penteract.engine.optim.optimizer import AdamW
 from penteract.engine.session.trainer import Trainer
+from penteract.engine.state.state import allocate
 from penteract.errors import BadNumerics
 from penteract.step.program import compile_step
 from penteract.step.walk import walk
 from pool import Pool
 from strategies import cases
+from tiny import SIZES
 
 CPU = torch.device("cpu")
 
@@ -36,6 +42,27 @@ def test_any_flipped_bit_changes_the_sum() -> None:
                 assert _sum([x]) != before, (dtype, byte, bit)
                 data[byte] ^= 1 << bit
         assert _sum([x]) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "flagged"),
+    [("mean", "inf", True), ("mean", "nan", True), ("square", "nan", True), ("square", "-1", True),
+     ("square", "inf", False)],
+)  # fmt: skip
+def test_which_moments_show_in_the_weights_that_they_make(kind: Moment, value: str, flagged: bool) -> None:
+    """An infinite second moment does not: its weight only decays."""
+    p = compile_step(ModelSpec(**SIZES), Layout(), 16, precision="fp32")
+    state, optimizer = allocate(p, CPU), AdamW(Optimizer(learning_rate=1e-2), CPU)
+    initialise(p, state, 0)
+    optimizer.rate.fill_(1e-2)
+    flat = next(flat for flat in state.flats if flat.bucket.decay)
+    flat.own_gradient.fill_(1e-3)
+    flat.moments[kind][5] = float(value)
+    before = flat.master.clone()
+    optimizer.update(flat, optimizer.factors(torch.tensor(1.0)))
+    assert torch.isnan(optimizer.nonfinite).item() == flagged
+    if not flagged:
+        assert flat.master[5] == before[5] * (1 - 1e-2 * optimizer.spec.weight_decay) and flat.moments[kind][5].isinf()
 
 
 def test_the_odd_one() -> None:

@@ -113,7 +113,9 @@ class AdamW:
 
     def _put(self, flat: Flat, part: slice, updated: torch.Tensor) -> None:
         """Write the updated master weights of a slice, split or rounded. If dtypes are equal, they were updated in
-        place. A moment that is not finite shows in them, too."""
+        place. A moment that is not finite shows in them, too, but for a second moment that is infinite: it divides the
+        step, so its weight stands still, but for decay. Arithmetic makes none, as the norm of gradients is finite; a
+        flipped bit can, for which there is `executor/state_check.py`."""
         self.nonfinite.add_(updated.sum(), alpha=0)  # 0 times what is not finite is NaN
         kept = flat.master[part]
         if flat.splits_master:
