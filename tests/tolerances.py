@@ -12,3 +12,5 @@ DRIFT = {30: 0.005, 300: 0.02}
 # other places, so each is rounded elsewhere: by 2^-9 in bf16 and 2^-12 in fp16, through about a hundred of them.
 # Losses, which are fp32 sums over all tokens, agree ten times better.
 LAYOUTS = {"bf16": 5e-2, "fp16": 8e-3}
+# A mean of some hundred losses in fp32, relative: a layout adds them up in another order.
+MEAN = 2e-6

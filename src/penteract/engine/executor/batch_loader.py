@@ -7,13 +7,15 @@ of this step, so the next step begins without waiting for any other rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from penteract.engine.data import Sample, Samples
+from penteract.engine.data.pack import IGNORED
 from penteract.engine.device.device import device_of
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.feed import MicroBatch, constants, micro_batch, samples_of, target_counts
@@ -52,6 +54,7 @@ class BatchLoader:
     failed: Exception | None = None  # why the next batch could not be prefetched
     keeps: bool = False  # whether the batch is kept that was loaded last, for a step that is repeated
     last: HostBatch | None = None
+    once: bool = False  # whether targets of samples beyond the last are ignored: they come again, to fill a batch
 
     def load(self, samples: Samples, first_sample: int) -> list[int] | None:
         """Copy the batch into the device tensors. Returns this rank's unmasked-label counts, one per loss term (to be
@@ -106,7 +109,13 @@ class BatchLoader:
 
     def _samples(self, samples: Samples, first_sample: int) -> list[list[Sample]]:
         """The samples of each micro-batch, whose documents this program's kernels can compute."""
-        by_micro_batch = [[samples.sample(i) for i in ids] for ids in samples_of(self.program, first_sample)]
+        by_micro_batch = [[self._sample(samples, i) for i in ids] for ids in samples_of(self.program, first_sample)]
         for own_samples in by_micro_batch:
             check_documents(self.program, own_samples)
         return by_micro_batch
+
+    def _sample(self, samples: Samples, index: int) -> Sample:
+        found = samples.sample(index)
+        if not self.once or index < len(samples):
+            return found
+        return replace(found, targets=np.full_like(found.targets, IGNORED))

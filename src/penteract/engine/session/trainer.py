@@ -116,7 +116,7 @@ class Trainer:
         validation_run = Executor(forward, state, comm, place.kernels(forward), validation_memory, fake=device)
         run.on_action = validation_run.on_action = rank.progress.did
         run.micro_batches = validation_run.micro_batches = allocate_micro_batches(program, rank.device)
-        loaders = BatchLoader(program, run.micro_batches), BatchLoader(forward, run.micro_batches)
+        loaders = BatchLoader(program, run.micro_batches), BatchLoader(forward, run.micro_batches, once=True)
         trainer = Trainer(spec, rank, program, state, run, validation_run, *loaders)
         if program.layout.sends_blocks:
             trainer.repeated, trainer.loader.keeps = _repeated_steps(spec, rank, place, run, memory.block), True
@@ -180,7 +180,8 @@ class Trainer:
         return rate(self.spec.lr_schedule, self.spec.optimizer.learning_rate, number, self.spec.train.steps)
 
     def validate(self, samples: Samples) -> float:
-        """Mean cross entropy of the first validation samples, nats a token."""
+        """Mean cross entropy of the first validation samples, nats a token. Of fewer than a batch each counts once, so
+        the mean depends on no layout's batch."""
         total, tokens = 0.0, 0
         self.run.settle_parameters()
         for first in self._validation_samples(samples):
