@@ -42,9 +42,10 @@ def _scales(elements: int) -> Bytes:
     return elements // MOMENT_BLOCK * 4
 
 
-def parts(elements: int) -> Iterator[slice]:
-    """The slices of so many elements, in order, in which optimizer state is converted."""
-    return (slice(at, min(at + SLICE, elements)) for at in range(0, elements, SLICE))
+def parts(elements: int, size: int = 0) -> Iterator[slice]:
+    """The slices of so many elements, in order; by default those in which optimizer state is converted."""
+    size = size or SLICE
+    return (slice(at, min(at + size, elements)) for at in range(0, elements, size))
 
 
 def is_sliced(p: Policy) -> bool:

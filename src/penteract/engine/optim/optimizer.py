@@ -16,7 +16,7 @@ from penteract.engine.state.loss_scaling import LossScale
 from penteract.engine.state.state import Flat, TrainingState
 from penteract.engine.state.stochastic_rounding import random_bits, round_into
 from penteract.step.program import Program
-from penteract.step.update import SLICE
+from penteract.step.update import SLICE, parts
 
 
 class Factors(NamedTuple):
@@ -73,9 +73,8 @@ class AdamW:
         if self.kernel is not None:
             return self.kernel(flat, factors, self.step, self.nonfinite)
         whole = len(flat.master)
-        size = SLICE if flat.sliced else max(1, whole)
-        for at in range(0, whole, size):
-            self._update_slice(flat, slice(at, min(at + size, whole)), factors)
+        for part in parts(whole, SLICE if flat.sliced else max(1, whole)):
+            self._update_slice(flat, part, factors)
         return flat.copy_from_master()
 
     def factors(self, squared_norm: torch.Tensor) -> Factors:

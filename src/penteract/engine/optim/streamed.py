@@ -17,6 +17,7 @@ from penteract.config.precision.policy import MOMENT_BLOCK
 from penteract.engine.comm.comm import Comm, Work
 from penteract.engine.device.device import Device
 from penteract.engine.state.state import Buffers, Flat
+from penteract.step.update import parts
 
 
 class LoadedSlice(NamedTuple):
@@ -72,8 +73,7 @@ class StreamedState:
         return ((i % len(self.staging), flat, part) for i, (flat, part) in enumerate(every))
 
     def _parts(self, flat: Flat) -> Iterator[slice]:
-        whole, size = len(flat.master), len(self.staging[0]["mean"])
-        return (slice(at, min(at + size, whole)) for at in range(0, whole, size))
+        return parts(len(flat.master), len(self.staging[0]["mean"]))
 
     def _fetch(self) -> None:
         """Start to load the next slice, once the previous one in its staging buffer is stored."""

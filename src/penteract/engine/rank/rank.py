@@ -119,10 +119,6 @@ class Rank:
                 dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def all_of(self, text: str) -> list[str]:
-        """The texts of all ranks in their order, on every rank."""
-        return self.gather(text)
-
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in their order, on every rank."""
         values = [value] * self.world
@@ -133,7 +129,7 @@ class Rank:
 
     def count_here(self) -> int:
         """How many ranks run on this one's host."""
-        return self.all_of(socket.gethostname()).count(socket.gethostname())
+        return self.gather(socket.gethostname()).count(socket.gethostname())
 
     def one_of(self, error: PenteractError | None) -> PenteractError | None:
         """The error of the first rank that has one, on every rank."""

@@ -45,7 +45,7 @@ def open_background(
 def refuse_too_large(rank: Rank, size: Bytes) -> None:
     """Raise BadInput on all ranks unless each host has room for the snapshots of its ranks. `size`: of this rank's."""
     own = [socket.gethostname(), size, host_memory.available()]
-    rows = [json.loads(row) for row in rank.all_of(json.dumps(own))]
+    rows = [json.loads(row) for row in rank.gather(json.dumps(own))]
     for name in sorted({row[0] for row in rows}):
         needs = [row[1] for row in rows if row[0] == name]
         rooms = [row[2] for row in rows if row[0] == name and row[2] is not None]
