@@ -21,6 +21,7 @@ from faults.background import begun, check_next_save, dying_after, failing_at, n
 from penteract.engine.checkpoint import committed, take
 from penteract.engine.checkpoint.packing import LARGEST_FILE
 from penteract.engine.session.background.save_rows import SaveRows
+from penteract.engine.session.checkpoints import ReadBack
 from penteract.errors import BadNumerics, DiskFailure
 
 WHOLE, IN_FILES = LARGEST_FILE, 2**16  # the small model's share is one file, or six
@@ -139,19 +140,23 @@ def test_the_newest_proven_step_stays_and_nothing_goes_on_an_errors_path(tmp_pat
     one.close()
 
 
-@pytest.mark.parametrize("file", ["rank-00000.safetensors", "rank-00000-00003.safetensors"])
+@pytest.mark.parametrize(
+    "file", ["rank-00000.safetensors", "rank-00000-00003.safetensors", "rectangles.bin", "manifest.json"]
+)
 def test_a_step_that_was_not_written_as_said_is_not_proven(tmp_path: Path, file: str) -> None:
     one = begun(tmp_path, [], IN_FILES)
     one.save(10, 1.0)
     one.save(20, 2.0)
     read = one.checkpoints.before
     assert read is not None and read.read_back is not None
-    read.read_back.result()
+    saved = read.read_back
+    saved.result()
     path = tmp_path / "step-00000020" / file
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    one.checkpoints.commit_seen(type(read.read_back)(read.at, 0))  # the page was lost before it was read
+    again = ReadBack(saved.at, saved.table, whole=saved.whole)  # the page was lost before it was read
+    one.checkpoints.commit_seen(again)
     one.save(30, 3.0)
     assert [(c.step, c.proven) for c in committed(tmp_path)] == [(30, False), (20, False), (10, True)]
     one.close()

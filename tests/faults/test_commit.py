@@ -128,7 +128,7 @@ def test_each_file_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch
     happened = crash_after(monkeypatch, 10**6)
     save_whole(tmp_path, 1, state(1))
     commit = happened.index("rename")
-    assert happened[:commit].count("fsync") == 4  # tensors, their table, the manifest, the folder
+    assert happened[:commit].count("fsync") == 5  # tensors, their table, rectangles, the manifest, the folder
     assert happened[commit + 1 :][:2] == ["open", "fsync"]  # the folder above
 
 

@@ -135,7 +135,8 @@ def test_a_step_that_was_not_written_as_said_is_not_proven(tmp_path: Path) -> No
             flip(made.trainer)
             written = made.checkpoints._written
             assert written is not None and written.at.name.endswith("4")
-            made.checkpoints._written = type(written)(written.at, 0)  # the page is lost before it is read
+            again = type(written)(written.at, written.table, whole=written.whole)  # the page is lost before it is read
+            made.checkpoints._written = again
         read()
 
     with pytest.MonkeyPatch.context() as patched:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 def read_regular(path: Path, *, largest: int) -> bytes:
-    """The content of a regular file of at most `largest` bytes. Raises OSError for anything else.
+    """The content of a regular file of at most `largest` bytes. Raises OSError for anything else."""
+    with opened_regular(path, largest=largest) as fd, os.fdopen(fd, "rb", closefd=False) as file:
+        return file.read(largest)
+
+
+@contextmanager
+def opened_regular(path: Path, *, largest: int) -> Generator[int]:
+    """The descriptor of a regular file of at most `largest` bytes. Raises OSError for anything else.
 
     A pipe would be waited for without end, and a device has none.
     """
@@ -20,7 +29,6 @@ def read_regular(path: Path, *, largest: int) -> bytes:
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if found.st_size > largest:
             raise OSError(errno.EFBIG, f"larger than {largest} bytes", str(path))
-        with os.fdopen(fd, "rb", closefd=False) as file:
-            return file.read(largest)
+        yield fd
     finally:
         os.close(fd)

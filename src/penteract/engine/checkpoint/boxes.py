@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 Dims = tuple[int, ...]
 Box = tuple[Dims, Dims]  # offset, size
@@ -60,6 +61,21 @@ def first_overlap(boxes: Iterable[Box]) -> tuple[Box, Box] | None:
                 return other, box
         open_boxes.append(box)
     return None
+
+
+def dims_of(values: Any) -> Dims:
+    """Numbers of a file as dims. Raises TypeError or ValueError for others, and where there are too many elements to
+    count."""
+    found = tuple(count_of(v) for v in values)
+    count_of(math.prod(found))
+    return found
+
+
+def count_of(value: Any) -> int:
+    """A number of a file as a count. Raises ValueError for others."""
+    if not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError("not a count")
+    return value
 
 
 def digest(data: memoryview | bytes) -> str:

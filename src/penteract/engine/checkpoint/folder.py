@@ -99,7 +99,7 @@ def _read_epoch(at: Path) -> int | None:
 def check(at: Path) -> None:
     """Check the manifest, that the folder's name and epoch are its own, and that files exist with their sizes; bytes
     are checked when they are read. Raises CorruptData."""
-    stored, name = manifest.read(at), _STEP.fullmatch(at.name)
+    stored, name = manifest.check(at), _STEP.fullmatch(at.name)
     if name and int(name[1]) != stored.step:
         raise CorruptData("CHECKPOINT", "a step has the folder of another", where=str(at),
                           found=f"step {stored.step}", allowed=f"step {int(name[1])}",

@@ -10,6 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from penteract.engine.checkpoint.boxes import WIDTHS, Box, Dims, volume
+from penteract.engine.checkpoint.stored_boxes import key_of
 from penteract.errors import Bug
 from penteract.units import Bytes
 
@@ -33,9 +34,8 @@ class FileEntry:
 
     @property
     def key(self) -> str:
-        """Its key in the file. A whole tensor has its plain name, so that other readers of safetensors find it in a
-        single rank's file."""
-        return self.name if self.box[1] == self.shape else f"{self.name}@{','.join(map(str, self.box[0]))}"
+        """Its key in the file."""
+        return key_of(self.name, self.shape, self.box)
 
     @property
     def bytes(self) -> Bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,10 +13,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from penteract.engine.checkpoint import manifest
-from penteract.engine.checkpoint.boxes import Box, digest, first_overlap, inside, meet, volume
-from penteract.engine.checkpoint.manifest import Manifest, ManifestEntry, StoredBox
-from penteract.engine.checkpoint.packing import rank_of
+from penteract.engine.checkpoint.boxes import Box, digest, first_overlap, inside, volume
+from penteract.engine.checkpoint.manifest import Manifest, ManifestEntry
+from penteract.engine.checkpoint.rank_file import RankTable
 from penteract.engine.checkpoint.slices import DTYPES, NAMES, Slice, raw, view
+from penteract.engine.checkpoint.stored_boxes import StoredBox, by_file
 from penteract.errors import BadInput, Bug, CorruptData
 from penteract.units import Bytes
 
@@ -24,16 +25,17 @@ _SHOWN = 5  # names in a message
 _AHEAD: Bytes = 2**30  # of rectangles that a rank reads and has not copied yet
 
 
-def load(at: Path, wanted: Iterable[Slice], threads: int = 1) -> dict[str, Any]:
+def load(at: Path, wanted: Iterable[Slice], threads: int = 1, stored: Manifest | None = None) -> dict[str, Any]:
     """Fill each wanted tensor in place from the checkpoint `at`; returns the `extra` of `save`. `threads`: how many
-    read and verify, ahead of this one, which copies.
+    read and verify, ahead of this one, which copies. `stored`: its manifest, if it was read before.
 
     Only stored rectangles that overlap a wanted one are read. Each has one digest, so it is read as a whole and
     verified before the overlap is copied. Nothing is cast. Names, shapes, dtypes and completeness are checked before
     the first tensor is changed.
     Raises BadInput when the checkpoint is of another model, CorruptData when it is damaged.
     """
-    stored, slices = manifest.read(at), list(wanted)
+    slices = list(wanted)
+    stored = stored or manifest.read(at, {s.name for s in slices})
     _refuse_another_model(at, stored, slices)
     copies: dict[str, dict[StoredBox, list[tuple[Slice, Box]]]] = {}
     for s in slices:
@@ -75,36 +77,39 @@ def _read(
 
 def extra(at: Path) -> dict[str, Any]:
     """The `extra` of `save`; reads no tensor. Raises CorruptData."""
-    return manifest.read(at).extra
+    return manifest.read(at, ()).extra
 
 
 def verify(at: Path) -> None:
     """Read and verify all tensors. Raises CorruptData at the first that differs from what was written."""
     stored = manifest.read(at)
     for name, entry in stored.tensors.items():
-        if problem := manifest.untiled(entry):
+        if problem := entry.parts.untiled():
             raise _damaged(at, f"{name}: {problem}")
-    for file in stored.files:
-        _verify_file(at, file, stored)
+    _verify_files(at, stored.files, stored.tensors)
 
 
-def verify_rank(at: Path, rank: int, *, prepare: Callable[[Path], None], stop: Callable[[], bool]) -> None:
-    """Read and verify the tensors of one rank's files, until `stop` says so; `prepare(path)` is called before each.
-    Raises CorruptData."""
-    stored = manifest.read(at)
-    for file in stored.files:
-        if rank_of(file) == rank and not stop():
-            prepare(at / file)
-            _verify_file(at, file, stored, stop)
+def verify_share(at: Path, table: RankTable, *, prepare: Callable[[Path], None], stop: Callable[[], bool]) -> None:
+    """Read and verify the files of one rank by the table that it made when it wrote them, until `stop` says so;
+    `prepare(path)` is called before each. Raises CorruptData."""
+    _verify_files(at, table.files, table.tensors, prepare, stop)
 
 
-def _verify_file(at: Path, file: str, stored: Manifest, stop: Callable[[], bool] = bool) -> None:
-    """Read and verify the tensors of one file, until `stop` says so. Raises CorruptData."""
-    with opened(at / file, "its header") as handle:
-        for entry in stored.tensors.values():
-            for part in entry.parts:
-                if part.file == file and not stop():
-                    checked(at / file, handle, part, entry.dtype)
+def _verify_files(
+    at: Path, files: Iterable[str], tensors: Mapping[str, ManifestEntry],
+    prepare: Callable[[Path], None] = lambda _: None, stop: Callable[[], bool] = bool,
+) -> None:  # fmt: skip
+    """Read and verify the tensors of these files, which are all of `tensors`. Raises CorruptData."""
+    parts_of = by_file(tensors, [*files])
+    for file in files:
+        if stop():
+            return
+        prepare(at / file)
+        with opened(at / file, "its header") as handle:
+            for part, dtype in parts_of(file):
+                if stop():
+                    return
+                checked(at / file, handle, part, dtype)
 
 
 def _refuse_another_model(at: Path, stored: Manifest, slices: list[Slice]) -> None:
@@ -131,7 +136,7 @@ def _refuse_another_model(at: Path, stored: Manifest, slices: list[Slice]) -> No
 def overlaps(at: Path, name: str, entry: ManifestEntry, wanted: Box) -> list[tuple[StoredBox, Box]]:
     """The stored rectangles that overlap the wanted one, each with the overlap. Raises CorruptData unless the overlaps
     tile it."""
-    found = [(part, box) for part in entry.parts if (box := meet(part.box, wanted))]
+    found = entry.parts.overlapping(wanted)
     missing = volume(wanted) - sum(volume(box) for _, box in found)
     if missing or first_overlap(box for _, box in found):
         raise _damaged(at, f"{name}: its rectangles do not tile it")

@@ -11,9 +11,9 @@ import torch
 
 from penteract.engine.checkpoint import manifest
 from penteract.engine.checkpoint.boxes import Box
-from penteract.engine.checkpoint.manifest import StoredBox
 from penteract.engine.checkpoint.reading import checked, opened, overlaps
 from penteract.engine.checkpoint.slices import view
+from penteract.engine.checkpoint.stored_boxes import StoredBox
 from penteract.errors import BadInput
 
 

@@ -3,7 +3,6 @@ checkpoint by renaming its folder."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -24,10 +23,10 @@ from penteract.errors import Bug, DiskFailure
 _PART = 2**24  # elements of a tensor that are copied from a device at a time
 
 
-def save(  # noqa: PLR0913 -- the last six describe the run and the calling rank
+def save(  # noqa: PLR0913 -- the last seven describe the run and the calling rank
     folder: Path, step: int, slices: Iterable[Slice], extra: dict[str, Any],
     *, rank: int, world: int, barrier: Callable[[], None], epoch: int = 0, finite: bool = False,
-    threads: int = 1,
+    threads: int = 1, written: Callable[[RankTable], None] = lambda _: None,
 ) -> Path:  # fmt: skip
     """Commit a checkpoint of `step` in `folder`, and return its own folder, `step-…`.
 
@@ -41,6 +40,7 @@ def save(  # noqa: PLR0913 -- the last six describe the run and the calling rank
              data. Each has a temporary folder of its own, so two processes never mix their files
     finite   refuse values that are not finite
     threads  how many this rank uses to copy, hash and write
+    written  gets the table of this rank's files, once they are written
 
     Raises DiskFailure; BadNumerics for a value that is not finite; Bug when the slices do not tile each tensor exactly.
     """
@@ -51,7 +51,7 @@ def save(  # noqa: PLR0913 -- the last six describe the run and the calling rank
             fresh.mkdir()
     barrier()
     with disk.failing(fresh, "write a checkpoint"):
-        _write_share(fresh, slices, rank, finite=finite, threads=threads)
+        written(_write_share(fresh, slices, rank, finite=finite, threads=threads))
     barrier()
     if rank == 0:
         with disk.failing(fresh, "commit a checkpoint"):
@@ -84,12 +84,15 @@ def _table_name(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
 
-def _write_share(fresh: Path, slices: Iterable[Slice], rank: int, *, finite: bool = False, threads: int = 1) -> None:
+def _write_share(
+    fresh: Path, slices: Iterable[Slice], rank: int, *, finite: bool = False, threads: int = 1
+) -> RankTable:
     """Write this rank's files, if it owns any slices, and its part of the manifest."""
     entries = [entry(s, finite=finite) for s in slices]
-    text = rank_file.write(fresh, entries, rank, threads, LARGEST_FILE).text()
-    path = fresh / _table_name(rank)
-    rank_file.attempt(lambda: disk.write(path, [text.encode()]), path)
+    table = rank_file.write(fresh, entries, rank, threads, LARGEST_FILE)
+    path, text = fresh / _table_name(rank), table.text().encode()
+    rank_file.attempt(lambda: disk.write(path, [text]), path)
+    return table
 
 
 def entry(s: Slice, *, finite: bool) -> FileEntry:
@@ -132,12 +135,10 @@ def _finish(fresh: Path, step: int, extra: dict[str, Any], world: int) -> None:
     for rank in range(world):
         path = fresh / _table_name(rank)
         try:
-            text = path.read_bytes()
-            json.loads(text)
-        except (FileNotFoundError, ValueError) as e:
+            tables.append(RankTable.parse(path.read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError) as e:
             raise DiskFailure("DISK", f"rank 0 does not see the files of rank {rank}", where=str(path),
                               fix="choose an --output.folder that all hosts share") from e  # fmt: skip
-        tables.append(RankTable.parse(text))
     rank_file.finish(fresh, step, extra, tables)
     for rank in range(world):
         os.unlink(fresh / _table_name(rank))

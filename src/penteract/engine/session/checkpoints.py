@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penteract.engine import checkpoint
-from penteract.engine.checkpoint import Slice
+from penteract.engine.checkpoint import Slice, manifest
+from penteract.engine.checkpoint.rank_file import RankTable
 from penteract.engine.rank.rank import Rank
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
@@ -61,7 +62,7 @@ class Checkpoints:
         held = len(checkpoint.committed(self.folder))
         # Before old ones go, there are those that are kept, a proven one, and the new one.
         copies = min(saves, max(1, self.keep + 2 - held)) if self.keep else saves
-        room, files = checkpoint.room(self.folder), copies * (checkpoint.most_files(size, self.rank.world) + 3)
+        room, files = checkpoint.room(self.folder), copies * (checkpoint.most_files(size, self.rank.world) + 4)
         if copies * size > room.bytes:
             raise DiskFailure("DISK", f"no room for the checkpoints to come: {copies} of {show_bytes(size)}",
                               where=str(self.folder), found=f"{show_bytes(room.bytes)} free",
@@ -99,9 +100,10 @@ class Checkpoints:
     def save(self, step: int, slices: Iterable[Slice], extra: dict[str, Any], *, prune: bool = True) -> None:
         """Commit a checkpoint; then remove old ones, unless the run is ending with an error (`prune` False). Values
         that are not finite are refused: BadNumerics. Raises DiskFailure."""
+        tables = list[RankTable]()
         at = checkpoint.save(
             self.folder, step, slices, extra, rank=self.rank.number, world=self.rank.world, barrier=self.rank.barrier,
-            epoch=self.epoch, finite=True, threads=self.threads,
+            epoch=self.epoch, finite=True, threads=self.threads, written=tables.append,
         )  # fmt: skip
         self.last = step
         if prune:
@@ -109,7 +111,7 @@ class Checkpoints:
             if self.rank.number == 0:
                 with checkpoint.failing(self.folder, "remove older checkpoints"):
                     checkpoint.prune(self.folder, self.keep, self.epoch)
-            self._written = ReadBack(at, self.rank.number)
+            self._written = ReadBack(at, tables[0], whole=self.rank.number == 0)
 
     @property
     def before(self) -> Before | None:
@@ -181,11 +183,13 @@ class Before(NamedTuple):
 
 
 class ReadBack:
-    """Reads a rank's files of a checkpoint from the disk, and compares their digests, while training goes on."""
+    """Reads a rank's files of a checkpoint from the disk, and compares them with the digests of what it wrote, while
+    training goes on: so no rank needs the rectangles of others. `whole`: it reads the manifest too, one tensor at a
+    time, as one rank does for all; what takes long there lets training run."""
 
-    def __init__(self, at: Path, rank: int) -> None:
+    def __init__(self, at: Path, table: RankTable, *, whole: bool) -> None:
         """Begin to read."""
-        self.at, self._rank = at, rank
+        self.at, self.table, self.whole = at, table, whole
         self._error: PenteractError | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read, name="read-back", daemon=True)
@@ -208,7 +212,11 @@ class ReadBack:
 
     def _read(self) -> None:
         try:
-            checkpoint.verify_rank(self.at, self._rank, prepare=_drop_from_cache, stop=self._stopped.is_set)
+            if self.whole:
+                for name in (manifest.MANIFEST, manifest.RECTANGLES):
+                    _drop_from_cache(self.at / name)
+                manifest.check(self.at)
+            checkpoint.verify_share(self.at, self.table, prepare=_drop_from_cache, stop=self._stopped.is_set)
         except PenteractError as e:
             self._error = e
         except OSError as e:

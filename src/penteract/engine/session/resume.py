@@ -52,7 +52,7 @@ def resume_settings(spec: RunSpec) -> dict[str, Any]:
 def check_resume(folder: Path, spec: RunSpec, at: Path | None = None) -> None:
     """Raise BadInput unless a run of `spec` may resume from the newest checkpoint of the run in `folder`: the settings
     agree, and the run has steps left. `at`: the folder of its checkpoints, if they have been moved."""
-    stored = manifest.read(checkpoint.latest(at or checkpoint_folder.find(folder)))
+    stored = manifest.read(checkpoint.latest(at or checkpoint_folder.find(folder)), ())
     extra = stored.extra  # of the first versions, without an optimizer: it was AdamW
     then, now = (dict(_leaves({"optimizer": "adamw", **kept})) for kept in (extra, resume_settings(spec)))
     other = sorted((key for key in then | now if then.get(key) != now.get(key)), key=lambda key: key == _LAST)

@@ -73,9 +73,11 @@ def saved_bytes(p: Program) -> int:
 
 def load_state(at: Path, p: Program, state: TrainingState, threads: int = 1) -> dict[str, Any]:
     """Fill the state of this rank from a checkpoint, read by so many threads; returns the checkpoint's `extra`."""
-    widened, stored = _widened(p, state), manifest.read(at).tensors
-    wanted = [s for s in _slices(p, state, widened) if not s.name.endswith(RECIPE_STATE) or _is_stored(s, stored)]
-    extra = checkpoint.load(at, wanted, threads)
+    widened = _widened(p, state)
+    slices = list(_slices(p, state, widened))
+    stored = manifest.read(at, {s.name for s in slices})  # once: of a large run it is the longest of what all read
+    wanted = [s for s in slices if not s.name.endswith(RECIPE_STATE) or _is_stored(s, stored.tensors)]
+    extra = checkpoint.load(at, wanted, threads, stored)
     for kind, wide in widened.items():
         for flat, values in zip(state.flats, wide, strict=True):
             kept = flat.kept(kind)

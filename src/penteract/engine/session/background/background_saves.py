@@ -18,6 +18,7 @@ from typing import Any
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import folder as folders
 from penteract.engine.checkpoint.background.writer import BackgroundWriter, WriterDied
+from penteract.engine.checkpoint.rank_file import RankTable
 from penteract.engine.session.background.save_rows import SaveRows
 from penteract.engine.session.background.snapshot import Snapshot
 from penteract.engine.session.checkpoints import Checkpoints, ReadBack
@@ -47,6 +48,7 @@ class BackgroundSaves:
     number: int = 0  # of the last save that was started
     failures: int = 0  # in a row; known to rank 0
     _prunes: bool = True
+    _table: RankTable | None = None  # of what this rank wrote last
     _course: Iterator[None] | None = None
 
     def __post_init__(self) -> None:
@@ -118,7 +120,8 @@ class BackgroundSaves:
         at = folders.step_folder(own.folder, step)
         if self._prunes:
             yield from self._tidied()
-            own.commit_seen(ReadBack(at, own.rank.number))
+            assert self._table is not None
+            own.commit_seen(ReadBack(at, self._table, whole=own.rank.number == 0))
 
     def _part(self, fresh: Path) -> _Waiting:
         """Write this rank's part, and tell."""
@@ -129,6 +132,7 @@ class BackgroundSaves:
         except WriterDied as e:
             self.rows.failed(self.number, f"its writer {e}")
         else:
+            self._table = RankTable.parse(table)
             self.rows.written(self.number, table)
 
     def _ask(self, do: str, payload: bytes = b"", **about: Any) -> _Waiting:
@@ -159,9 +163,9 @@ class BackgroundSaves:
         tables, why = yield from self._collected()
         if not why:
             try:
-                given = json.dumps({"extra": extra, "tables": tables}).encode()
                 own = self.checkpoints
-                yield from self._ask("commit", given, folder=str(own.folder), step=step, epoch=own.epoch)
+                lines = "\n".join([json.dumps(extra), *tables]).encode()  # tables are not parsed here: there are many
+                yield from self._ask("commit", lines, folder=str(own.folder), step=step, epoch=own.epoch)
             except WriterDied as e:
                 if not self._is_committed(step):
                     why = f"the writer that commits it {e}"
