@@ -342,7 +342,8 @@ def test_rough_bounds_hold_where_the_only_micro_batch_adds_to_nothing(
     them, and hold for the one that has all in one."""
     assume(case.schedule is None)
     first = case.layout.gradient_accumulation_steps if case.layout.pp > 1 else 1
-    lay = replace(case.layout, gradient_accumulation_steps=first * micro_batches)
+    chunk = longer * case.layout.loss_chunk  # else the loss of a long sequence is thousands of calls
+    lay = replace(case.layout, gradient_accumulation_steps=first * micro_batches, loss_chunk=chunk)
     fewest = replace(lay, gradient_accumulation_steps=first, micro_batch_size=micro_batches * lay.micro_batch_size)
     bounds = Estimator(case.model, NODE, longer * case.sequence_length, precision=precision).bounds
     largest, meshes = larger * fewest.micro_batch_size, simpler_meshes(lay.tp, lay.cp, lay.ep, lay.expert_tp)
