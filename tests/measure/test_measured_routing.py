@@ -31,9 +31,10 @@ from pool import Pool
 SETTINGS = ["parallel.dp=2", "parallel.ep=2", "batch.micro_batch_size=64", "batch.global_batch_size=256",
             "batch.sequence_length=256", "model.hidden_size=1024", "model.moe.experts=8", "model.moe.top_k=4",
             "model.moe.ffn_size=512"]  # fmt: skip
-
-
 EXACT = "parallel.expert_rows=exact"
+SMALL = (
+    "batch.sequence_length=64", "model.hidden_size=64", "batch.micro_batch_size=8", "batch.global_batch_size=32",
+)  # fmt: skip
 
 
 def run_of(*more: str) -> RunSpec:
@@ -77,13 +78,7 @@ def measured(rank: int, groups: ProcessGroups, layout: Layout, run: RunSpec) -> 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_with_the_rows_of_a_run_its_memory_is_the_plan(pool: Pool, recompute: str) -> None:
     """Within 0.1 %, and closer than with even rows."""
-    small = (
-        "batch.sequence_length=64",
-        "model.hidden_size=64",
-        "batch.micro_batch_size=8",
-        "batch.global_batch_size=32",
-    )
-    run = run_of(f"memory.recompute={recompute}", "training.steps=3", "precision.dtype=fp32", *small)
+    run = run_of(f"memory.recompute={recompute}", "training.steps=3", "precision.dtype=fp32", *SMALL)
     even = Balanced.of(run.model, run.layout, run.sequence_length).rows
     ranks, off = list[RankMeasurement](), list[float]()
     for _ in range(3):  # and longer than it is waited for
@@ -104,14 +99,8 @@ def test_with_the_rows_of_a_run_its_memory_is_the_plan(pool: Pool, recompute: st
 def test_padded_rows_take_the_memory_of_the_plan_whatever_came(pool: Pool) -> None:
     """The rows are counted all the same, and the step of the fullest rank is planned with them."""
     padded = ("parallel.ep_method=all_gather", "parallel.expert_rows=padded", "kernels.experts=grouped")
-    small = (
-        "batch.sequence_length=64",
-        "model.hidden_size=64",
-        "batch.micro_batch_size=8",
-        "batch.global_batch_size=32",
-    )
-    run = run_of("training.steps=3", "precision.dtype=fp32", *padded, *small)
-    exact = run_of("training.steps=3", "precision.dtype=fp32", *padded, "parallel.expert_rows=exact", *small)
+    run = run_of("training.steps=3", "precision.dtype=fp32", *padded, *SMALL)
+    exact = run_of("training.steps=3", "precision.dtype=fp32", *padded, "parallel.expert_rows=exact", *SMALL)
     ranks, others = (pool.run(measured, one.layout, one) for one in (run, exact))
     for r, (one, other) in enumerate(zip(ranks, others, strict=True)):
         assert one.routed == other.routed and one.losses == other.losses
@@ -127,8 +116,7 @@ def test_padded_rows_take_the_memory_of_the_plan_whatever_came(pool: Pool) -> No
 def test_a_case_whose_steps_were_repeated_counts_for_nothing(pool: Pool) -> None:
     """Blocks as small as even routing: no router is that even."""
     blocks = ("parallel.ep_method=all_to_all", "parallel.expert_rows=padded", "kernels.experts=grouped")
-    small = ("training.steps=4", "precision.dtype=fp32", "batch.sequence_length=64", "model.hidden_size=64")
-    run, exact = (run_of(*blocks, *small, *more) for more in (("parallel.capacity_percent=100",), (EXACT,)))
+    run, exact = (run_of("training.steps=4", "precision.dtype=fp32", *blocks, *SMALL, *more) for more in (("parallel.capacity_percent=100",), (EXACT,)))
     ranks, others = (pool.run(measured, one.layout, one) for one in (run, exact))
     assert ranks[0].exact_steps[0] == 1 and all(one.exact_steps == ranks[0].exact_steps for one in ranks)
     assert [one.losses for one in ranks] == [one.losses for one in others]
