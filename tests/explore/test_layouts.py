@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from draws import seeds
+from draws import further, seeds
 from explore.drawn_questions import drawn, question
 from explore.test_answers import OPENING, ask, misfits, rows_of, schema_of
 from penteract.cli import main
@@ -25,6 +25,7 @@ Json = dict[str, Any]
 TINY = question("tiny", "dp=4,mbs=1", sequence_length=256, global_batch_size=16)
 MIXED = question("tiny-moe", "dp=2,tp=2,mbs=1", sequence_length=256, global_batch_size=16, gpu="H100")
 SPLIT = question("gpt2", "dp=2,pp=2,tp=2,mbs=1", sequence_length=1024, global_batch_size=32)
+PAIR = question("gpt2", "dp=1,pp=2,mbs=1", sequence_length=1024, global_batch_size=8)
 LONG = question("llama-3.1-405b", "dp=8,tp=8,pp=8,mbs=1", global_batch_size=512)
 COST: Json = {"tokens": "1T", "usd_per_gpu_hour": 2.5}
 
@@ -37,8 +38,9 @@ def by_command(command: str, capsys: pytest.CaptureFixture[str]) -> Json:
 @pytest.mark.parametrize(
     ("asked", "search"),
     [
-        (TINY, {}), (MIXED, COST), (SPLIT, {"fix": {"zero": [3, 1], "schedule": ["1f1b"]}}),
+        (TINY, COST), (SPLIT, {"fix": {"zero": [3, 1], "schedule": ["1f1b"]}}),
         (MIXED, {"fix": {"recompute": ["none"], "tp": [1, 2], "micro_batch_size": [2]}}),
+        *further([(TINY, {}), (MIXED, COST)]),
     ],
 )  # fmt: skip
 def test_the_search_is_the_command_lines(asked: Json, search: Json, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +66,7 @@ def test_the_search_is_the_command_lines(asked: Json, search: Json, capsys: pyte
         )
 
 
-@pytest.mark.parametrize("asked", [TINY, SPLIT])
+@pytest.mark.parametrize("asked", [TINY, PAIR, *further([(SPLIT,)])])
 def test_rows_have_the_schema_and_the_front_is_one(asked: Json) -> None:
     rows = [*ask("search", asked), *ask("what_if", asked), *ask("compare", asked, search={"against": {"dp": 1}})]
     assert [misfit for row in rows for misfit in misfits(row, schema_of(row), row["kind"])] == []
