@@ -139,16 +139,6 @@ def test_a_bad_line_of_metrics_stops_neither_a_resume_nor_a_comparison(base: dic
     assert [row["step"] for row in read_metrics(copy / "metrics.jsonl")] == [1, 3, 4, 5, 6, 7, 8]
 
 
-def training(folder: Path) -> subprocess.Popen[str]:
-    """Two ranks in the middle of a long run."""
-    words = command(folder, "--preset=tiny", "--steps=2000", "--parallel.dp=2")
-    running = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
-    )
-    in_the_middle(folder)
-    return running
-
-
 def in_the_middle(folder: Path) -> None:
     """Wait until a step is done."""
     metrics = folder / "latest" / "metrics.jsonl"
@@ -172,10 +162,14 @@ def test_a_rank_that_dies_of_a_signal_is_said_once_with_its_cause(tmp_path: Path
 
 
 def test_interrupted_it_saves_and_can_go_on(tmp_path: Path) -> None:
-    running = training(tmp_path)
-    running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
-    assert running.returncode == 75, said
+    words = asked(tmp_path, "--preset=tiny", "--steps=2000", "--parallel.dp=2")
+    with forks.begun(words[1:], environment()) as command:
+        in_the_middle(tmp_path)
+        assert command.process.pid is not None
+        os.kill(command.process.pid, signal.SIGINT)
+        done = command.result(60)
+    said = done.stderr
+    assert done.returncode == 75, said
     steps = [r["step"] for r in read_metrics(tmp_path / "latest" / "metrics.jsonl")]
     saved = tmp_path / "latest" / "checkpoints" / f"step-{steps[-1]:08d}"
     assert (saved / "manifest.json").is_file()

@@ -37,8 +37,19 @@ def options() -> tuple[str, ...]:
     return ()
 
 
+@pytest.fixture(scope="session")
+def plain() -> Generator[Served]:
+    """An explorer without options, for all files whose tests need no other: starting one takes seconds of a core."""
+    with served() as running:
+        running.open()
+        yield running
+
+
 @pytest.fixture(scope="module")
-def here(browser: Any, options: tuple[str, ...]) -> Generator[Served]:
+def here(browser: Any, options: tuple[str, ...], request: pytest.FixtureRequest) -> Generator[Served]:
+    if not options:
+        yield request.getfixturevalue("plain")
+        return
     with served(*options) as running:
         running.open()
         yield running

@@ -53,7 +53,9 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, sweeps: Path, profiles: Path) -> Path:
     folder = tmp_path_factory.mktemp("web") / "some" / "path"
-    assert main(["explore", *OPENING, "--export", str(folder), "--sweeps", str(sweeps), "--profiles", str(profiles)]) == 0
+    assert (
+        main(["explore", *OPENING, "--export", str(folder), "--sweeps", str(sweeps), "--profiles", str(profiles)]) == 0
+    )
     return folder
 
 
@@ -114,9 +116,7 @@ def test_the_site_has_the_page_the_planner_and_a_python(site: Path) -> None:
         "bench", "profile",
     ]  # fmt: skip
     page = (site / "index.html").read_text()
-    assert (
-        NEEDED in page and "unsafe-inline" not in page and "<script>" not in page and 'content="static"' in page
-    )
+    assert NEEDED in page and "unsafe-inline" not in page and "<script>" not in page and 'content="static"' in page
 
 
 def test_the_same_question_gives_the_same_site(site: Path, sweeps: Path, profiles: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -182,22 +183,37 @@ def test_every_control_is_tried(shared: Opened) -> None:
     assert sorted(controls) == sorted(name for name, *_ in CONTROLS)
 
 
+@pytest.fixture
+def priced(shared: Opened) -> Generator[Opened]:
+    """A page that asks for no changes: those of each question cost its server more than its price."""
+
+    def answered(route: Any) -> None:
+        if '"fits"' in route.request.post_data:
+            route.fulfill(status=200, body="")
+        else:
+            route.continue_()
+
+    shared.page.route("**/api/ask", answered)
+    yield shared
+    shared.page.unroute("**/api/ask", answered)
+
+
 @pytest.mark.parametrize(("name", "base", "value", "expected"), CONTROLS, ids=[name for name, *_ in CONTROLS])
-def test_a_control_changes_what_it_should(shared: Opened, name: str, base: Json, value: Any, expected: str) -> None:
-    shared.go(base)
-    assert f"{expected} " not in f"{shared.command()} ".replace(",", " ")
-    shared.page.evaluate("document.querySelectorAll('details.group').forEach((d) => (d.open = true))")
+def test_a_control_changes_what_it_should(priced: Opened, name: str, base: Json, value: Any, expected: str) -> None:
+    priced.go(base)
+    assert f"{expected} " not in f"{priced.command()} ".replace(",", " ")
+    priced.page.evaluate("document.querySelectorAll('details.group').forEach((d) => (d.open = true))")
     field = f"#c-{name.replace('.', '-')}"
     if isinstance(value, bool):
-        shared.page.set_checked(field, value)
+        priced.page.set_checked(field, value)
     elif isinstance(value, str):
-        shared.page.select_option(field, value)
+        priced.page.select_option(field, value)
     else:
-        shared.page.fill(field, str(value))
-        shared.page.press(field, "Enter")
-    shared.asked(expected)
-    assert not shared.page.query_selector(".wrong"), shared.text(".wrong")
-    at = shared.state()["question"]
+        priced.page.fill(field, str(value))
+        priced.page.press(field, "Enter")
+    priced.asked(expected)
+    assert not priced.page.query_selector(".wrong"), priced.text(".wrong")
+    at = priced.state()["question"]
     for key in name.split("."):
         at = at[key]
     assert (at["name"] if name == "model" else at) == (int(value) if name == "layout.zero" else value)

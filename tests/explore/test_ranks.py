@@ -49,7 +49,7 @@ def group(lay: Layout, axis: str, rank: int) -> list[int]:
     return [r for r in at if all(at[r][other] == at[rank][other] for other in at[rank] if other != axis)]
 
 
-@seeds(12)
+@seeds(5, wide=60)
 def test_groups_and_totals_of_drawn_questions(seed: int) -> None:
     asked = drawn(seed)
     few = random.Random(seed).choice([1, 2, 4, 7])  # micro-batches: the price here plays all of them

@@ -116,7 +116,10 @@ def test_padded_rows_take_the_memory_of_the_plan_whatever_came(pool: Pool) -> No
 def test_a_case_whose_steps_were_repeated_counts_for_nothing(pool: Pool) -> None:
     """Blocks as small as even routing: no router is that even."""
     blocks = ("parallel.ep_method=all_to_all", "parallel.expert_rows=padded", "kernels.experts=grouped")
-    run, exact = (run_of("training.steps=4", "precision.dtype=fp32", *blocks, *SMALL, *more) for more in (("parallel.capacity_percent=100",), (EXACT,)))
+    run, exact = (
+        run_of("training.steps=4", "precision.dtype=fp32", *blocks, *SMALL, *more)
+        for more in (("parallel.capacity_percent=100",), (EXACT,))
+    )
     ranks, others = (pool.run(measured, one.layout, one) for one in (run, exact))
     assert ranks[0].exact_steps[0] == 1 and all(one.exact_steps == ranks[0].exact_steps for one in ranks)
     assert [one.losses for one in ranks] == [one.losses for one in others]

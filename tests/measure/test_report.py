@@ -96,7 +96,12 @@ def worse_attention(nodes: Cluster) -> Cluster:
 
 @pytest.mark.parametrize("fault", [slower_products, worse_attention])
 def test_a_rate_that_is_a_tenth_off_is_found(fault: Callable[[Cluster], Cluster]) -> None:
-    worse = worse_than(baseline_of(recorded().rows), own_rows(RESULTS, lambda text: fault(cluster(text))))
+    before, rows, worse = baseline_of(recorded().rows), list[AccuracyRow](), list[str]()
+    for row in own_rows(RESULTS, lambda text: fault(cluster(text))):
+        rows.append(row)
+        worse = worse_than(before, rows)
+        if len(worse) > 5:  # planning all rows again takes long
+            break
     assert len(worse) > 5
     assert all(": step: " in line and " % before, " in line and line.endswith(" % now") for line in worse)
 

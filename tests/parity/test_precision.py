@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from draws import in_turn
 from layouts import CPU, Case, Subject, _prepare, _step, made_once
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
@@ -100,11 +101,14 @@ def held(rank: int, groups: ProcessGroups, case: Case) -> list[str]:
 NARROW = replace(BY_NAME, reduce="bf16")  # sums in 16 bits, moments in 8 and by name: all at once
 
 
-@pytest.mark.parametrize("policy", [*(RECIPES[name] for name in ("bf16", "bf16_pure", "fp16")), NARROW], ids=str)
-def test_a_layout_is_one_process_in_every_recipe(pool: Pool, policy: Policy) -> None:
-    for model, layout in PLACES:
-        told = pool.run(held, Case(model, layout, precision=policy))
-        assert [f"{layout} rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
+EVERY = [*(RECIPES[name] for name in ("bf16", "bf16_pure", "fp16")), NARROW]
+
+
+@pytest.mark.parametrize(("policy", "place"), in_turn(EVERY, PLACES, lambda policy: "a recipe"), ids=str)
+def test_a_layout_is_one_process_in_every_recipe(pool: Pool, policy: Policy, place: tuple[ModelSpec, Layout]) -> None:
+    model, layout = place
+    told = pool.run(held, Case(model, layout, precision=policy))
+    assert [f"{layout} rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
 
 
 def overflowed(rank: int, groups: ProcessGroups, case: Case, step: int, what: str) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import astuple, replace
+from functools import cache
 from math import inf
 from zlib import crc32
 
@@ -23,8 +24,10 @@ from planner.fake import GIB, FakeEstimator
 
 BF16 = RECIPES["bf16"]
 ASK = Ask(model=TINY, cluster=Cluster(gpus=8, memory_gib=80), sequence_length=256, global_batch_size=16)
+NO_RECOMPUTATION = replace(ASK, pins={"recompute": ("none",)})
 
 
+@cache
 def slack(lay: Layout) -> float:
     """Anything from 0 to a twentieth of a second, the same for the same layout."""
     return crc32(repr(astuple(lay)).encode()) % 1000 / 20000
@@ -43,6 +46,15 @@ def exhausted(estimator: FakeEstimator, usable: int, ask: Ask = ASK) -> Frontier
         found.advance()
     assert found.left == 0
     return found
+
+
+@cache
+def all_that_fit(usable: int) -> tuple[Timed, ...]:
+    """Of `NO_RECOMPUTATION`, each by itself, in no order."""
+    estimator = FakeEstimator(TINY, slack)
+    legal = (lay for family in Space(NO_RECOMPUTATION).families(Counter()) for run in family.runs() for lay in run)
+    fits = (q for q in map(estimator.estimate, legal) if not usable or q.allocated <= usable)
+    return tuple(Timed(q, estimator.time(q)) for q in fits)  # type: ignore[arg-type]
 
 
 def searched(estimator: FakeEstimator, over: Frontier) -> Search:
@@ -70,12 +82,10 @@ def test_the_best_are_the_best_of_all(k: int, usable: int) -> None:
 @pytest.mark.parametrize("usable", [0, 40 * GIB, 20 * GIB, 12 * GIB])
 def test_a_higher_stage_is_among_the_best_where_it_is_faster_than_all_lower_ones(k: int, usable: int) -> None:
     """Of all that fit, those are left out that some lower stage makes needless."""
-    estimator, ask = FakeEstimator(TINY, slack), replace(ASK, pins={"recompute": ("none",)})
-    search = searched(estimator, frontier(estimator, usable, ask))
+    estimator = FakeEstimator(TINY, slack)
+    search = searched(estimator, frontier(estimator, usable, NO_RECOMPUTATION))
     found = search.best(k)
-    legal = [lay for family in Space(ask).families(Counter()) for run in family.runs() for lay in run]
-    fits = [q for q in map(estimator.estimate, legal) if not usable or q.allocated <= usable]
-    timed = {q.layout: Timed(q, estimator.time(q)) for q in fits}  # type: ignore[arg-type]
+    timed = {t.layout: t for t in all_that_fit(usable)}
 
     def needless(lay: Layout) -> bool:
         mine = four_digits(timed[lay].time.seconds)
@@ -86,7 +96,7 @@ def test_a_higher_stage_is_among_the_best_where_it_is_faster_than_all_lower_ones
     if usable == 40 * GIB and k == 12:
         assert any(t.layout.zero > 1 for t in found) and any(map(needless, timed))
     counts = search.frontier.found
-    assert counts.refused.total() + len(counts.fits) + search.frontier.left == Space(ask).enumerated
+    assert counts.refused.total() + len(counts.fits) + search.frontier.left == Space(NO_RECOMPUTATION).enumerated
 
 
 def test_what_is_left_is_priced_when_another_question_needs_it() -> None:

@@ -90,7 +90,7 @@ def test_an_answer_is_the_same_with_any_number_of_workers(name: str, started: li
     assert len(started) == 2 and all(workers.used > 20 for workers in started) and all(map(gone, started))
 
 
-@seeds(8, first=100)
+@seeds(4, first=100, wide=40)
 def test_drawn_questions_are_answered_the_same(seed: int, started: list[Workers]) -> None:
     """Where much, little or nothing fits, of one precision or two."""
     ask = drawn_question(seed)

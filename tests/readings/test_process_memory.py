@@ -31,7 +31,7 @@ SPEC = model("llama-3.2-1b")
 )
 def test_a_rank_opens_a_communicator_for_each_group_that_its_walk_calls(settings: str, opened: Communicators) -> None:
     """As the engine's own walk of the rank calls them."""
-    words = ["batch.global_batch_size=8", "batch.micro_batch_size=1", "batch.sequence_length=64", *settings.split()]
+    words = ["batch.global_batch_size=4", "batch.micro_batch_size=1", "batch.sequence_length=64", *settings.split()]
     run = resolve(None, "tiny", words).run
     estimator = Estimator(run.model, cluster("4xH200"), run.sequence_length, run.precision.policy)
     for number in (0, run.layout.world - 1):
