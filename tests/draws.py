@@ -13,25 +13,22 @@ USUAL = 100  # examples of a profile that does not say how many
 TIMES = 5  # as many, of the profile `wide`
 
 
-def more(few: int) -> int:
-    """`few`, or as many times more as today's profile draws more than usual."""
-    return few * settings().max_examples // USUAL
+def more(few: int, wide: int = 0) -> int:
+    """`few`, or as many times more as today's profile draws more than usual, and then at least `wide`."""
+    count = few * settings().max_examples // USUAL
+    return max(count, wide) if count > few else count
 
 
 def draws(few: int, wide: int = 0) -> Callable[[Any], Any]:
     """Examples that hypothesis draws. `wide`: how many of them `make test-all` draws at least."""
-    examples = more(few)
-    if examples > few:
-        examples = max(examples, wide)
+    examples = more(few, wide)
     drawn = settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     return lambda test: pytest.mark.wide(examples)(drawn(test))
 
 
 def seeds(few: int, first: int = 0, wide: int = 0) -> Callable[[Any], Any]:
     """Numbers from `first`, each of them a test's `seed`. `wide`: how many of them `make test-all` has at least."""
-    count = more(few)
-    if count > few:
-        count = max(count, wide)
+    count = more(few, wide)
     numbered = pytest.mark.parametrize("seed", range(first, first + count))
     return lambda test: pytest.mark.wide(1)(numbered(test))
 

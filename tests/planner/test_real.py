@@ -33,7 +33,7 @@ from planner.every_layout import ASKS, check_plan
 
 SEEDS = (0, 1, 2, 3, 4, 8)  # 5, 7 and 9 simulate a thousand layouts each, and 6 nearly as many
 SPREAD = 50  # rows of each question, evenly, of which some have bounds that say something
-ROWS = more(10)  # of each question that bounds are asked of
+ROWS = more(4, wide=50)  # of each question that bounds are asked of
 
 
 @cache
@@ -42,18 +42,20 @@ def drawn(name: str, n: int) -> list[tuple[Layout, ...]]:
     return Random(7).sample(runs, n)
 
 
+@pytest.mark.wide(15)
 @pytest.mark.parametrize("name", ASKS)
 def test_a_larger_micro_batch_needs_no_less(name: str) -> None:
     prices = estimator(ASKS[name])
-    for family in drawn(name, 40):
+    for family in drawn(name, more(15, wide=100)):
         sizes = [prices.estimate(lay).allocated for lay in family]
         assert sizes == sorted(sizes), family[0]
 
 
+@pytest.mark.wide(12)
 @pytest.mark.parametrize("name", ASKS)
 def test_recomputing_keeps_no_more_and_takes_no_less(name: str) -> None:
     prices = estimator(ASKS[name])
-    for family in drawn(name, 30):
+    for family in drawn(name, more(12, wide=75)):
         plain, full = (replace(family[0], recompute=RECOMPUTE[kind]) for kind in ("none", "full"))
         a, b = prices.estimate(plain), prices.estimate(full)
         assert b.allocated <= a.allocated or plain.schedule == "zb_h1", plain
@@ -61,12 +63,13 @@ def test_recomputing_keeps_no_more_and_takes_no_less(name: str) -> None:
         assert prices.time(b).seconds >= prices.time(a).seconds * (1 - 1e-9), plain
 
 
+@pytest.mark.wide(8)
 @pytest.mark.parametrize("name", ASKS)
 def test_recomputing_some_takes_no_less_than_none_and_no_more_than_all(name: str) -> None:
     """Some ops of all layers and all ops of some layers have no order: where launches take the time, the latter may be
     fewer."""
     prices = estimator(ASKS[name])
-    for run in drawn(name, 20):
+    for run in drawn(name, more(8, wide=50)):
         chain = [replace(run[0], recompute=RECOMPUTE["none"])]
         chain += [replace(run[0], **fields) for fields in recomputations(ASKS[name].model)]
         chain.append(replace(run[0], recompute=RECOMPUTE["full"]))
@@ -75,10 +78,11 @@ def test_recomputing_some_takes_no_less_than_none_and_no_more_than_all(name: str
         assert all(none * (1 - 1e-9) <= s <= whole * (1 + 1e-9) for s in some), (run[0], seconds)
 
 
+@pytest.mark.wide(20)
 @pytest.mark.parametrize("name", ASKS)
 def test_a_floor_is_below_what_is_allocated(name: str) -> None:
     prices, shares = estimator(ASKS[name]), list[float]()
-    for run in drawn(name, 60):
+    for run in drawn(name, more(20, wide=150)):
         for lay in (run[0], run[-1], replace(run[-1], recompute=("tp_all_gather", "swiglu"))):
             estimate = prices.estimate(lay)
             shares.append(prices.floor(lay) / estimate.allocated)
@@ -171,10 +175,11 @@ def test_a_number_beyond_the_top_is_found() -> None:
     assert found.number(3).time.seconds >= found.best.time.seconds
 
 
+@pytest.mark.wide(15)
 @pytest.mark.parametrize("name", ASKS)
 def test_bounds_are_below_and_parts_add_up(name: str) -> None:
     prices = estimator(ASKS[name])
-    for family in drawn(name, 40):
+    for family in drawn(name, more(15, wide=100)):
         estimate = prices.estimate(family[-1])
         time = prices.time(estimate)
         assert estimate.at_least <= time.seconds * (1 + 1e-9), estimate.layout

@@ -33,7 +33,8 @@ from penteract.step import names
 from penteract.step.program import compile_step
 
 STEPS = 14
-SMALL = ("--model.layers=2", "--model.hidden_size=64", "--batch.sequence_length=16", "--batch.global_batch_size=4", "--batch.micro_batch_size=2",
+SMALL = ("--model.layers=2", "--model.hidden_size=64", "--batch.sequence_length=16",
+         "--batch.global_batch_size=4", "--batch.micro_batch_size=2",
          "--training.sample_tokens=0", "--training.validation_every=0", "--checkpoint.every=0",
          f"--training.steps={STEPS}")  # fmt: skip
 PHASES = ("forward", "input_gradient", "weight_gradient")
