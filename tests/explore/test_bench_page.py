@@ -10,7 +10,7 @@ import pytest
 from explore.drawn_questions import question
 from explore.drawn_sweep import HOSTILE, drawn_csv, drawn_folder, drawn_sweep
 from explore.opened import Opened, opened
-from explore.served import Served, served
+from explore.served import Served
 from measured_sweeps import case, row
 from penteract.measure.schemas.sweep_folder import SweepFolder
 
@@ -193,10 +193,8 @@ def test_it_prints(shared: Opened) -> None:
     shared.page.emulate_media(media="screen")
 
 
-def test_without_a_folder_the_view_names_its_command(browser: Any) -> None:
-    with served() as running:
-        running.open()
-        with opened(browser, running) as page:
-            page.go(question(), view="bench")
-            page.page.wait_for_selector("#sweeps .command", timeout=30_000)
-            assert page.text("#sweeps .command") == "penteract explore --sweeps sweeps" and page.said == []
+def test_without_a_folder_the_view_names_its_command(browser: Any, plain: Served) -> None:
+    with opened(browser, plain) as page:
+        page.go(question(), view="bench")
+        page.page.wait_for_selector("#sweeps .command", timeout=30_000)
+        assert page.text("#sweeps .command") == "penteract explore --sweeps sweeps" and page.said == []

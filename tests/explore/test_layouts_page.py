@@ -11,7 +11,7 @@ from explore.opened import WIDTHS_AND_THEMES, Opened, opened
 from explore.served import Served
 
 Json = dict[str, Any]
-TINY = question("tiny", "dp=2,tp=2,mbs=1", sequence_length=256, global_batch_size=16)
+TINY = question("tiny", "tp=2,mbs=1", sequence_length=256, global_batch_size=16)
 CANVAS = "#points canvas"
 
 
@@ -97,7 +97,7 @@ def test_a_search_is_stopped_and_the_next_one_answers(shared: Opened) -> None:
 @pytest.mark.parametrize(("width", "theme"), WIDTHS_AND_THEMES)
 def test_every_width_and_theme(browser: Any, here: Served, width: int, theme: str) -> None:
     with opened(browser, here, viewport={"width": width, "height": 900}, color_scheme=theme) as page:
-        show(page, search={"fix": {}, "tokens": "1T", "usd_per_gpu_hour": 2, "against": {"dp": 4}})
+        show(page, search={"fix": {}, "tokens": "1T", "usd_per_gpu_hour": 2, "against": {"dp": 2}})
         assert page.page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.page.evaluate("performance.getEntriesByName('points').length") == 1
         for selector in (CANVAS, "#best .table", "#waterfall svg", "#compare .side", "#what-if .chip", ".views"):
@@ -108,7 +108,7 @@ def test_every_width_and_theme(browser: Any, here: Served, width: int, theme: st
 
 def test_names_roles_and_contrast(browser: Any, here: Served, axe: str) -> None:
     with opened(browser, here, bypass_csp=True, color_scheme="light") as page:
-        show(page, search={"fix": {"zero": [1]}, "tokens": "1T", "usd_per_gpu_hour": 2, "against": {"dp": 4}})
+        show(page, search={"fix": {"zero": [1]}, "tokens": "1T", "usd_per_gpu_hour": 2, "against": {"dp": 2}})
         page.page.click("#points .tools >> text=Table")
         assert page.serious(axe) == []
         page.page.click(".theme >> text=dark")

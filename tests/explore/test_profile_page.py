@@ -14,7 +14,7 @@ import pytest
 from explore.drawn_profiles import BEFORE, drawn, made, written
 from explore.drawn_questions import question
 from explore.opened import Opened, opened
-from explore.served import Served, served
+from explore.served import Served
 
 Json = dict[str, Any]
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -198,38 +198,36 @@ DROP = """([names, text]) => {
 }"""
 
 
-def test_a_file_is_dropped_or_opened_without_any_folder(browser: Any) -> None:
-    with served() as running:
-        running.open()
-        with opened(browser, running) as page:
-            page.go(question(), None, "profile")
-            page.page.wait_for_selector("#profiles .command", timeout=30_000)
-            assert page.texts("#profiles .command") == [
-                "penteract profile latest",
-                "penteract explore --profiles profiles",
-            ]
-            assert page.text(".sum .state") == "No folder of profiles was given."
-            page.go(question())
-            large = json.dumps(drawn(2))
-            assert len(large) > 2**22
-            page.page.evaluate(DROP, [[HOSTILE], large])  # on another view: it is a profile, so it opens there
-            page.page.wait_for_selector(CANVAS, timeout=30_000)
-            assert page.text("#profiles .name") == HOSTILE and page.page.query_selector("img[src=x]") is None
-            assert len(page.page.query_selector_all("#skew .rank")) == 28
-            file = {"name": "profile.json", "mimeType": "application/json", "buffer": json.dumps(made()).encode()}
-            page.page.set_input_files(
-                "#profiles input[type=file]", [file, {**file, "buffer": json.dumps(made(BEFORE)).encode()}]
-            )
-            page.page.wait_for_selector("#compared .change-of")
-            assert page.texts("#profiles .it .name") == ["profile.json (2)", "profile.json"]
-            page.page.wait_for_timeout(100)
-            assert page.state()["profile"] == {"name": "profile.json", "against": "profile.json (2)"}
-            page.page.evaluate(DROP, [["bad.json"], '{"kind": "profile", "version": 9}'])
-            page.until("document.querySelector('.sum .state').textContent.includes('another version')")
-            page.page.reload()  # what was opened has gone: the link names it, and no path
-            page.page.wait_for_selector("#profiles .command", timeout=30_000)
-            assert "There is no profile 'bad.json' here" in page.text("#profiles")
-            assert page.said == []
+def test_a_file_is_dropped_or_opened_without_any_folder(browser: Any, plain: Served) -> None:
+    with opened(browser, plain) as page:
+        page.go(question(), None, "profile")
+        page.page.wait_for_selector("#profiles .command", timeout=30_000)
+        assert page.texts("#profiles .command") == [
+            "penteract profile latest",
+            "penteract explore --profiles profiles",
+        ]
+        assert page.text(".sum .state") == "No folder of profiles was given."
+        page.go(question())
+        large = json.dumps(drawn(2))
+        assert len(large) > 2**22
+        page.page.evaluate(DROP, [[HOSTILE], large])  # on another view: it is a profile, so it opens there
+        page.page.wait_for_selector(CANVAS, timeout=30_000)
+        assert page.text("#profiles .name") == HOSTILE and page.page.query_selector("img[src=x]") is None
+        assert len(page.page.query_selector_all("#skew .rank")) == 28
+        file = {"name": "profile.json", "mimeType": "application/json", "buffer": json.dumps(made()).encode()}
+        page.page.set_input_files(
+            "#profiles input[type=file]", [file, {**file, "buffer": json.dumps(made(BEFORE)).encode()}]
+        )
+        page.page.wait_for_selector("#compared .change-of")
+        assert page.texts("#profiles .it .name") == ["profile.json (2)", "profile.json"]
+        page.page.wait_for_timeout(100)
+        assert page.state()["profile"] == {"name": "profile.json", "against": "profile.json (2)"}
+        page.page.evaluate(DROP, [["bad.json"], '{"kind": "profile", "version": 9}'])
+        page.until("document.querySelector('.sum .state').textContent.includes('another version')")
+        page.page.reload()  # what was opened has gone: the link names it, and no path
+        page.page.wait_for_selector("#profiles .command", timeout=30_000)
+        assert "There is no profile 'bad.json' here" in page.text("#profiles")
+        assert page.said == []
 
 
 @pytest.mark.parametrize(("width", "theme"), [(380, "dark"), (2560, "light")])

@@ -11,7 +11,7 @@ import pytest
 
 from explore.drawn_questions import question
 from explore.opened import Opened, opened
-from explore.served import Served, served
+from explore.served import Served
 from penteract.cli.explore import explore
 from penteract.engine.run_folder import rundir
 from penteract.engine.session.outputs.metrics import MetricsWriter
@@ -205,10 +205,8 @@ def test_every_width_and_axe(browser: Any, here: Served, axe: str, width: int, t
         assert page.serious(axe) == [] and page.said == []
 
 
-def test_without_a_folder_the_view_names_its_command(browser: Any) -> None:
-    with served() as running:
-        running.open()
-        with opened(browser, running) as page:
-            page.go(question(), None, "runs")
-            page.page.wait_for_selector("#runs .command", timeout=30_000)
-            assert page.text("#runs .command") == "penteract explore --runs runs" and page.said == []
+def test_without_a_folder_the_view_names_its_command(browser: Any, plain: Served) -> None:
+    with opened(browser, plain) as page:
+        page.go(question(), None, "runs")
+        page.page.wait_for_selector("#runs .command", timeout=30_000)
+        assert page.text("#runs .command") == "penteract explore --runs runs" and page.said == []
