@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draws import draws
+from draws import draws, seeds
 from explore.drawn_questions import drawn, question
 from penteract.cli import main
 from penteract.explore.answering import answer
@@ -125,7 +125,7 @@ def row_of(seed: int) -> Json:
     return ask("memory", drawn(seed))[0]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@seeds(12, wide=60)
 def test_a_question_has_the_answer_of_the_command_line(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     asked = drawn(seed)
     row = row_of(seed)

@@ -31,7 +31,7 @@ from schedules import NEW, registered
 Json = dict[str, Any]
 CHUNKS = question(layout="dp=2,pp=4,vpp=2,schedule=interleaved,mbs=1,zero=3", global_batch_size=32)
 SPLIT = question(layout="dp=2,tp=2,pp=4,mbs=1,zero=1,schedule=zb_h1", global_batch_size=64)
-QUESTIONS = more(12)  # drawn; of which some break a rule
+QUESTIONS = more(6, wide=60)  # drawn; of which some break a rule
 HOSTED = question(layout="dp=4,pp=2,mbs=1,zero=1,recompute=full,offload=layer_inputs", global_batch_size=32)
 
 

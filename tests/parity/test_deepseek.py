@@ -35,7 +35,7 @@ FAULTS: list[tuple[Mutation, Case, set[str]]] = [
 ]
 
 
-@draws(3)
+@draws(2, wide=15)
 @given(case=cases(max_ranks=8, deepseek=True))
 def test_a_layout_is_one_process_and_its_price(pool: Pool, case: Case) -> None:
     check(pool, case)

@@ -222,7 +222,7 @@ def test_what_is_cast_once_is_priced_without_a_walk(model: ModelSpec, layout: La
         same_price(deep, layout, replace(RECIPES["bf16"], fp8=RECIPE["tensorwise"]))
 
 
-@draws(4)
+@draws(2, wide=20)
 @given(cast_once_cases())
 def test_any_layout_that_casts_once_is_one_process(pool: Pool, case: Case) -> None:
     lay = case.layout

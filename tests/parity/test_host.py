@@ -128,7 +128,7 @@ def edited(rank: int, groups: ProcessGroups, case: Case, more: dict[str, object]
     return wrong + [f"buffer {i} of {len(want)} differs" for i in differ(seen, want)]
 
 
-@draws(3, wide=25)
+@draws(2, wide=25)
 @given(case=cases(max_ranks=8), more=recomputes(), precision=st.sampled_from(["fp64", "fp32", "bf16"]))
 def test_what_is_made_again_or_comes_back_is_the_same(
     pool: Pool, case: Case, more: dict[str, object], precision: str

@@ -17,7 +17,7 @@ def in_parts(case: Case) -> Case:
     return replace(case, layout=replace(case.layout, collectives="overlapped"))
 
 
-@draws(4, wide=40)
+@draws(2, wide=40)
 @given(case=cases(max_ranks=4).map(in_parts))
 def test_they_are_the_step_of_one_process_and_its_price(pool: Pool, case: Case) -> None:
     found = pool.run(run_case, case)

@@ -155,7 +155,7 @@ def test_waits_within_a_pass_may_hide_accumulation_and_contention(
     assert bounds.of(lay) <= contended.of(lay) * (1 + 1e-9) <= clock.seconds(lay) * (1 + 2e-9)
 
 
-@draws(30, wide=300)
+@draws(12, wide=300)
 @given(cases(), st.sampled_from([1.0, 1.1, 1.5, 4.0]), st.sampled_from([1, 8]), st.sampled_from([1, 64]))
 def test_what_passes_lose_beside_their_own_collectives_is_lost_in_a_step(
     case: Case, contention: float, times: int, longer: int
