@@ -185,6 +185,20 @@ def test_a_sweep_is_planned_again(
     assert "1 errors have grown:\n  sweep mine: 001_a: allocated: +0.00 % before" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["page.md", "page_allocated.svg"])
+def test_a_file_that_no_report_wrote_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a_sweep(tmp_path / "mine")
+    (tmp_path / name).write_text("# mine\n")
+    assert main(["report", "--sweeps", "mine", "--out", "page.md", "--record", "page.json"]) == 2
+    refused = capsys.readouterr().err
+    assert "it exists already" in refused and f"found {name}" in refused and "fix: choose another name" in refused
+    assert (tmp_path / name).read_text() == "# mine\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["mine", name])
+
+
 def test_wrong_input_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from penteract.errors import BadInput, DiskFailure
 from penteract.measure.report.accuracy_page import accuracy_page, plots, summary_line
 from penteract.measure.report.accuracy_record import AccuracyRecord
 from penteract.measure.report.accuracy_row import AccuracyRow, baseline_of, worse_than
+from penteract.measure.report.own_pages import refuse_foreign
 from penteract.measure.report.own_records import own_rows
 from penteract.measure.report.published_sets import published_errors
 from penteract.measure.report.sweep_rows import sweep_rows
@@ -45,10 +46,13 @@ def report(
 ) -> int:
     """Write a page of predicted against measured memory and step time, of every row that was recorded.
 
-    Today's planner plans each row again. Rows that are predicted worse than in --record are named.
+    Today's planner plans each row again. Rows that are predicted worse than in --record are named. A page that a report
+    wrote is written anew; another file is never overwritten.
     """
     if out.suffix != ".md":
         raise BadInput("USAGE", "the page is Markdown", where="--out", found=printable(str(out)), allowed="*.md")
+    if out.is_file():  # before rows are planned, which takes a while
+        refuse_foreign(out)
     before = AccuracyRecord.read(record)
     rows = [*own_rows(records), *(row for folder in sweeps for row in sweep_rows(folder))]
     if not rows:
@@ -61,8 +65,10 @@ def report(
     texts = {out: accuracy_page(made, out.stem, Path(relpath(record, out.parent)).as_posix()), record: made.to_json()}
     texts |= {out.with_name(f"{out.stem}_{quantity}.svg"): svg for quantity, svg in plots(made).items()}
     for path in texts:
-        if not path.exists():
+        if not path.exists() or path.is_dir():
             check_file(path, "--record" if path == record else "--out")
+        elif path != record:
+            refuse_foreign(path)
     for path, text in texts.items():
         try:
             path.write_text(text, encoding="utf-8")

@@ -13,6 +13,10 @@ from penteract.measure.results.residual import ErrorSummary
 _UNIT: dict[Quantity, str] = {"allocated": "GiB", "reserved": "GiB", "device": "GiB", "step": "ms"}
 _PLOTTED: tuple[Quantity, ...] = ("step", "allocated")
 _QUOTED: tuple[tuple[Quantity, str], ...] = (("allocated", "allocated memory"), ("step", "step time"))
+PAGE_BEGINS = "# Accuracy\n\n`penteract report` writes this page."  # by which it is known again
+PLOT_TITLES: dict[Quantity, str] = {
+    "step": "Error of predicted step times", "allocated": "Error of predicted allocated memory"
+}  # fmt: skip
 _LONG = 5  # rows from which a table is folded
 
 
@@ -21,10 +25,8 @@ def accuracy_page(record: AccuracyRecord, stem: str, link: str) -> str:
     same = [row for row in record.rows if row.same_program]
     changed = [row for row in record.rows if not row.same_program]
     parts = [
-        """\
-# Accuracy
-
-`penteract report` writes this page. Today's planner plans each layout that was measured again; nothing is fitted to
+        PAGE_BEGINS
+        + """ Today's planner plans each layout that was measured again; nothing is fitted to
 these rows. An error is predicted over measured, less 1. Allocated memory is that of tensors on the fullest rank.
 Reserved and device memory are compared where they are predicted. `make test` fails when the error of a row grows.
 
@@ -61,14 +63,13 @@ def summary_line(record: AccuracyRecord) -> str:
 def plots(record: AccuracyRecord) -> dict[Quantity, str]:
     """The plots, as SVG; filled circles are rows of the same program."""
     found: dict[Quantity, str] = {}
-    titles = {"step": "Error of predicted step times", "allocated": "Error of predicted allocated memory"}
     for quantity in _PLOTTED:
         points = [
             ErrorPoint(getattr(row.measured, quantity), error, f"{row.group}: {row.name}", row.same_program)
             for row in record.rows if (error := row.error(quantity)) is not None
         ]  # fmt: skip
         if points:
-            found[quantity] = error_plot(titles[quantity], _UNIT[quantity], points)
+            found[quantity] = error_plot(PLOT_TITLES[quantity], _UNIT[quantity], points)
     return found
 
 

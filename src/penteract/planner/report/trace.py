@@ -11,7 +11,7 @@ from penteract.readings.time.timelines.trace import write_trace
 from penteract.units import gib
 
 _FOLDER = "name a file in a folder that exists"
-_NAMES = {"--trace": "step.json", "--out": "run.toml"}
+_NAMES = {"--trace": "step.json", "--out": "run.toml", "--record": "accuracy.json"}
 
 
 def check_file(path: Path, where: str = "--trace") -> None:
