@@ -127,12 +127,13 @@ def test_ranks_go_back_together_where_one_cannot_read(tmp_path: Path) -> None:
     shown = forks.penteract(["checkpoints", str(run), "--json"], ENVIRONMENT)
     assert shown.returncode == 0, shown.stderr
     rows = json.loads(shown.stdout)["checkpoints"]
-    assert [(row["step"], row["epoch"], row["state"]) for row in rows] == [
-        (12, 2, "intact"), (8, 2, "proven"), (4, 1, "proven"), (8, 1, "set aside by epoch 2")
+    assert [(row["step"], row["epoch"], row["proven"], row["state"]) for row in rows] == [
+        (12, 2, False, "not read"), (8, 2, True, "not read"), (4, 1, True, "not read"),
+        (8, 1, False, "set aside by epoch 2"),
     ]  # fmt: skip
     flip(run / "checkpoints" / "step-00000004" / "rank-00000.safetensors", 0.9)
     verified = forks.penteract(["checkpoints", str(run), "--verify"], ENVIRONMENT)
-    assert verified.returncode == 65 and "damaged" in verified.stdout
+    assert verified.returncode == 65 and "damaged: " in verified.stdout
     pruned = forks.penteract(["checkpoints", str(run), "--prune=1"], ENVIRONMENT)
     assert pruned.returncode == 0 and pruned.stdout.count("removed ") == 2, pruned.stdout + pruned.stderr
     assert [c.step for c in committed(run / "checkpoints")] == [12, 8]

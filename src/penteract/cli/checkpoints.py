@@ -16,6 +16,7 @@ from cyclopts import Parameter
 
 from penteract.cli.resolve.folders import find_run
 from penteract.config.files.keys import keys
+from penteract.engine.checkpoint.folder import DAMAGED
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.errors import BadInput, CorruptData, PenteractError
 from penteract.units import show_bytes, show_path
@@ -26,16 +27,20 @@ EXAMPLES = (
     "penteract checkpoints latest --prune 2",
 )
 
+_NOT_READ = "not read"
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """A checkpoint. `state`: proven, intact, verified, damaged or aside; `problem`: of a damaged one."""
+    """A checkpoint. `proven`: when it was new. `state`: not read, verified, damaged or set aside; `problem`: of a
+    damaged one."""
 
     step: int
     epoch: int
     folder: str
     saved: str
     bytes: int
+    proven: bool
     state: str
     problem: str = ""
 
@@ -55,8 +60,9 @@ def checkpoints(
 ) -> int:
     """List a run's checkpoints, the newest first; verify or remove them.
 
-    A proven one was read back after it was written, and a finite step was trained after it. Steps that a resumed run
-    went back from are set aside. Exit code 65 when one is damaged.
+    A proven one was read back when it was new, and a finite step was trained after it. Whether its bytes are still the
+    same, only --verify tells: without it, manifests and the sizes of files are checked. Steps that a resumed run went
+    back from are set aside. Exit code 65 when one is damaged.
     """
     if find_spec("torch") is None:
         raise BadInput("TORCH", "reading checkpoints needs torch", found="none", fix="pip install 'penteract[train]'")
@@ -65,37 +71,55 @@ def checkpoints(
     folder = find_run(run, keys()["output.folder"].default, flag="penteract checkpoints", needs="checkpoints")
     checkpoint_folder.find(folder)
     removed = _prune(folder, prune) if prune is not None else []
-    rows = list(_rows(folder / "checkpoints", verify=verify))
+    vanished = list[str]()
+    rows = list(_rows(folder / "checkpoints", verify=verify, vanished=vanished))
     if json:
-        print(dumps({"run": str(folder), "checkpoints": [asdict(row) for row in rows], "removed": removed}))
+        listed = [asdict(row) for row in rows]
+        print(dumps({"run": str(folder), "checkpoints": listed, "removed": removed, "vanished": vanished}))
     else:
+        for at in vanished:
+            print(f"{show_path(Path(at))}: the run removed it meanwhile, left out")
         _show(folder, rows, removed)
     return CorruptData.exit_code if any(row.state == "damaged" for row in rows) else 0
 
 
-def _rows(folder: Path, *, verify: bool) -> Iterator[CheckpointRow]:
+def _rows(folder: Path, *, verify: bool, vanished: list[str]) -> Iterator[CheckpointRow]:
+    """A row for each step. Those that a live run removes meanwhile are added to `vanished`."""
     engine = import_module("penteract.engine.checkpoint")
-    for one in engine.committed(folder):
-        state, problem = ("proven" if one.proven else "intact"), ""
-        try:
-            engine.check(one.at)
-            if verify:
-                engine.verify(one.at)
-                state = "proven, verified" if one.proven else "verified"
-        except PenteractError as e:
-            state, problem = "damaged", f"{e.what} {e.found}".strip()
-        yield _row(one, one.at, state, problem)
+    every = [(one, "") for one in engine.committed(folder)]
     for aside in sorted(folder.glob("aside-*"), reverse=True):
-        for one in engine.committed(aside):
-            yield _row(one, one.at, f"set aside by epoch {int(aside.name.partition('-')[2])}")
+        by = f"set aside by epoch {int(aside.name.partition('-')[2])}"
+        every += [(one, by) for one in engine.committed(aside)]
+    for one, aside_by in every:
+        try:
+            row = _row(one, *((aside_by, "") if aside_by else _checked(engine, one.at, verify=verify)))
+        except FileNotFoundError:  # the run renames a step before it removes it
+            vanished.append(str(one.at))
+            continue
+        if one.at.exists():
+            yield row
+        else:  # what looks like damage is that it is gone
+            vanished.append(str(one.at))
 
 
-def _row(one: Any, at: Path, state: str, problem: str = "") -> CheckpointRow:
+def _checked(engine: Any, at: Path, *, verify: bool) -> tuple[str, str]:
+    """The state of a checkpoint, and the problem of a damaged one."""
+    try:
+        engine.check(at)
+        if verify:
+            engine.verify(at)
+    except PenteractError as e:
+        return "damaged", e.found if e.what == DAMAGED else f"{e.what} {e.found}".strip()
+    return ("verified" if verify else _NOT_READ), ""
+
+
+def _row(one: Any, state: str, problem: str = "") -> CheckpointRow:
+    at: Path = one.at
     manifest = at / "manifest.json"  # written last; the folder changes when the checkpoint is proven, too
     last = manifest if manifest.exists() else at
     saved = datetime.fromtimestamp(last.stat().st_mtime, UTC).isoformat(timespec="seconds")
     size = sum(file.lstat().st_size for file in at.iterdir())
-    return CheckpointRow(one.step, one.epoch, str(at), saved, size, state, problem)
+    return CheckpointRow(one.step, one.epoch, str(at), saved, size, one.proven, state, problem)
 
 
 def _prune(folder: Path, keep: int) -> list[str]:
@@ -128,10 +152,16 @@ def _show(folder: Path, rows: Sequence[CheckpointRow], removed: Sequence[str]) -
     for name in ("step", "epoch", "size"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("saved (UTC)", no_wrap=True)
-    table.add_column("state")
+    table.add_column("when new", no_wrap=True)
+    table.add_column("now")
     for row in rows:
         state = f"{row.state}: {row.problem}" if row.problem else row.state
         table.add_row(
-            str(row.step), str(row.epoch), show_bytes(row.bytes), row.saved.partition("+")[0].replace("T", " "), state
-        )
+            str(row.step), str(row.epoch), show_bytes(row.bytes), row.saved.partition("+")[0].replace("T", " "),
+            "proven" if row.proven else "", state,
+        )  # fmt: skip
     Console(highlight=False, markup=False).print(table)
+    if any(row.proven for row in rows):
+        print("proven: it was read back when it was new, and a finite step was trained after it")
+    if any(row.state == _NOT_READ for row in rows):
+        print("not read: only manifests and the sizes of files were checked; --verify reads every byte")

@@ -24,6 +24,7 @@ from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
 log = logging.getLogger("penteract")
 
 LATEST = "latest"
+DAMAGED = "the checkpoint is damaged"  # of an error that says how in `found`
 EPOCH = "epoch"  # a file of a committed step: the epoch that committed it
 PROVEN = "proven"  # a file of a committed step that was read back, and after which a finite step was trained
 _STEP = re.compile(r"step-([0-9]{8,})(\.old)?")

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from penteract.engine.checkpoint import manifest
 from penteract.engine.checkpoint.boxes import Box, digest, first_overlap, inside, volume
+from penteract.engine.checkpoint.folder import DAMAGED
 from penteract.engine.checkpoint.manifest import Manifest, ManifestEntry
 from penteract.engine.checkpoint.rank_file import RankTable
 from penteract.engine.checkpoint.slices import DTYPES, NAMES, Slice, raw, view
@@ -162,5 +163,5 @@ def checked(path: Path, handle: Any, part: StoredBox, dtype: str) -> torch.Tenso
 
 
 def _damaged(path: Path, found: str) -> CorruptData:
-    return CorruptData("CHECKPOINT", "the checkpoint is damaged", where=str(path), found=found[:300],
+    return CorruptData("CHECKPOINT", DAMAGED, where=str(path), found=found[:300],
                        fix="remove this step's folder: the one before is used then")  # fmt: skip
