@@ -60,3 +60,22 @@ def test_torch_stays_away(tmp_path: Path, words: list[str]) -> None:
     """Help, a refusal, a drawing and a template start without torch."""
     code = f"import sys; from penteract.cli import main; main({words!r}); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["plan", "--models"], ["plan", "gpt2", "--gpus", "1xH200", "--json"], ["train", "--draw"]]
+)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "penteract", *words], cwd=tmp_path, stdout=full,
+                              stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
+    assert done.returncode == 74
+    assert done.stderr.startswith("error[DISK]: what is printed cannot be written") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-m", "penteract", "train", "parallel.tp=3", "--draw"]
+        assert subprocess.run(words, cwd=tmp_path, stderr=full, check=False).returncode == 2

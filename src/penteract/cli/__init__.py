@@ -7,17 +7,23 @@ from contextlib import ExitStack
 __all__ = ["main"]
 
 
+_PRINTS = {"--draw", "--dry-run", "--help", "-h"}  # of `train`, which then does nothing else
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Ctrl-C during imports gives 130; `train` ends with 75 whenever it is
-    asked to stop, and goes on when nobody reads what it prints."""
+    asked to stop, and goes on when nobody reads what it prints. Output of others that cannot be written gives 74."""
+    words = sys.argv[1:] if argv is None else argv
     with ExitStack() as stack:
         try:  # imported here: it takes a while
-            if "train" in (sys.argv[1:] if argv is None else argv):
+            from penteract.engine.runtime.printing import fails_once, never_fails
+
+            if "train" in words:
                 from penteract.engine.rank.stopping import Stopping
-                from penteract.engine.runtime.printing import never_fails
 
                 stack.enter_context(Stopping.of_process())
-                stack.enter_context(never_fails())
+            trains = "train" in words and _PRINTS.isdisjoint(words)
+            stack.enter_context(never_fails() if trains else fails_once())
             from penteract.cli.app import main as run
         except KeyboardInterrupt:
             return 130

@@ -65,7 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     output = _ErrorOutput(debug="--debug" in words, json="--json" in words)
     try:
-        return _run(words)
+        code = _run(words)
+        if sys.stdout is not None:  # closed by the caller
+            sys.stdout.flush()  # here, because it may fail
+        return code
     except PenteractError as error:
         return _report(error, output)
     except CycloptsError as error:
