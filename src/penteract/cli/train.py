@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from penteract.cli.resolve.folders import find_run, has_checkpoint
+from penteract.cli.resolve.overrides import refuse_contradictions
 from penteract.cli.resolve.slurm_run import SlurmRun
 from penteract.cli.resolve.world import launched
 from penteract.cli.torch_modules import torch_module
@@ -45,7 +46,8 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     *,
     preset: Annotated[
         str | None,
-        Parameter(help=f"Start from {', '.join(PRESETS)}, or a published model, as llama-3.1-8b.")] = None,
+        Parameter(help=f"Start from {', '.join(PRESETS)}, or a published model, as llama-3.1-8b. What a run file says "
+            "is set over it.")] = None,
     steps: Annotated[int | None, Parameter(help="Short for --training.steps: the last step of the run.")] = None,
     compare: Annotated[
         str | None, Parameter(help="A run folder, or latest: compare losses and the first gradients.")] = None,
@@ -75,15 +77,16 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
 
     Any value of a run file can be set here: `--section.key VALUE` or `section.key=VALUE`.
     """
-    _check_options(grace, resume=resume, init=init, into=into, only_printed=dry_run and not slurm)
+    _check_options(grace, preset, resume=resume, init=init, into=into, only_printed=dry_run and not slurm)
     launch = launched(os.environ)
     words = given = [*overrides, *_short_forms(steps, log_level, usd_per_gpu_hour)]
+    refuse_contradictions(given)
     resumed = find_run(resume, _out_folder(words), flag="--resume", needs="checkpoints/latest") if resume else None
     if resumed:
         _weights().check_resumable(resumed)
     if into is not None and has_checkpoint(into):
         resumed, run, preset, init = into, into / "run.toml", None, None
-    if resumed and run is None and preset is None:
+    if resumed and run is None:
         run = resumed / "run.toml"
     weights = _weights().find_weights(init, _out_folder(words), flag="--init") if init else None
     if weights:
@@ -105,6 +108,8 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
             resolved, card, chosen = _planner().settled(
                 resolved, again, launched=launch is not None, resumed=resumed is not None, weights=weights
             )
+            if run is not None and preset:
+                chosen = [f"Preset {preset}, and the values of {run} over it", *chosen]
             if chosen and not json and (launch is None or launch.rank == 0):
                 print(*chosen, sep="\n")
         compared = _compared(compare, resolved.run.out)
@@ -159,13 +164,15 @@ def _compiling(resolved: Resolved, card: Card | None) -> Any:
 
 
 def _check_options(
-    grace: float, *, resume: str | None, init: str | None, into: Path | None, only_printed: bool
+    grace: float, preset: str | None, *, resume: str | None, init: str | None, into: Path | None, only_printed: bool
 ) -> None:
     """Raise BadInput for options that contradict each other."""
     if not grace > 0:  # nan neither
         raise BadInput("USAGE", "a time to stop is positive", where="--grace", found=grace, allowed="> 0 seconds")
     if init and resume:
         raise BadInput("USAGE", "a resumed run has its own weights", found="--resume and --init", fix="leave one out")
+    if preset is not None and resume:
+        raise BadInput("USAGE", "a resumed run has its model", found="--resume and --preset", fix="leave one out")
     if into is not None and resume:
         raise BadInput("USAGE", "a resumed run has its folder", found="--into and --resume", fix="leave one out")
     if only_printed:
