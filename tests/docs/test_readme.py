@@ -186,7 +186,7 @@ def test_training_commands_run_in_their_order(tmp_path: Path) -> None:
     shown = ("--draw", "--dry-run")  # these train nothing
     page = [c for c in COMMANDS if c.startswith("penteract ") and c not in others and not {*shown} & {*c.split()}]
     for i, command in enumerate(["penteract train --preset tiny", *page]):
-        words = without(shlex.split(command)[1:], "--steps")
+        words = without(shlex.split(command)[1:], "--steps", "--batch.sequence_length")
         if words[0] == "train":
             words += [f"training.steps={1 + i}", *(SHORT if "--resume" not in words else ())]
         done = forks.penteract(words, ENVIRONMENT, folder=tmp_path, limit=180)

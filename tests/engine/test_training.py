@@ -31,7 +31,10 @@ def command(folder: Path, *words: str) -> list[str]:
 
 
 def asked(folder: Path, *words: str) -> list[str]:
-    return ["penteract", "train", *SMALL, f"--output.folder={folder}", *words]
+    """`words` come in the place of those of SMALL that set the same."""
+    given = {word.partition("=")[0] for word in words}
+    small = [word for word in SMALL if word.partition("=")[0] not in given]
+    return ["penteract", "train", *small, f"--output.folder={folder}", *words]
 
 
 def environment() -> dict[str, str]:

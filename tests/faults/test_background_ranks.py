@@ -19,7 +19,7 @@ pytestmark = pytest.mark.waits(23)
 
 SMALL = (
     "--preset=tiny", "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",
-    "--training.sample_tokens=0", "--training.validation_every=0", "--checkpoint.keep=0", "--parallel.dp=2",
+    "--training.sample_tokens=0", "--training.validation_every=0", "--parallel.dp=2",
 )  # fmt: skip
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1"}
@@ -37,7 +37,14 @@ def digests(run: Path) -> dict[int, list[tuple[str, str]]]:
 
 def test_what_two_ranks_save_is_what_they_save_at_once(tmp_path: Path) -> None:
     """ZeRO 3, with the optimizer on the host, in two halves of 16 bits."""
-    how = (*SMALL, "--parallel.zero=3", "--memory.offload_optimizer=true", "--precision.dtype=bf16", "--steps=8")
+    how = (
+        *SMALL,
+        "--parallel.zero=3",
+        "--memory.offload_optimizer=true",
+        "--precision.dtype=bf16",
+        "--steps=8",
+        "--checkpoint.keep=0",
+    )
     runs = list[Path]()
     for name, words in (("one", ("--checkpoint.every=1", "--checkpoint.asynchronous=false")),
                         ("other", ("--checkpoint.every=2", "--checkpoint.asynchronous=true"))):  # fmt: skip
@@ -84,7 +91,7 @@ def test_a_rank_whose_part_is_missing(tmp_path: Path, order: str, why: str, code
     """One save is dropped, and said once; the run goes on to its end, or to the second."""
     steps = 12 if code == 0 else 5000  # it ends long before these, by its second save
     words = ["train", *SMALL, f"--steps={steps}", "--checkpoint.every=2", "--checkpoint.asynchronous=true"]
-    words += ["--checkpoint.keep=2"] * (code != 0)  # there need be no room for all that it will not save
+    words += [f"--checkpoint.keep={0 if code == 0 else 2}"]  # there need be no room for all that it will not save
     words += ["--limits.save=12", f"--output.folder={tmp_path}"]
     out, err = tmp_path / "out", tmp_path / "err"
     process = forks.start(_without_writer, words, order, environment=ENVIRONMENT, out=out, err=err)

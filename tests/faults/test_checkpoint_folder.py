@@ -187,7 +187,13 @@ def test_of_runs_that_start_at_once_one_gets_it(tmp_path: Path, scratch: Path) -
 
 def test_a_run_that_saved_nothing_gives_it_up(tmp_path: Path, scratch: Path) -> None:
     """It finds no room; the next run may have the folder."""
-    words = ["train", *SMALL, f"--checkpoint.folder={scratch / 'at'}", "--checkpoint.every=1", "--checkpoint.keep=0"]
+    words = [
+        "train",
+        *SMALL[:-1],
+        f"--checkpoint.folder={scratch / 'at'}",
+        "--checkpoint.every=1",
+        "--checkpoint.keep=0",
+    ]
     done = penteract(tmp_path, *words, "--steps=100000000")
     assert done.returncode == 74, done.stderr
     assert "no room for the checkpoints to come: 100000000 of" in done.stderr and "--checkpoint.folder" in done.stderr
