@@ -300,6 +300,13 @@ def test_a_link_opens_the_same_state(browser: Any, here: Served) -> None:
             page.page.goto(here.origin + "/" + broken)
             page.settled()
             assert "llama-3.1-8b" in page.command()
+            assert page.text("main > .noted").startswith("The address is no link of this page")
+        page.page.evaluate("(hash) => (location.hash = hash)", link(asked))
+        page.asked("plan llama-3.1-70b")
+        assert not page.texts("main > .noted")
+        page.page.evaluate("(hash) => (location.hash = hash)", "#q=BBBB")
+        page.page.wait_for_selector("main > .noted")
+        assert "llama-3.1-70b" in page.command()
         assert page.said == []
 
 

@@ -105,6 +105,8 @@ def test_the_command_says_what_is_wrong_in_a_line() -> None:
         (["nosuchmodel"], "error[MODEL]: no published model of that name"),
         (["--gpus", "8xH2O0"], "error[GPU]: no such GPU"),
         (["--layout", "tpp=2"], "error[SETTING]: no such setting of a layout"),
+        (["--layout", "tp=3"], "error[LAYOUT]: tp·pp·cp = 3·1·1 does not divide the number of ranks, 8 · --layout"),
+        (["--layout", "dp=2,tp=2"], "error[LAYOUT]: dp·tp·pp·cp = 2·2·1·1 = 4, not the number of ranks, 8 · --layout"),
         (["--gpus", "64x4xH100"], "error[CLUSTER]: the page knows the usual nodes of published GPUs"),
     ):
         command = [sys.executable, "-m", "penteract", "explore", "--no-browser", *words]

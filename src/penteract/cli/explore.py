@@ -14,6 +14,7 @@ from penteract.config.hardware import cluster
 from penteract.errors import BadInput
 from penteract.explore.answers.questions import DEGREES, model_of, opening_question, read_question
 from penteract.planner.ask import parse_settings
+from penteract.planner.question import question as asked
 from penteract.planner.token_counts import parse_batch, parse_length
 
 if TYPE_CHECKING:
@@ -125,16 +126,21 @@ def _opening(model: str, gpus: str, layout: str, seq: str | None, batch: str, pr
     if where.gpu is None or cluster(f"{where.gpus}x{where.gpu.name}").name != where.name:
         raise BadInput("CLUSTER", "the page knows the usual nodes of published GPUs", where="--gpus", found=gpus,
                        fix=f"--gpus {where.gpus}x{where.gpu.name if where.gpu else 'H200'}")  # fmt: skip
-    named, m = _named(model or "llama-3.1-8b"), None
+    named = _named(model or "llama-3.1-8b")
     m = model_of(named)
     text = layout or ("" if model else "mbs=2,zero=1")
-    settings = {setting: values[0] for setting, values in parse_settings(text, flag="--layout", several=False).items()}
+    given = parse_settings(text, flag="--layout", several=False)
+    length = min(8192, m.max_positions) if seq is None else parse_length(seq)
+    if layout:
+        from penteract.planner.plan import exact  # imported here: it takes a while
+
+        exact(asked(m, gpus, sequence_length=length, batch=batch, precision=precision), given)
+    settings = {setting: values[0] for setting, values in given.items()}
     if "dp" not in settings:
         used = 1
         for axis in DEGREES:
             used *= int(settings.get(axis, 1))
         text = ",".join(filter(None, (f"dp={max(1, where.gpus // used)}", text)))
-    length = min(8192, m.max_positions) if seq is None else parse_length(seq)
     opening = opening_question(
         named, where.gpu.name, text, sequence_length=length, global_batch_size=parse_batch(batch, length),
         precision=precision,

@@ -24,8 +24,9 @@ const THEMES = ["auto", "light", "dark"];
 const TITLES = { memory: "Memory", schedules: "Schedules", layouts: "Layouts", ranks: "Ranks", runs: "Runs", bench: "Bench", profile: "Profile" };
 const SEARCH = { fix: {}, tokens: "", usd_per_gpu_hour: 0, against: null };
 
-function App({ opening, first }) {
+function App({ opening, first, strange }) {
   const [state, setState] = useState(first);
+  const [unread, setUnread] = useState(strange); // whether the address was no link of this page
   const [memory, setMemory] = useState(null); // the last answer with figures
   const [latest, setLatest] = useState(null); // the last answer
   const [error, setError] = useState("");
@@ -46,7 +47,10 @@ function App({ opening, first }) {
       setError(`No answer: ${failure.message}. Is \`penteract explore\` still running?`);
     },
   );
-  const change = (question) => setState({ ...state, question, pp_rank: null });
+  const change = (question) => {
+    setUnread(false);
+    setState({ ...state, question, pp_rank: null });
+  };
   const look = (pp_rank) => setState({ ...state, pp_rank });
   useEffect(() => {
     setBusy(true);
@@ -66,7 +70,7 @@ function App({ opening, first }) {
     watch(setMade);
   }, []);
   const slow = useSlow(state, made === "live");
-  useLink(state, setState);
+  useLink(state, setState, setUnread);
   useDrop(async (some) => {
     const text = isTable(some[0]) ? "" : await some[0].text();
     if (isTable(some[0]) || (state.view === "bench" && !isProfile(text) && !isConfig(text))) return bench.open(some[0]);
@@ -106,6 +110,7 @@ function App({ opening, first }) {
         <p class="reset"><button type="button" onClick=${() => change(opening.question)}>Back to the opening layout</button></p>
       </aside>
       <main id="results" tabindex="-1" aria-busy=${busy} data-answers=${answers}>
+        ${unread && html`<p class="noted" role="status">The address is no link of this page, or only a part of one: what is shown does not come from it.</p>`}
         <${Verdict} latest=${latest} sum=${sum} error=${error} take=${change} terms=${opening.terms} busy=${busy} copies=${copies} />
         ${steps && html`
           <${Lanes} answer=${lanes} terms=${opening.terms} copies=${copies} stale=${lateOf(lanes)} look=${look} stood=${setMoment}
@@ -189,7 +194,7 @@ function useSlow(state, again) {
 }
 
 /** The address follows the state, and the state an address that is opened. */
-function useLink(state, setState) {
+function useLink(state, setState, setUnread) {
   const own = useRef("");
   useEffect(() => {
     let current = true;
@@ -204,6 +209,7 @@ function useLink(state, setState) {
     const opened = async () => {
       if (location.hash === own.current) return;
       const found = await fromFragment(location.hash);
+      setUnread(!found && location.hash !== "");
       if (found) setState(found);
     };
     addEventListener("hashchange", opened);
@@ -270,11 +276,13 @@ function kept() {
 async function begin() {
   const page = document.getElementById("page");
   document.documentElement.dataset.theme = kept();
+  const { hash } = location;
   try {
-    const [opening, linked] = await Promise.all([askOne({ kind: "opening" }), fromFragment(location.hash)]);
+    const [opening, linked] = await Promise.all([askOne({ kind: "opening" }), fromFragment(hash)]);
     if (opening.kind !== "opening") throw new Error(opening.text);
     page.replaceChildren();
-    render(html`<${App} opening=${opening} first=${linked ?? { question: opening.question, pp_rank: null, view: VIEWS[0] }} />`, page);
+    const first = linked ?? { question: opening.question, pp_rank: null, view: VIEWS[0] };
+    render(html`<${App} opening=${opening} first=${first} strange=${!linked && hash !== ""} />`, page);
   } catch (error) {
     const told = document.createElement("p");
     told.className = "waiting";
