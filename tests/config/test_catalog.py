@@ -86,7 +86,7 @@ def test_no_two_models_answer_to_one_name() -> None:
         ("qwen2.5-15b", "use qwen2.5-1.5b"),
         ("2005.14165, Table 2.1", "MODEL"),
         ("bert", "MODEL"),
-        ("", "choose one of deepseek-v2-lite, "),
+        ("", "fix: penteract plan --models lists them$"),
         ("x" * 10**6, "MODEL"),
         ("llama\n\u202e", "MODEL"),
     ],

@@ -15,6 +15,7 @@ from penteract.errors import BadInput
 from penteract.explore.answers.questions import DEGREES, model_of, opening_question, read_question
 from penteract.planner.ask import parse_settings
 from penteract.planner.question import question as asked
+from penteract.planner.question import refuse_other_file
 from penteract.planner.token_counts import parse_batch, parse_length
 
 if TYPE_CHECKING:
@@ -127,7 +128,12 @@ def _opening(model: str, gpus: str, layout: str, seq: str | None, batch: str, pr
         raise BadInput("CLUSTER", "the page knows the usual nodes of published GPUs", where="--gpus", found=gpus,
                        fix=f"--gpus {where.gpus}x{where.gpu.name if where.gpu else 'H200'}")  # fmt: skip
     named = _named(model or "llama-3.1-8b")
-    m = model_of(named)
+    try:
+        m = model_of(named)
+    except BadInput:
+        if "config" not in named:
+            refuse_other_file(model)
+        raise
     text = layout or ("" if model else "mbs=2,zero=1")
     given = parse_settings(text, flag="--layout", several=False)
     length = min(8192, m.max_positions) if seq is None else parse_length(seq)

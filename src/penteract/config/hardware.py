@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from penteract.config.catalog.hardware import Tables, tables
-from penteract.config.files.hardware_schema import CLUSTER, DIRECT, FABRIC, GPU, GPUS, LINKS, MEASURED, check_lengths
+from penteract.config.files.cluster_text import (
+    CALIBRATE,
+    FILE,
+    check_whole,
+    count_of,
+    in_cluster,
+    nodes_of,
+    refuse_file,
+)
+from penteract.config.files.hardware_schema import CLUSTER, DIRECT, FABRIC, GPU, LINKS, MEASURED, check_lengths
 from penteract.config.files.machine_file import HERE, kept_machine_file, machine_named
 from penteract.config.files.parse_toml import parse_toml
 from penteract.config.files.read import origins_in, read_text
@@ -228,7 +237,7 @@ def cluster(text: str, *, fabric: str = "") -> Cluster:
     """
     if here := machine_named(text):
         made = _measured(kept_machine_file(), fabric)
-        return made if here[1] is None else _of_size(made, _count(here[1], text))
+        return made if here[1] is None else _of_size(made, count_of(here[1], text))
     if text.lower().endswith(".toml"):
         return _measured(Path(text), fabric)
     found = re.fullmatch(
@@ -239,36 +248,20 @@ def cluster(text: str, *, fabric: str = "") -> Cluster:
         raise BadInput("CLUSTER", "the number comes first", where="--gpus", found=text, allowed=_FORM,
                        fix=f"--gpus {numbers}x{gpu(swapped[1]).name}{swapped[3] or ''}")  # fmt: skip
     if not found:
+        refuse_file(text, FILE, where="--gpus", allowed=_FORM, fix=CALIBRATE)
         raise BadInput("CLUSTER", "not a cluster", found=repr(text), allowed=_FORM, fix="8xH200")
-    counts = [_count(n, text) for n in found.groups()[:2] if n is not None]
-    device = gpu(found[3])
+    counts = [count_of(n, text) for n in found.groups()[:2] if n is not None]
+    try:
+        device = gpu(found[3])
+    except BadInput as bad:
+        refuse_file(text, FILE, where="--gpus", allowed=_FORM, fix=CALIBRATE)
+        raise in_cluster(bad, text, found[3]) from None
     usual = int(tables("nodes")[device.name]["gpus_per_node"])
-    nodes, each = counts if len(counts) == 2 else _nodes(counts[0] if counts else 1, usual)
+    if 0 in counts:
+        raise BadInput("CLUSTER", "a cluster without devices", where="--gpus", found=text, allowed=_FORM,
+                       fix=f"--gpus {usual}x{device.name}")  # fmt: skip
+    nodes, each = counts if len(counts) == 2 else nodes_of(counts[0] if counts else 1, usual)
     return _cluster(device, nodes, each, fabric or found[4] or "")
-
-
-def _count(digits: str, text: str) -> int:
-    """A count in the name of a cluster. 0 is left to what knows the node, and can name a fix."""
-    count = int(digits) if len(digits) < 10 else GPUS.most + 1
-    if count > GPUS.most:
-        allowed = f"{GPUS.least} to {GPUS.most} devices"
-        raise BadInput("CLUSTER", "no cluster is that large", where="--gpus", found=text[:80], allowed=allowed)
-    return int(count)
-
-
-def _nodes(gpus: int, usual: int) -> tuple[int, int]:
-    """-> nodes, and devices of each. Only a single node may be partly filled."""
-    if gpus <= usual:
-        return 1, gpus
-    _check_whole(gpus, usual, "")
-    return gpus // usual, usual
-
-
-def _check_whole(gpus: int, each: int, where: str) -> None:
-    if gpus > each and gpus % each:
-        raise BadInput("CLUSTER", "the last node would be part empty", where=where, found=f"{gpus} devices",
-                       allowed=f"multiples of {each}",
-                       fix=f"{gpus // each * each} or {-(-gpus // each) * each}")  # fmt: skip
 
 
 def _cluster(device: Gpu, nodes: int, each: int, between: str) -> Cluster:
@@ -283,7 +276,7 @@ def _cluster(device: Gpu, nodes: int, each: int, between: str) -> Cluster:
                        fix=f"{max(1, nodes)}x{inside.domain}x{device.name}")  # fmt: skip
     measured = measured_curves(str(row.get("measured", REFERENCE)))
     name = f"{nodes}x{each}x{device.name}" if nodes > 1 else f"{each}x{device.name}"
-    _count(str(nodes * each), name)
+    count_of(str(nodes * each), name)
     return Cluster(
         name=name, gpus=nodes * each, gpus_per_node=each, memory_gib=device.memory_gib, gpu=device,
         inside=inside, between=outside,
@@ -302,6 +295,8 @@ def _measured(path: Path, between: str) -> Cluster:
         raise BadInput("CLUSTER", f"not a file of measured curves: {error}", where=str(path),
                        allowed=f"the tables of {REFERENCE}.toml",
                        fix="write it as that file is written") from None  # fmt: skip
+    if tree and not tree.keys() & {"node", "provenance", "gemm"}:
+        refuse_file(str(path), FILE, where="--gpus", allowed=_FORM, fix=CALIBRATE)
     origin = origins_in(text, path.name)
     measured, node = _curves(tree, origin), tree["node"]
     where, usual = origin("node"), tables("nodes").get(measured.gpu.name, {}).get("between")
@@ -309,7 +304,7 @@ def _measured(path: Path, between: str) -> Cluster:
     if each > inside.domain:
         raise BadInput("CLUSTER", "no fabric joins so many devices of a node", where=f"node.gpus_per_node ({where})",
                        found=each, allowed=f"1 to {inside.domain} behind {inside.name}")  # fmt: skip
-    _check_whole(gpus, each, f"node.gpus ({where})")
+    check_whole(gpus, each, f"node.gpus ({where})")
     outside = fabric(between or node.get("between", usual or "infiniband-ndr"))
     if not between and "between" in tree:  # held to the schema with the curves
         outside = _fabric("measured", tree["between"])
@@ -334,7 +329,7 @@ def check_cluster(given: Cluster) -> None:
     """Hold a cluster made in Python to the bounds of those from files. Raises BadInput."""
     for name, number in CLUSTER.items():
         number.check(getattr(given, name), f"Cluster.{name}")
-    _check_whole(given.gpus, given.gpus_per_node, "Cluster.gpus")
+    check_whole(given.gpus, given.gpus_per_node, "Cluster.gpus")
     if given.gpu is not None:
         GPU.check(_values(given.gpu), "Cluster.gpu")
     for name in ("inside", "between"):

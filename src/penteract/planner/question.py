@@ -11,6 +11,7 @@ from typing import Any
 
 from penteract.config import catalog
 from penteract.config.device_words import of_cpu
+from penteract.config.files.cluster_text import refuse_file
 from penteract.config.files.keys import find_key
 from penteract.config.files.machine_file import machine_named
 from penteract.config.hardware import HEADROOM, Cluster, check_cluster, cluster
@@ -179,4 +180,17 @@ def find_model(text: str | Path) -> ModelSpec:
     if path.suffix == ".json" or path.is_dir():
         return model_from_hf(path)
     preset = PRESETS.get(str(text))
-    return preset.model if preset else catalog.model(str(text))
+    if preset:
+        return preset.model
+    try:
+        return catalog.model(str(text))
+    except BadInput:
+        refuse_other_file(str(text))
+        raise
+
+
+def refuse_other_file(text: str) -> None:
+    """Raise BadInput for the path of a file, where a model is expected, that is no config.json."""
+    allowed = "a published model, a config.json, or its folder"
+    fix = "penteract plan --models lists the published ones"
+    refuse_file(text, "no config.json of a model", where="model", allowed=allowed, fix=fix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -59,7 +60,10 @@ def test_nothing_fits_is_told_and_is_an_error(tell: Tell) -> None:
     [
         (["lama-3.1-8b", "--gpus", "8xH200"], "error[MODEL]: no published model of that name"),
         (["none.json", "--gpus", "8xH200"], "error[FILE]: cannot be read"),
-        (["tiny", "--gpus", "8xH2000"], "error[GPU]: no such GPU"),
+        (["tiny", "--gpus", "8xH2000"], "error[GPU]: no such GPU · --gpus · found H2000 /"),
+        (["tiny", "--gpus", "0xH200"], "error[CLUSTER]: a cluster without devices · --gpus · found 0xH200"),
+        (["tiny", "--gpus", "2x0xH200"], "error[CLUSTER]: a cluster without devices · --gpus · found 2x0xH200"),
+        (["no-model", "--gpus", "8xH200"], "error[MODEL]: no published model of that name · model · found no-model"),
         (["tiny", "--gpus", "12xH200"], "error[CLUSTER]"),
         (
             ["tiny", "--gpus", "h200x8@efa"],
@@ -187,3 +191,24 @@ def test_a_fix_is_a_layout_that_is_priced(tell: Tell) -> None:
     fix = told.err.split(" · fix: ")[1].split()
     assert fix[0] == "--layout"
     assert tell(*words, *fix).code == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "line"),
+    [
+        ("run.toml", "8xH200", "error[FILE]: it is no config.json of a model · model · found run.toml"),
+        ("notes.md", "8xH200", "error[FILE]: it is no config.json of a model · model · found notes.md"),
+        ("tiny", "run.toml", "error[FILE]: it is no file of calibrate · --gpus · found run.toml"),
+        ("tiny", "notes.md", "error[FILE]: it is no file of calibrate · --gpus · found notes.md"),
+    ],
+)
+def test_a_file_of_another_kind_is_called_so(tell: Tell, tmp_path: Path, model: str, gpus: str, line: str) -> None:
+    (tmp_path / "run.toml").write_text('preset = "tiny"\n')
+    (tmp_path / "notes.md").write_text("# notes\n")
+    told = tell("plan", model, "--gpus", gpus)
+    assert told.code == 2 and told.err.startswith(line) and told.err.count("\n") == 1
+    assert " · fix: " in told.err and len(told.err) < 300
+
+
+def test_a_slip_in_the_name_of_gpus_is_mended_where_it_was_said(tell: Tell) -> None:
+    assert tell("plan", "tiny", "--gpus", "2x8xH20@efa").err.strip().endswith("fix: --gpus 2x8xH200@efa")

@@ -59,7 +59,7 @@ def entry(name: str, *, where: str = "model") -> CatalogEntry:
                 if wanted in map(_folded, (found.model.name, found.source, *found.aliases)):
                     return found
     near = nearest(name)
-    fix = f"use {near[0]}, or one that penteract plan --models lists" if near else f"choose one of {', '.join(names())}"
+    fix = f"use {near[0]}, or one that penteract plan --models lists" if near else "penteract plan --models lists them"
     raise BadInput("MODEL", "no published model of that name", where=where, found=show_key(name),
                    allowed=", ".join(near), fix=fix)  # fmt: skip
 
