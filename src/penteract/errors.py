@@ -95,6 +95,12 @@ class DiskFailure(PenteractError):
 
     exit_code = 74
 
+    @staticmethod
+    def of(error: OSError, where: object) -> DiskFailure:
+        """What a command says of a file or folder of its own that it could not write."""
+        return DiskFailure("DISK", f"cannot be written: {error.strerror or error}", where=str(where),
+                           fix="name another place, or make room there and allow writing")  # fmt: skip
+
 
 class Preempted(PenteractError):
     """Stopped from outside after a checkpoint; `--resume` continues the run."""

@@ -1,5 +1,7 @@
 """The program around its verbs."""
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +13,10 @@ import pytest
 from penteract._version import __version__
 from penteract.cli.resolve.overrides import split_overrides
 from penteract.config.resolve.resolved_run import resolve
+from penteract.engine.checkpoint.durable import failing
+from penteract.engine.hf.folder import ELSEWHERE
+from penteract.engine.run_folder import rundir
+from penteract.errors import DiskFailure
 
 Tell = Callable[..., Any]
 
@@ -120,4 +126,47 @@ def test_a_resumed_run_takes_no_preset(tell: Tell, started: list[Any]) -> None:
     assert told.code == 2 and not started
     assert told.err == (
         "error[USAGE]: a resumed run has its model · found --resume and --preset · fix: leave one out\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [(("--steps", "0"), "training.steps (--steps)"),
+     (("--usd-per-gpu-hour", "-1"), "slurm.usd_per_gpu_hour (--usd-per-gpu-hour)"),
+     (("--training.steps", "0"), "training.steps (--training.steps)")],
+)  # fmt: skip
+def test_a_bad_value_is_named_as_it_was_given(tell: Tell, words: tuple[str, ...], where: str) -> None:
+    told = tell("train", *words)
+    assert told.code == 2 and told.err.startswith(f"error[VALUE]: not a value for this key · {where}")
+
+
+# ---- fixes that the command has --------------------------------------------------------------------------------------
+
+
+def test_weights_that_cannot_be_written_go_elsewhere(tmp_path: Path) -> None:
+    """`convert` writes by what a run's checkpoints are written with, and has none of its options."""
+    weights, inside = failing(tmp_path, "write weights", fix=ELSEWHERE), failing(tmp_path, "write a checkpoint")
+    with pytest.raises(DiskFailure, match=f"fix: {ELSEWHERE}"), weights, inside:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(DiskFailure, match=r"choose another --checkpoint\.folder"), failing(tmp_path, "write"):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_a_folder_that_cannot_be_made_is_called_as_it_was_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskFailure, match="fix: choose another --into"):
+        rundir.create(tmp_path / "runs", "tiny", into=tmp_path / "file" / "run")
+    with pytest.raises(DiskFailure, match=r"fix: choose another --output\.folder"):
+        rundir.create(tmp_path / "file", "tiny")
+
+
+def test_a_disk_that_takes_no_file_has_a_fix(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "open", full)
+    told = tell("init")
+    assert told.code == 74
+    assert told.err.startswith(
+        "error[DISK]: cannot be written: Read-only file system · init run.toml · fix: name another"
     )

@@ -225,7 +225,8 @@ def test_a_path_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_large_vocabulary_with_a_chunked_loss_is_priced_at_once(tmp_path: Path) -> None:
     words = ["train", "--preset", "llama-3.1-8b", f"--model.vocab_size={2**24}"]
-    assert "do not fit this host's free memory" in attempt(words, tmp_path).check((2,)).err
+    err = attempt(words, tmp_path).check((2,)).err
+    assert "do not fit this host's free memory" in err and "penteract plan shows what a layout takes" in err
 
 
 @pytest.mark.parametrize("words", [["train"], ["plan", "gpt2", "--gpus"], ["train", "--model.config"]])

@@ -97,7 +97,7 @@ def calibrate(
     try:
         out.write_text(made.text, encoding="utf-8")
     except OSError as error:
-        raise DiskFailure("DISK", f"cannot be written: {error.strerror}", where=str(out)) from None
+        raise DiskFailure.of(error, out) from None
     skipped = f", {made.skipped} of which this device cannot run" if made.skipped else ""
     more = f"; {made.missing} are left: run it again to go on" if made.missing else ""
     print(f"{out}: {made.measured} workloads{skipped}{more}")

@@ -26,6 +26,6 @@ def init(path: _Where = Path("run.toml"), /) -> int:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise BadInput("FILE", "no such folder", where="init", found=path.parent, fix="create it first") from None
     except OSError as error:
-        raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"init {path}") from None
+        raise DiskFailure.of(error, f"init {path}") from None
     print(f"{path} written. Next: penteract train {path}")
     return 0

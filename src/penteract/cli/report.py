@@ -73,7 +73,7 @@ def report(
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise DiskFailure("DISK", f"cannot be written: {error.strerror}", where=str(path)) from None
+            raise DiskFailure.of(error, path) from None
     _print(rows, worse, made, out)
     return 0
 

@@ -195,8 +195,9 @@ def _words(**options: Path | str | bool | None) -> list[str]:
 
 
 def _short_forms(steps: int | None, log_level: str | None, usd: float | None) -> list[str]:
-    short = {"training.steps": steps, "training.log_level": log_level, "slurm.usd_per_gpu_hour": usd}
-    return [f"{key}={value}" for key, value in short.items() if value is not None]
+    short = {"training.steps": ("--steps", steps), "training.log_level": ("--log-level", log_level),
+             "slurm.usd_per_gpu_hour": ("--usd-per-gpu-hour", usd)}  # fmt: skip
+    return [f"{key}={keys()[key].check(value, flag)}" for key, (flag, value) in short.items() if value is not None]
 
 
 def _out_folder(overrides: Sequence[str]) -> str:

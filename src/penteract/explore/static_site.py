@@ -61,7 +61,7 @@ def export_site(
         (folder / "index.html").write_text(_page(answers), encoding="utf-8")
         _write_sources(folder / "penteract.zip", data)
     except OSError as error:
-        raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"--export {folder}") from None
+        raise DiskFailure.of(error, f"--export {folder}") from None
 
 
 def _rows(kind: str, opening: Question, sweeps: SweepFolders | None, profiles: ProfileFolders | None) -> list[Any]:

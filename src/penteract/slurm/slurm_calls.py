@@ -20,8 +20,8 @@ def call(*words: str, given: str = "") -> str:
     except (OSError, subprocess.TimeoutExpired) as e:
         raise PeerLost("SLURM", f"{words[0]} does not answer", found=type(e).__name__, fix="see `scontrol ping`") from e
     if done.returncode:
-        raise BadInput("SLURM", f"{words[0]} refuses", found=" ".join(done.stderr.split())[-300:],
-                       fix="see [slurm] in the run file")  # fmt: skip
+        fix = "set what it asks for, as --slurm.partition NAME; `penteract init` writes all keys of [slurm]"
+        raise BadInput("SLURM", f"{words[0]} refuses", found=" ".join(done.stderr.split())[-300:], fix=fix)
     return done.stdout
 
 

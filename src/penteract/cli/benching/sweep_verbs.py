@@ -131,4 +131,4 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise DiskFailure("DISK", f"cannot be written: {error.strerror}", where=str(path)) from None
+        raise DiskFailure.of(error, path) from None

@@ -62,8 +62,9 @@ class SlurmRun:
                 rundir.write_status(folder, "queued")
             return submit(batch)
         except OSError as e:
+            option = "--output.folder" if self.folder is None else "--into"
             raise DiskFailure("DISK", "could not write a job's files", where=str(e.filename or folder),
-                              found=e.strerror, fix="choose another --output.folder") from e  # fmt: skip
+                              found=e.strerror, fix=f"choose another {option}") from e  # fmt: skip
         except PenteractError:
             if fresh:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -19,15 +19,23 @@ LARGE = 2**28  # bytes of a file that is synced while it is written
 _PAUSE_S = 0.02  # between two syncs of it: the kernel has then taken some parts
 
 
+_FIX = "free some space, or choose another --checkpoint.folder; the last checkpoint is intact"
+
+
 @contextmanager
-def failing(path: Path, doing: str) -> Iterator[None]:
-    """Turn an OSError inside the context into DiskFailure."""
+def failing(path: Path, doing: str, *, fix: str = _FIX) -> Iterator[None]:
+    """Turn an OSError inside the context into DiskFailure. `fix`: where it is not a run that writes; contexts inside
+    this one have it too."""
     try:
         yield
+    except DiskFailure as e:
+        if e.fix != _FIX:
+            raise
+        raise DiskFailure(e.code, e.what, where=e.where, found=e.found, allowed=e.allowed, fix=fix) from e
     except OSError as e:
         raise DiskFailure(
             "DISK", f"could not {doing}", where=str(e.filename or path), found=e.strerror or str(e),
-            fix="free some space, or choose another --checkpoint.folder; the last checkpoint is intact",
+            fix=fix,
         ) from e  # fmt: skip
 
 

@@ -20,7 +20,14 @@ from penteract.engine.checkpoint import durable as disk
 from penteract.engine.checkpoint.boxes import Dims
 from penteract.engine.checkpoint.stored import StoredTensors
 from penteract.engine.data import open_tokenizer
-from penteract.engine.hf.folder import TOKENIZER, WEIGHTS_ALONE, open_folder, remembered_vocabulary, weights_alone
+from penteract.engine.hf.folder import (
+    ELSEWHERE,
+    TOKENIZER,
+    WEIGHTS_ALONE,
+    open_folder,
+    remembered_vocabulary,
+    weights_alone,
+)
 from penteract.engine.hf.reading import HfWeights
 from penteract.engine.hf.weights import step_of
 from penteract.engine.hf.writing import DTYPES, WriteOptions, Written, unfinished, write_folder
@@ -64,7 +71,7 @@ def from_hf(path: Path, to: Path, resolved: Resolved, options: WriteOptions) -> 
             done += sum(prod(size) for _, _, size in boxes) * DTYPES[options.dtype].itemsize
             options.on_progress(done, total)
 
-    with disk.failing(to, "write a checkpoint"):
+    with disk.failing(to, "write a checkpoint", fix=ELSEWHERE):
         disk.remove(fresh)
         fresh.mkdir(parents=True)
         try:

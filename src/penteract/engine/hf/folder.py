@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penteract.config.files.read import read_text
 from penteract.config.files.regular import read_regular
 from penteract.config.hf import model_from_hf
 from penteract.config.hf.write_config import different
-from penteract.config.model import ModelSpec
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.engine.hf.headers import TensorHeader, held_tensors
 from penteract.errors import BadInput
 from penteract.model.hf_families import FAMILIES, HfFamily
 from penteract.model.hf_names import Ours, by_theirs, hf_names
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+ELSEWHERE = "free some space, or name a folder on another disk"  # the fix where weights cannot be written
 WEIGHTS_ALONE = "converted"  # the state of a run's folder that `convert` made: there is no training to resume
 _ORIGIN = "init.json"  # in a run's folder: which weights it started from
 _READ = ("F64", "F32", "F16", "BF16")
@@ -77,13 +78,18 @@ def refuse_another_model(model: ModelSpec, theirs: ModelSpec, path: Path, *, pad
         raise _differs("model.vocab_size", model.vocab_size, f">= {theirs.vocab_size}", path)
 
 
+_PARTS = {MoESpec: "experts", LatentSpec: "latent attention", RopeScaling: "scaled positions"}
+
+
 def _short(value: object) -> str:
-    return type(value).__name__ if is_dataclass(value) else str(value)
+    """A value, or a part of a model by what it is called."""
+    return _PARTS.get(type(value), str(value).lower() if value is None else str(value))
 
 
 def _differs(where: str, found: object, allowed: object, path: Path) -> BadInput:
+    fix = f"leave out --preset and the keys of the model: they are read from {path}"
     return BadInput("INIT", "the model is not that of the weights", where=where, found=found,
-                    allowed=f"{allowed}, as in {path}", fix=f"leave out the model: it is read from {path}")  # fmt: skip
+                    allowed=f"{allowed}, as in {path}", fix=fix)  # fmt: skip
 
 
 def _matched(

@@ -16,7 +16,7 @@ from penteract.config.hf.write_config import config_of
 from penteract.config.model import ModelSpec
 from penteract.engine.checkpoint import durable as disk
 from penteract.engine.checkpoint.slices import NAMES, raw
-from penteract.engine.hf.folder import CONFIG, TOKENIZER
+from penteract.engine.hf.folder import CONFIG, ELSEWHERE, TOKENIZER
 from penteract.engine.hf.headers import INDEX, SINGLE
 from penteract.engine.hf.weights import Weights
 from penteract.errors import DiskFailure
@@ -69,7 +69,7 @@ def write_folder(source: Weights, m: ModelSpec, to: Path, options: WriteOptions)
     sizes = {name: prod(t.shape) * _dtype(t, options).itemsize for name, t in theirs.items()}
     shards = _shards(theirs, sizes, options.shard_bytes)
     fresh = unfinished(to)
-    with disk.failing(to, "write weights"):
+    with disk.failing(to, "write weights", fix=ELSEWHERE):
         disk.remove(fresh)
         fresh.mkdir(parents=True)
         _check_room(fresh, sum(sizes.values()))

@@ -71,7 +71,7 @@ def create(
         (folder / COMMAND).write_text(command_entry(typed(sys.argv) if command is None else command, 1, now()))
         write_status(folder, "created")
     except OSError as e:
-        raise _not_made("a run's directory", e, out) from e
+        raise _not_made("a run's directory", e, into or out, "--output.folder" if into is None else "--into") from e
     return folder
 
 
@@ -86,9 +86,9 @@ def make_latest(folder: Path, out: str | Path) -> None:
         raise _not_made("the link to the newest run", e, out) from e
 
 
-def _not_made(what: str, e: OSError, out: Path) -> DiskFailure:
+def _not_made(what: str, e: OSError, out: Path, option: str = "--output.folder") -> DiskFailure:
     return DiskFailure("DISK", f"could not make {what}", where=str(e.filename2 or e.filename or out), found=e.strerror,
-                       fix="choose another --output.folder")  # fmt: skip
+                       fix=f"choose another {option}")  # fmt: skip
 
 
 def write_status(folder: Path, state: str, **more: Any) -> None:

@@ -101,7 +101,7 @@ def _with_room(resolved: Resolved, predicted: RunPrediction, *, quiet: bool) -> 
         raise BadInput("MEMORY", f"{world} {'rank' if world == 1 else 'ranks'} of {show_bytes(allocated)} do not "
                        f"fit this host's free memory{cpus}",
                        found=show_bytes(allocated * world), allowed=show_bytes(free),
-                       fix="a smaller model or micro-batch; penteract.estimate shows what a layout takes")  # fmt: skip
+                       fix="a smaller model or micro-batch; penteract plan shows what a layout takes")  # fmt: skip
     if not copied or (copied + (_OF_A_GPU if gpus else allocated)) * world <= free:
         return resolved
     if resolved.is_open("checkpoint.asynchronous"):

@@ -50,7 +50,7 @@ def make_folder(resolved: Resolved, folder: Path) -> None:
     except FileExistsError:
         raise BadInput("FILE", "it exists already", where="--out", found=folder, fix="choose another name") from None
     except OSError as error:
-        raise DiskFailure("DISK", error.strerror or "cannot be written", where=str(folder)) from None
+        raise DiskFailure.of(error, folder) from None
 
 
 def result(resolved: Resolved, folder: Path, file: str, gpus: str | None) -> Profiled:

@@ -58,13 +58,13 @@ def trace(found: Plan, path: str | Path, *, number: int = 1, pp_rank: int | None
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise BadInput("FILE", "cannot be written", where="--trace", found=path, fix=_FOLDER) from None
     except OSError as error:
-        raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"--trace {path}") from None
+        raise DiskFailure.of(error, f"--trace {path}") from None
     try:
         with file:
             write_trace(steps, timed.layout, file.write, pp_ranks)
     except OSError as error:
         path.unlink(missing_ok=True)
-        raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"--trace {path}") from None
+        raise DiskFailure.of(error, f"--trace {path}") from None
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -101,4 +101,4 @@ def _write(path: Path, found: Plan, chosen: Timed) -> None:
             "FILE", "cannot be written", where="--out", found=path, fix="name a file in a folder that exists"
         ) from None
     except OSError as error:
-        raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"--out {path}") from None
+        raise DiskFailure.of(error, f"--out {path}") from None

@@ -36,7 +36,7 @@ def write_files(folder: Path, found: Profiled) -> None:
         for recording in found.recordings:
             path_of(folder, recording.rank).unlink()
     except OSError as error:
-        raise DiskFailure("DISK", error.strerror or "cannot be written", where=str(folder)) from None
+        raise DiskFailure.of(error, folder) from None
 
 
 def _write(path: Path, text: str) -> None:
