@@ -83,4 +83,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """What is exported, and what each module has; not what this one imports."""
+    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})

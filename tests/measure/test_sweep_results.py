@@ -81,6 +81,21 @@ def test_a_case_within_the_spread_of_a_faster_one_is_tied_with_it() -> None:
     ]  # fmt: skip
 
 
+def test_a_case_of_wild_steps_ties_with_none_and_is_not_ranked(capsys: pytest.CaptureFixture[str]) -> None:
+    """A third slower is no noise because of one case of three steps."""
+    wild = row(case(1, step_s=1.0), [0.9, 1.0, 2.0])
+    found = sweep(wild, row(case(2, step_s=1.1), [1.0] * 10), row(case(3, step_s=1.2), [1.36, 1.36, 1.37]))
+    rows = rank(numbers_of(found))
+    assert [(int(r.case.name), r.tied, r.vague) for r in rows] == [(2, 1, False), (3, 2, False), (1, 3, True)]
+    said = verdict(rows)
+    assert said is not None and (said.best, said.first, said.regret) == ("002", "002", 0.0)
+    show(*ranked(found, rows))
+    out = capsys.readouterr().out
+    assert "1=" not in out and "that is noise" not in out and out.count("too few steps to rank") == 1
+    alike = rank(numbers_of(sweep(wild, row(case(2), [1.05] * 10))))
+    assert [(r.tied, r.vague) for r in alike] == [(1, False), (1, False)]
+
+
 def test_a_table_says_what_is_noise_and_has_no_empty_column(capsys: pytest.CaptureFixture[str]) -> None:
     cpu = sweep(row(case(1, step_s=None), [1.0, 0.9, 1.1] * 4), row(case(2, step_s=None), [1.01, 0.9, 1.1] * 4))
     show(*ranked(cpu, rank(numbers_of(cpu))))
@@ -255,6 +270,15 @@ def test_pairs_again_in_turns_are_of_these_sweeps_and_no_others(tmp_path: Path) 
     rows += [row(replace(case(9), name=f"1000_001{side}"), [1.0] * 10) for side in "ab"]
     found, missing = pairs_of(sweep(*rows))
     assert [p.slower for p in found] == [2.0, 3.0 / 4.0, 1.0] and not missing
+
+
+def test_a_sweep_is_not_compared_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = SweepFolder(tmp_path / "one")
+    made = sweep(row(case(1, dp=8), [1.0] * 10))
+    folder.case("001").make(made.rows[0].case, "")
+    folder.write_settings(made.settings)
+    assert main(["bench", "compare", str(folder.path), f"{tmp_path}/./one"]) == 2
+    assert capsys.readouterr().err.startswith("error[COMPARE]: the same sweep twice · found ")
 
 
 def test_pairs_that_were_run_are_told_as_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

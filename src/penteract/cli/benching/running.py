@@ -53,8 +53,9 @@ def _notify(line: str) -> None:
 def as_dict(folder: SweepFolder, sweep: Sweep) -> dict[str, Any]:
     """A sweep as JSON: its values (`measure/schemas/sweep.py`), its ranking, and what it says of the plan."""
     rows = rank(numbers_of(sweep))
-    ranking = [{"case": r.case.name, "place": r.place, "tied": r.tied, "planned": r.planned, "time_error": r.time_error,
-                "memory_error": r.memory_error, "right": r.right} for r in rows]  # fmt: skip
+    ranking = [{"case": r.case.name, "place": r.place, "tied": r.tied, "vague": r.vague, "planned": r.planned,
+                "time_error": r.time_error, "memory_error": r.memory_error, "right": r.right}
+               for r in rows]  # fmt: skip
     found = verdict(rows)
     return {"folder": str(folder.path), "ended": sweep.ended, **asdict(sweep), "ranking": ranking,
             "plan": None if found is None else asdict(found)}  # fmt: skip

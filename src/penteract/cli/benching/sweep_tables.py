@@ -174,7 +174,7 @@ def ranked(sweep: Sweep, rows: Sequence[RankedCase]) -> Iterator[Table | str]:
         assert row.result is not None
         measured, predicted = row.result.measured, row.case.predicted
         shown.append((
-            str(r.place) if r.tied == r.place else f"{r.tied}{_TIED}", row.case.name, row.case.layout_text,
+            _number(r), row.case.name, row.case.layout_text,
             show_whole(measured.tokens_per_s_per_gpu), "" if measured.mfu is None else f"{measured.mfu:.1%}",
             show_step(measured.step_s), f"{measured.spread:.1%}",
             str(r.planned or ""), "" if predicted.step_s is None else show_step(predicted.step_s),
@@ -192,12 +192,18 @@ def ranked(sweep: Sweep, rows: Sequence[RankedCase]) -> Iterator[Table | str]:
             yield f"{row.case.name}: {f'void: {void}' if void else state(row.status)}" + _after(why(row.status))
 
 
+def _number(r: RankedCase) -> str:
+    if r.vague:
+        return ""
+    return str(r.place) if r.tied == r.place else f"{r.tied}{_TIED}"
+
+
 def _after(text: str) -> str:
     return f": {text}" if text else ""
 
 
 def _note(r: RankedCase, *, loss_falls: bool) -> str:
-    notes = [] if loss_falls else ["the loss does not fall"]
+    notes = ["too few steps to rank"] * r.vague + ["the loss does not fall"] * (not loss_falls)
     return ", ".join((["the plan was wrong"] if r.right is False else []) + notes)
 
 

@@ -100,6 +100,9 @@ def compare_sweeps(
     if pairs is not None and not 1 <= pairs <= 200:
         raise BadInput("USAGE", "not a number of pairs", where="--pairs", found=pairs, allowed="1 to 200")
     one, other = SweepFolder(first), SweepFolder(second)
+    if pairs is None and first.exists() and first.resolve() == second.resolve():
+        fix = "name another; --pairs 5 runs each case again in turns, which shows how much is noise"
+        raise BadInput("COMPARE", "the same sweep twice", found=f"{first} and {second}", fix=fix)
     found = compare(one.read(), other.read(), confidence)
     if pairs is not None:
         folder = SweepFolder(out or Path(OUT) / f"{first.name}-against-{second.name}")

@@ -39,8 +39,9 @@ def _row(table: CaseTable, row: RankedCase, best: float) -> RankingRow:
     layout = table.columns["layout"].text(at) if "layout" in table.columns else ""
     planned = case.predicted_rate
     return {
-        "place": str(row.place), "planned": "" if row.planned is None else str(row.planned), "name": table.names[at],
-        "layout": layout, "speed": rate.show(case.rate), "planned_speed": rate.show(planned) if planned else "",
+        "place": "?" if row.vague else str(row.place),
+        "planned": "" if row.planned is None else str(row.planned), "name": table.names[at], "layout": layout,
+        "speed": rate.show(case.rate), "planned_speed": rate.show(planned) if planned else "",
         "rate": case.rate / best, "planned_rate": planned / best if planned else -1.0,
         "step": "" if case.step_s is None else table.columns[table.step].text(at),
         "planned_step": "" if case.predicted_step_s is None else show_step(case.predicted_step_s),
@@ -59,7 +60,8 @@ def about(table: CaseTable, rows: Sequence[RankedCase]) -> list[str]:
     found = verdict(rows)
     if found is None or not found.predicted:
         return ["No speed was predicted, so there is no plan's order beside this one."]
-    return [*_of_order(table, found, rows), *_of_errors(found)]
+    vague = ["A case with a ? has too few steps to rank: they differ too much."] * any(row.vague for row in rows)
+    return [*vague, *_of_order(table, found, rows), *_of_errors(found)]
 
 
 def _of_order(table: CaseTable, found: PlanVerdict, rows: Sequence[RankedCase]) -> list[str]:

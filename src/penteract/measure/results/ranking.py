@@ -10,6 +10,7 @@ from penteract.measure.schemas.sweep import Sweep
 
 FIRST = 3  # of the plan's cases, among which the measured best should be
 CLOSE = 0.12  # of a predicted step that is right, or the row's spread if that is wider
+VAGUE = 0.25  # a spread from which a case is not ranked where it hides a difference of more than `CLOSE`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,8 @@ class RankedCase:
     """A case that was measured. Errors are residuals, as shares of the measurement; None: not predicted.
 
     place       by measured tokens a second and GPU, from 1; `planned` by predicted ones; None: not predicted
+    vague       its timed steps are too few to rank it: their spread would tie it with cases of quite other speeds. Such
+                cases come last, and tie with no other
     tied        the place of the first case that it is not slower than by more than noise: its own, if there is none
     time_error  of the step; `memory_error` of the bytes that the fullest rank allocates
     right       whether the step was predicted within `CLOSE`, or within the row's spread; None: not predicted
@@ -58,6 +61,7 @@ class RankedCase:
     case: CaseNumbers
     place: int
     tied: int
+    vague: bool
     planned: int | None
     time_error: float | None
     memory_error: float | None
@@ -85,23 +89,32 @@ class PlanVerdict:
 
 
 def rank(cases: Iterable[CaseNumbers]) -> list[RankedCase]:
-    """The cases, the fastest first."""
-    order = sorted(cases, key=lambda case: -case.rate)
+    """The cases, the fastest first; then those with too few steps to rank."""
+    every = sorted(cases, key=lambda case: -case.rate)
+    vague = {case.name for case in every if _is_vague(case, every)}
+    order = sorted(every, key=lambda case: case.name in vague)
     ties, first = list[int](), 0
     for i, case in enumerate(order):
-        first = first if _as_good(case, order[first]) else i
+        first = first if case.name not in vague and _as_good(case, order[first]) else i
         ties.append(first + 1)
     planned = sorted(range(len(order)), key=lambda i: -(order[i].predicted_rate or 0.0))
     places = {i: place for place, i in enumerate((i for i in planned if order[i].predicted_rate), 1)}
-    return [_ranked(case, i + 1, ties[i], places.get(i)) for i, case in enumerate(order)]
+    return [_ranked(case, i + 1, ties[i], places.get(i), vague=case.name in vague) for i, case in enumerate(order)]
 
 
-def _ranked(case: CaseNumbers, place: int, tied: int, planned: int | None) -> RankedCase:
+def _ranked(case: CaseNumbers, place: int, tied: int, planned: int | None, *, vague: bool) -> RankedCase:
     time = residual(case.step_s, case.predicted_step_s)
     memory = residual(case.allocated_bytes, case.predicted_allocated_bytes)
     right = None if time is None else abs(time) <= max(CLOSE, case.spread)
     return RankedCase(
-        case=case, place=place, tied=tied, planned=planned, time_error=time, memory_error=memory, right=right
+        case=case,
+        place=place,
+        tied=tied,
+        vague=vague,
+        planned=planned,
+        time_error=time,
+        memory_error=memory,
+        right=right,
     )
 
 
@@ -110,12 +123,13 @@ def verdict(rows: Sequence[RankedCase]) -> PlanVerdict | None:
     if not rows:
         return None
     best, planned = rows[0], sorted((r for r in rows if r.planned), key=lambda r: r.planned or 0)
-    first = planned[0] if planned else None
+    sure = [r for r in planned if r.vague == best.vague]  # as good a measurement as the best's
+    first = sure[0] if sure else None
     return PlanVerdict(
         predicted=len(planned), right=sum(r.right or False for r in planned),
         regret=None if first is None else 1 - first.case.rate / best.case.rate, first=first.case.name if first else "",
         best=best.case.name,
-        best_in_first=any(_as_good(r.case, best.case) for r in planned[:FIRST]) if planned else None,
+        best_in_first=any(_as_good(r.case, best.case) for r in planned[:FIRST] if r in sure) if sure else None,
         time=_mean_worst(r.time_error for r in rows), memory=_mean_worst(r.memory_error for r in rows),
     )  # fmt: skip
 
@@ -123,6 +137,12 @@ def verdict(rows: Sequence[RankedCase]) -> PlanVerdict | None:
 def _as_good(one: CaseNumbers, best: CaseNumbers) -> bool:
     """Whether a case is the best, or slower by less than the wider spread of the two."""
     return one.rate >= best.rate * (1 - max(one.spread, best.spread))
+
+
+def _is_vague(case: CaseNumbers, every: Iterable[CaseNumbers]) -> bool:
+    """Whether the spread of a case hides a difference that steps enough would show."""
+    apart = [1 - min(case.rate, one.rate) / max(case.rate, one.rate) for one in every]
+    return case.spread >= VAGUE and any(CLOSE < share <= case.spread for share in apart)
 
 
 def _mean_worst(errors: Iterable[float | None]) -> tuple[float, float] | None:
