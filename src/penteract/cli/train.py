@@ -46,8 +46,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     *,
     preset: Annotated[
         str | None,
-        Parameter(help=f"Start from {', '.join(PRESETS)}, or a published model, as llama-3.1-8b. What a run file says "
-            "is set over it.")] = None,
+        Parameter(help=f"Start from {', '.join(PRESETS)}, or a published model, as llama-3.1-8b; files win.")] = None,
     steps: Annotated[int | None, Parameter(help="Short for --training.steps: the last step of the run.")] = None,
     compare: Annotated[
         str | None, Parameter(help="A run folder, or latest: compare losses and the first gradients.")] = None,
@@ -79,8 +78,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     """
     _check_options(grace, preset, resume=resume, init=init, into=into, only_printed=dry_run and not slurm)
     launch = launched(os.environ)
-    words = given = [*overrides, *_short_forms(steps, log_level, usd_per_gpu_hour)]
-    refuse_contradictions(given)
+    words = given = _given(overrides, steps, log_level, usd_per_gpu_hour)
     resumed = find_run(resume, _out_folder(words), flag="--resume", needs="checkpoints/latest") if resume else None
     if resumed:
         _weights().check_resumable(resumed)
@@ -108,8 +106,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
             resolved, card, chosen = _planner().settled(
                 resolved, again, launched=launch is not None, resumed=resumed is not None, weights=weights
             )
-            if run is not None and preset:
-                chosen = [f"Preset {preset}, and the values of {run} over it", *chosen]
+            chosen += [f"Preset {preset}, and the values of {run} over it"] * bool(run and preset)
             if chosen and not json and (launch is None or launch.rank == 0):
                 print(*chosen, sep="\n")
         compared = _compared(compare, resolved.run.out)
@@ -194,10 +191,13 @@ def _words(**options: Path | str | bool | None) -> list[str]:
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in named.items() if value]
 
 
-def _short_forms(steps: int | None, log_level: str | None, usd: float | None) -> list[str]:
+def _given(overrides: Sequence[str], steps: int | None, log_level: str | None, usd: float | None) -> list[str]:
+    """The values of the command line, those of short options too. Raises BadInput where one is given two values."""
     short = {"training.steps": ("--steps", steps), "training.log_level": ("--log-level", log_level),
              "slurm.usd_per_gpu_hour": ("--usd-per-gpu-hour", usd)}  # fmt: skip
-    return [f"{key}={keys()[key].check(value, flag)}" for key, (flag, value) in short.items() if value is not None]
+    more = [f"{key}={keys()[key].check(value, flag)}" for key, (flag, value) in short.items() if value is not None]
+    refuse_contradictions([*overrides, *more])
+    return [*overrides, *more]
 
 
 def _out_folder(overrides: Sequence[str]) -> str:

@@ -114,4 +114,6 @@ def _over(stream: TextIO, raw: type[_NeverFails], *, careful: bool = False) -> T
     bare = io.BufferedWriter(raw(fd))
     if careful:
         return io.TextIOWrapper(bare, encoding=stream.encoding, errors="backslashreplace", line_buffering=True)
-    return io.TextIOWrapper(bare, encoding=stream.encoding, errors=stream.errors, line_buffering=stream.line_buffering)
+    return io.TextIOWrapper(
+        bare, encoding=stream.encoding, errors=stream.errors, line_buffering=bool(stream.line_buffering)
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from penteract.measure.results.residual import ErrorSummary, residual
 from penteract.measure.schemas.sweep import Sweep
@@ -91,7 +93,8 @@ class PlanVerdict:
 def rank(cases: Iterable[CaseNumbers]) -> list[RankedCase]:
     """The cases, the fastest first; then those with too few steps to rank."""
     every = sorted(cases, key=lambda case: -case.rate)
-    vague = {case.name for case in every if _is_vague(case, every)}
+    rates = [case.rate for case in reversed(every)]
+    vague = {case.name for case in every if case.spread >= VAGUE and _hides(case, rates)}
     order = sorted(every, key=lambda case: case.name in vague)
     ties, first = list[int](), 0
     for i, case in enumerate(order):
@@ -139,10 +142,13 @@ def _as_good(one: CaseNumbers, best: CaseNumbers) -> bool:
     return one.rate >= best.rate * (1 - max(one.spread, best.spread))
 
 
-def _is_vague(case: CaseNumbers, every: Iterable[CaseNumbers]) -> bool:
-    """Whether the spread of a case hides a difference that steps enough would show."""
-    apart = [1 - min(case.rate, one.rate) / max(case.rate, one.rate) for one in every]
-    return case.spread >= VAGUE and any(CLOSE < share <= case.spread for share in apart)
+def _hides(case: CaseNumbers, rates: Sequence[float]) -> bool:
+    """Whether the spread of a case would tie it with one that is not `CLOSE`. `rates`: of all, ascending."""
+    least, near = case.rate * (1 - case.spread), case.rate * (1 - CLOSE)
+    if bisect_left(rates, least) < bisect_left(rates, near):
+        return True
+    far, most = case.rate / (1 - CLOSE), case.rate / (1 - case.spread) if case.spread < 1 else inf
+    return bisect_right(rates, far) < bisect_right(rates, most)
 
 
 def _mean_worst(errors: Iterable[float | None]) -> tuple[float, float] | None:
