@@ -25,6 +25,7 @@ from penteract.planner.plan import Plan, estimator, exact, plan_layouts, plan_on
 from penteract.planner.report.as_json import as_dict, utilisation
 from penteract.planner.report.explain import explain
 from penteract.planner.search.between import recomputations
+from penteract.planner.search.grow import larger_cluster
 from penteract.planner.search.priced import TOO_LARGE, unfit
 from penteract.planner.search.rows import Branch
 from penteract.planner.space.layouts import Space
@@ -227,7 +228,6 @@ def test_nothing_fits_and_what_would() -> None:
     assert found.misses()[0].allocated == min(prices.estimate(m.layout).allocated for m in found.missed)
     assert found.larger is not None
     larger, estimate = found.larger
-    assert larger.gpus in (8, 16, 32, 64, 128, 256)
     assert estimate.layout.world == larger.gpus
     assert estimate.allocated <= found.ask.usable
 
@@ -271,3 +271,16 @@ def test_utilisation_counts_what_is_computed_again() -> None:
     assert used.hfu == used.mfu
     told = as_dict(plain)["layouts"][0]
     assert told["tokens_per_s_per_gpu"] == 16 * 256 / told["time"]["step_s"] / 4
+
+
+@pytest.mark.parametrize("gpus", [8, 16, 24])
+def test_the_larger_cluster_is_the_smallest_that_fits(gpus: int) -> None:
+    """From wherever one starts: one node fewer does not fit, or divides neither the batch nor the layers."""
+    ask = replace(ASKS["dense"], cluster=replace(cluster(f"{gpus}xH200"), memory_gib=0.0026))
+    found = larger_cluster(ask, estimator)
+    assert found is not None
+    larger, estimate = found
+    assert estimate.layout.world == larger.gpus and estimate.allocated <= ask.usable
+    for fewer in range(gpus + 8, larger.gpus, 8):
+        smaller = replace(ask, cluster=replace(cluster(f"{fewer}xH200"), memory_gib=0.0026))
+        assert not plan_layouts(smaller, estimator).layouts, fewer
