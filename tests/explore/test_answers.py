@@ -193,7 +193,7 @@ def test_a_block_has_its_line_of_code() -> None:
         assert found["lines"][found["line"] - found["first"]].strip()
         assert found["line"] == int(line.rpartition(":")[2])
     (largest,) = [b for o in figures["owners"] if o["name"] == "activations" for b in o["blocks"][:1]]
-    assert largest["formula"] == "4·B·S·F/(cp·tp)" and largest["times"] == "32 × "
+    assert largest["formula"] == "4·B·S·F" and largest["times"] == "32 × "
     assert figures["legend"]["F"] == "14336, MLP hidden size"
 
 

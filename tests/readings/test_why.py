@@ -18,7 +18,7 @@ from draws import draws
 from formula import read
 from layouts import Case
 from penteract.config.hardware import cluster
-from penteract.config.layout import Layout
+from penteract.config.layout import CpMethod, Fusion, Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
@@ -33,7 +33,7 @@ from penteract.readings.price import Price, price
 from penteract.schedule.actions import Compute
 from penteract.step.program import Program, compile_step
 from precisions import BY_NAME
-from strategies import cases, cast_once_cases, fp8_gather_cases
+from strategies import FUSES, RECOMPUTES, cases, cast_once_cases, fp8_gather_cases, legal
 
 DENSE = ModelSpec(layers=5, hidden_size=256, heads=16, kv_heads=8, head_size=8, ffn_size=128, vocab_size=256)
 EXPERTS = replace(
@@ -143,6 +143,7 @@ LAYOUTS = (
     Layout(pp=2, gradient_accumulation_steps=4, recompute=()),
     Layout(dp=2, tp=2, cp=2, loss="chunked"),
 )
+DEGREES = ("dp", "pp", "cp", "tp", "ep")
 CHANGES = (
     {"hidden_size": 512}, {"ffn_size": 512}, {"vocab_size": 1024}, {"heads": 32}, {"kv_heads": 16}, {"head_size": 16},
     {"micro_batch_size": 3}, {"gradient_accumulation_steps": 8}, {"dp": 8}, {"tp": 4},
@@ -154,28 +155,54 @@ def is_the_same_program(layout: Layout, change: dict[str, int]) -> bool:
     return not any(name in ("dp", "tp") and getattr(layout, name) == 1 for name in change)
 
 
+def check_other_sizes(told: Why, other: Case) -> None:
+    """The formulas of one price, at the sizes of another, give the other: they are no transcripts."""
+    at = values(other.model, other.layout, other.sequence_length)
+    found = Counter[str]()
+    for row in told.rows:
+        assert row.detail != "padding"
+        found[row.kind] += row.count * row.flight * int(read(row.formula, at))
+    p = compile_step(
+        other.model, other.layout, other.sequence_length, precision="bf16", schedule=other.schedule
+    )  # fmt: skip
+    priced = price(p)
+    assert {kind: n for kind in RESIDENT if (n := found[kind])} == priced.resident
+    assert found["flops"] == priced.total_flops
+    assert found["wires"] == sum(priced.wires.values())
+    assert found["kept"] == kept_before_going_back(p, priced)
+
+
 @pytest.mark.parametrize(
     ("change", "layout"),
     [c for c in product((*CHANGES, {"sequence_length": 256}), LAYOUTS) if is_the_same_program(c[1], c[0])],
     ids=str,
 )
 def test_formulas_hold_at_other_sizes(change: dict[str, int], layout: Layout) -> None:
-    """The formulas of one price, at the sizes of another, give the other: they are no transcripts."""
     (name, n), length = *change.items(), change.get("sequence_length", 64)
     model = replace(DENSE, **change) if hasattr(DENSE, name) else DENSE
     other = replace(layout, **change) if hasattr(layout, name) else layout
-    at = values(model, other, length)
-    assert n in at.values()
-    found = Counter[str]()
-    for row in why(DENSE, layout, 64, "bf16").rows:
-        assert row.detail != "padding"
-        found[row.kind] += row.count * row.flight * int(read(row.formula, at))
-    p = compile_step(model, other, length, precision="bf16")
-    priced = price(p)
-    assert {kind: n for kind in RESIDENT if (n := found[kind])} == priced.resident
-    assert found["flops"] == priced.total_flops
-    assert found["wires"] == sum(priced.wires.values())
-    assert found["kept"] == kept_before_going_back(p, priced)
+    assert n in values(model, other, length).values()
+    check_other_sizes(why(DENSE, layout, 64, "bf16"), Case(model, other, length))
+
+
+@draws(20, wide=250)
+@given(
+    st.fixed_dictionaries({n: st.sampled_from([1, 2]) for n in DEGREES}),
+    st.fixed_dictionaries({n: st.sampled_from([2, 4, 8]) for n in ("dp", "cp", "tp", "ep")}),
+    st.sampled_from(["all_gather", "ulysses"]), st.sampled_from(RECOMPUTES), st.sampled_from(FUSES), st.booleans(),
+)  # fmt: skip
+def test_formulas_of_drawn_layouts_hold_at_other_degrees(
+    degrees: dict[str, int], others: dict[str, int], cp_method: CpMethod, recompute: tuple[str, ...],
+    fuse: tuple[Fusion, ...], experts: bool,
+) -> None:  # fmt: skip
+    """A degree of 1 is in no formula, as no program of it has its collectives; the others may be any that is legal."""
+    model, more = EXPERTS if experts else DENSE, {n: k for n, k in others.items() if degrees[n] > 1}
+    layout = Layout(**degrees, cp_method=cp_method, recompute=recompute, fuse=fuse, gradient_accumulation_steps=4)
+    case, other = Case(model, layout, 128), Case(model, replace(layout, **more), 128)
+    assume(legal(case) and legal(other))
+    told = why(model, layout, 128, "bf16")
+    assert not {n for row in told.rows for n in row.names if degrees.get(n) == 1}
+    check_other_sizes(told, other)
 
 
 def test_padding_is_a_row_and_small() -> None:

@@ -104,10 +104,12 @@ _NAMES: Mapping[type, Mapping[str, str]] = {
         "gradient_accumulation_steps": "m",
     },
 }  # fmt: skip
+_DEGREES = ("dp", "pp", "cp", "tp", "ep")
 
 
 def symbolic(m: ModelSpec, layout: Layout, sequence_length: int) -> tuple[ModelSpec, Layout, Size]:
-    """The same values with sizes that carry their names.
+    """The same values with sizes that carry their names. A degree of 1 has none: the program lacks the collectives that
+    more ranks need, so its formulas do not hold for them.
 
     They compare and hash as the plain ones do: do not use both as keys of one cache.
     """
@@ -118,6 +120,7 @@ def symbolic(m: ModelSpec, layout: Layout, sequence_length: int) -> tuple[ModelS
         latent=None if m.latent is None else replace(m.latent, **_sizes(m.latent)),
     )
     sizes = _sizes(layout)
+    sizes = {field: size for field, size in sizes.items() if size > 1 or field not in _DEGREES}
     cut = replace(layout, **sizes, expert_tp=sizes["tp"] if layout.expert_tp > 1 else 1)
     return model, cut, Size.named("S", sequence_length)
 

@@ -1,7 +1,8 @@
 """Why a rank's price is what it is: for each amount its formula, the numbers in it, and the line of code it comes from.
 
 The same reading (`price.py`) prices the recorded program with sizes that carry their formula. Rows add up to the price.
-A formula also holds at other sizes, as long as the program takes the same branches there.
+A formula also holds at other sizes, as long as the program takes the same branches there. A degree of 1 is in no
+formula: more ranks have collectives, so another program.
 """
 
 from __future__ import annotations
