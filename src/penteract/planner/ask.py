@@ -38,7 +38,7 @@ from penteract.config.layout import (
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OptimizerKinds, OptimizerName
 from penteract.config.precision.policy import RECIPES, Policy
-from penteract.config.recompute import WHOLE, MemoryBudget, name_of, ops_of
+from penteract.config.recompute import NONE, WHOLE, MemoryBudget, name_of, ops_of
 from penteract.config.rules.case import KEYS
 from penteract.config.rules.ep_methods import lighter_ep_method
 from penteract.config.rules.expert_kernels import fastest_experts
@@ -257,6 +257,17 @@ def as_settings(layout: Layout) -> dict[str, Any]:
     return {name: named[name] for name in LAYOUT_SETTINGS if name in named}
 
 
+def as_shown(layout: Layout) -> dict[str, Any]:
+    """The same as people read it: where tp is 1 there is no `tp_all_gather`, so none is recomputed. The rest is the
+    same program."""
+    settings = as_settings(layout)
+    for name in ("recompute", "recompute_else") if layout.tp == 1 else ():
+        ops = str(settings.get(name, "")).split("+")
+        if len(ops) > 1 and NONE[0] in ops:
+            settings[name] = "+".join(op for op in ops if op != NONE[0])
+    return settings
+
+
 def fusions_word(fuse: tuple[str, ...]) -> str:
     """`all`: those that need no package."""
     rest = [name for name in fuse if name not in FUSIONS]
@@ -272,7 +283,7 @@ def as_text(layout: Layout, usual: Layout) -> str:
     """A layout as text for `--layout`: dp, the micro-batch size, and all that differs from the defaults. `usual` has
     those that depend on the device or on other settings."""
     kernels = Layout(loss=LOSS, elementwise=usual.elementwise)
-    plain, settings = as_settings(kernels) | _derived(usual), as_settings(layout) | _derived(layout)
+    plain, settings = as_settings(kernels) | _derived(usual), as_shown(layout) | _derived(layout)
     always = ("dp", "micro_batch_size")
     return ",".join(
         f"{_LONG.get(name, name)}={as_word(settings[name])}"

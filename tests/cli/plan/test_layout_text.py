@@ -25,6 +25,14 @@ def test_a_layout_reads_back_as_it_is_written() -> None:
                        "loss_chunk": 64, "bucket_bytes": 0}  # fmt: skip
 
 
+def test_no_all_gather_is_named_where_there_is_none() -> None:
+    ops = ("tp_all_gather", "rms_norm", "swiglu")
+    texts = {tp: as_text(Layout(dp=2, tp=tp, recompute=ops), usual=Layout()) for tp in (1, 2)}
+    assert ",recompute=rms_norm+swiglu" in texts[1]
+    assert ",recompute=tp_all_gather+rms_norm+swiglu" in texts[2]
+    assert "recompute" not in as_text(Layout(dp=2), usual=Layout())
+
+
 def test_every_field_of_a_layout_is_a_setting() -> None:
     """But the accumulation steps, which follow from the batch."""
     assert {f.name for f in dataclasses.fields(Layout)} - {"gradient_accumulation_steps"} == {*LAYOUT_SETTINGS}

@@ -10,7 +10,7 @@ from typing import Any
 from penteract.config.device_words import device_word, of_cpu
 from penteract.config.rules.kernel_packages import needs_packages
 from penteract.model.count import parameters
-from penteract.planner.ask import EDITS, as_settings
+from penteract.planner.ask import EDITS, as_shown
 from penteract.planner.plan import NOT_REACHED, Plan
 from penteract.planner.report.as_json import MEMORY, TrainingCost, utilisation
 from penteract.planner.report.explain import best_in_others
@@ -157,7 +157,7 @@ def details(plan: Plan, timed: Timed) -> str:
 def _edited(timed: Timed) -> list[str]:
     """What is recomputed and offloaded, if it is not the default."""
     lay, host = timed.layout, timed.estimate.host
-    words = {name: value for name, value in as_settings(lay).items() if name in EDITS and value != "none"}
+    words = {name: value for name, value in as_shown(lay).items() if name in EDITS and value != "none"}
     lines = ["Recomputed: " + ", ".join(f"{name} {value}" for name, value in words.items())] if words else []
     there = [*lay.offload, *["the optimizer"] * lay.offload_optimizer]
     return lines + ([f"On the host: {show_bytes(host)} of {', '.join(there)}"] if host else [])

@@ -8,7 +8,7 @@ from typing import Any
 
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import Policy
-from penteract.planner.ask import EDITS, LAYOUT_SETTINGS, as_settings, recompute_of
+from penteract.planner.ask import EDITS, LAYOUT_SETTINGS, as_settings, as_shown
 from penteract.planner.plan import Plan
 from penteract.planner.search.best import Timed
 from penteract.planner.space.effort import effort
@@ -194,7 +194,7 @@ def _steps(plan: Plan, now: Layout, goal: Layout) -> Iterator[tuple[str, Layout]
 
 def changed_settings(now: Layout, after: Layout) -> str:
     """The changed settings, each with its old and new value. A setting that is not in the text has its default."""
-    plain, was, now_ = as_settings(Layout(loss=now.loss)), as_settings(now), as_settings(after)
+    plain, was, now_ = as_settings(Layout(loss=now.loss)), as_shown(now), as_shown(after)
     settings = [name for name in LAYOUT_SETTINGS if was.get(name, plain.get(name)) != now_.get(name, plain.get(name))]
     return ", ".join(f"{name} {_word(was, plain, name)} -> {_word(now_, plain, name)}" for name in settings)
 
@@ -227,7 +227,7 @@ def _needs(layout: Layout) -> str:
     """The ZeRO stage and the recomputation without which a layout does not fit. The search lists ZeRO 2 and 3, and
     recomputation, only if they are needed."""
     needs = [f"ZeRO {layout.zero}"] if layout.zero > 1 else []
-    if (name := recompute_of(layout)) != "none":
+    if (name := as_shown(layout)["recompute"]) != "none":
         every = f" in every {_ordinal(layout.recompute_every)} layer" if layout.recompute_every > 1 else ""
         needs.append(f"recompute {name}{every}")
     return f"it fits only with {' and '.join(needs)}" if needs else ""
