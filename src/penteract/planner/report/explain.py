@@ -8,7 +8,7 @@ from typing import Any
 
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import Policy
-from penteract.planner.ask import EDITS, LAYOUT_SETTINGS, as_settings, as_shown
+from penteract.planner.ask import EDITS, LAYOUT_SETTINGS, Ask, as_settings, as_shown
 from penteract.planner.plan import Plan
 from penteract.planner.search.best import Timed
 from penteract.planner.space.effort import effort
@@ -16,6 +16,7 @@ from penteract.planner.space.legality import Legality
 from penteract.readings.ideal import PART_NAMES
 from penteract.units import Seconds, show_bytes, show_pace, show_step, show_whole
 
+_IDLE = 0.05  # of a step, in which pipeline ranks wait: a larger batch would spare most of it
 _SIMPLER = 3  # simpler layouts that do not fit: how many are shown
 _LESS = 0.8  # a leaner layout needs at most this fraction of the chosen one's memory
 _DEGREES = ("dp", "tp", "pp", "cp", "ep", "expert_tp")
@@ -137,8 +138,28 @@ def _fit(plan: Plan, timed: Timed) -> str:
     if not reasons and simplest.layout.dp < ask.cluster.gpus:
         legality = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
         why = legality.batch(ask.cluster.gpus, 1, max(1, ask.global_batch_size // ask.cluster.gpus))
-        reasons = [f"dp={ask.cluster.gpus} is not possible: {why}"] if why else []
+        reasons = [f"dp={ask.cluster.gpus} is not possible: {why}{_divided_batches(ask)}"] if why else []
     return f"{least}; {'; '.join(reasons)}." if reasons else f"{least}."
+
+
+def _divided_batches(ask: Ask) -> str:
+    """The batches next to this one that all GPUs can share by data parallelism alone; "" if this one is."""
+    batch, gpus = ask.global_batch_size, ask.cluster.gpus
+    if batch % gpus == 0:
+        return ""
+    near = [n * gpus for n in (batch // gpus, batch // gpus + 1) if n]
+    return f" (--batch {' or '.join(f'{n}seqs' for n in near)} {'allows' if len(near) == 1 else 'allow'} dp={gpus})"
+
+
+def _larger_batch(plan: Plan, chosen: Timed, bubble: float) -> str:
+    """Where the batch is what limits: fewer sequences than GPUs, which then must share them, or too few micro-batches
+    to keep pipeline ranks busy. Other losses do not shrink with the batch as these do."""
+    ask, each = plan.ask, plan.ask.global_batch_size / plan.ask.cluster.gpus
+    if each >= 1 and bubble < _IDLE:
+        return ""
+    of = ask.devices()
+    share = f", fewer than one, so that {ask.devices(2)} share sequences" if each < 1 else ""
+    return f". The batch is {each:.3g} sequences a {of}{share}; a larger --batch would fill more of the step"
 
 
 def _batch(plan: Plan, chosen: Timed) -> str:
@@ -149,7 +170,7 @@ def _batch(plan: Plan, chosen: Timed) -> str:
     if lay.pp > 1:
         keep = "micro-batch keeps" if lay.gradient_accumulation_steps == 1 else "micro-batches keep"
         text += f"; {lay.gradient_accumulation_steps} {keep} {lay.pp} pipeline ranks busy but for {bubble:.1%}"
-    return text + "."
+    return f"{text}{_larger_batch(plan, chosen, bubble)}."
 
 
 def _accumulation(steps: int) -> str:
