@@ -103,7 +103,8 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
 
     Layouts that recompute or shard more than they need to fit are left out; --layout and --fix can still name them.
 
-    A search over two seconds shows its progress. Ctrl-C stops it, and prints the best so far.
+    A search over two seconds shows its progress; without a terminal, one over ten prints a line on stderr now and
+    then. Ctrl-C stops it, and prints the best so far.
 
     Exit codes: 0 a layout fits; 2 none fits, or the input is invalid; 130 the search was stopped.
     """
@@ -117,7 +118,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     _check_words(layout=layout, fix=fix, tokens=tokens, usd=usd_per_gpu_hour, draw=draw and json)
     _check_why(why, top, searches=layout is None, every=all)
     check_files(out, trace, trace_pp_rank)
-    with ProgressLine(shown=on_a_terminal() and not json) as line, report_if_stopped(out, trace):
+    with ProgressLine(shown=on_a_terminal() and not json, log=sys.stderr) as line, report_if_stopped(out, trace):
         found = _unless_stopped(
             model, gpus, sequence_length=length, batch=batch, top=top, layout=layout, fix=fix,
             tp_across_nodes=tp_across_nodes, precision=precision, parts=parts_of_precision(overrides), modules=modules,

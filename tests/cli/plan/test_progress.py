@@ -66,6 +66,14 @@ def test_nothing_is_shown_where_nobody_sees_it() -> None:
     assert screen.getvalue() == ""
 
 
+def test_lines_come_ever_farther_apart_where_there_is_no_terminal() -> None:
+    log = io.StringIO()
+    with ProgressLine(shown=False, clock=ticking(1.0), log=log) as line:
+        for second in range(1, 100):
+            line(progress(float(second)))
+    assert [text.split(" s")[0] for text in log.getvalue().splitlines()] == ["10", "20", "40", "80"]
+
+
 def test_python_watches_and_stops_a_search() -> None:
     """As Ctrl-C does. What is told so far is what was simulated so far, and the counts add up."""
     seen = list[Progress]()

@@ -1,4 +1,4 @@
-"""A live line on a terminal while a search takes long."""
+"""The progress of a search that takes long: a live line on a terminal, lines ever farther apart elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from penteract.planner.ask import as_text
 from penteract.planner.search.progress import Progress
@@ -19,20 +19,32 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 AFTER = 2.0  # seconds before a search shows its progress
+FIRST_LINE = 10.0  # seconds before its first line where there is no terminal; each later one takes twice as long
 
 
 class ProgressLine(AbstractContextManager["ProgressLine"]):
-    """Shows the progress from `AFTER` seconds on, and clears its line at the end. Does nothing unless `shown`."""
+    """Shows the progress from `AFTER` seconds on, and clears its line at the end. Unless it is `shown`, `log` gets a
+    line of it, first after `FIRST_LINE` seconds."""
 
     def __init__(
-        self, *, shown: bool, console: Console | None = None, clock: Callable[[], float] = perf_counter
+        self,
+        *,
+        shown: bool,
+        console: Console | None = None,
+        clock: Callable[[], float] = perf_counter,
+        log: TextIO | None = None,
     ) -> None:
-        self._shown, self._console, self._clock = shown, console, clock
+        self._shown, self._console, self._clock, self._log = shown, console, clock, log
+        self._next_line = FIRST_LINE
         self._began, self._live = clock(), None
 
     def __call__(self, progress: Progress) -> None:
         """Show the progress of a search."""
-        if self._shown and self._clock() - self._began >= AFTER:
+        passed = self._clock() - self._began
+        if self._log is not None and not self._shown and passed >= self._next_line:
+            self._next_line = 2 * passed
+            print(sentence(progress), file=self._log, flush=True)
+        if self._shown and passed >= AFTER:
             from rich.text import Text
 
             live = self._live = self._live or self._start()
