@@ -255,3 +255,11 @@ def test_the_time_of_a_step_is_predicted_on_a_card_of_the_catalog(card: str, nod
     unknown = predict_run(run, Card(name="GeForce 1", free=1, capability=(1, 0), packages=frozenset()))
     assert (unknown.step_s, unknown.mfu(1.0)) == (None, None)
     assert (unknown.allocated_bytes, unknown.model_flops) == (predicted.allocated_bytes, predicted.model_flops)
+
+
+def test_what_makes_losses_differ_from_the_other_run_is_named(tell: Tell, started: Calls, tmp_path: Path) -> None:
+    """More steps are another schedule of learning rates. Layout and micro-batch change rounding alone."""
+    old = a_run(tmp_path / "runs" / "old", "training.steps=20", "parallel.tp=2")
+    same, other = (tell("train", "--steps", str(n), "--compare", str(old)).out for n in (20, 40))
+    assert "Unlike old" not in same
+    assert "Unlike old, so losses differ by more than rounding: training.steps 40 (there 20)" in other

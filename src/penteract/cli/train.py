@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from penteract.cli.resolve.compared_run import compared_run
 from penteract.cli.resolve.folders import find_run, has_checkpoint
 from penteract.cli.resolve.overrides import refuse_contradictions
 from penteract.cli.resolve.slurm_run import SlurmRun
@@ -109,7 +110,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
             chosen += [f"Preset {preset}, and the values of {run} over it"] * bool(run and preset)
             if chosen and not json and (launch is None or launch.rank == 0):
                 print(*chosen, sep="\n")
-        compared = _compared(compare, resolved.run.out)
+        compared = compared_run(compare, resolved, told=not json and (launch is None or launch.rank == 0))
         _check_start(resolved, None if draw else card, slurm=slurm, here=not (slurm or draw or launch))
         if not slurm and (launch is None or launch.rank == 0):  # which alone shows metrics
             _check_trackers(resolved)
@@ -174,15 +175,6 @@ def _check_options(
         raise BadInput("USAGE", "a resumed run has its folder", found="--into and --resume", fix="leave one out")
     if only_printed:
         raise BadInput("USAGE", "only a job can be printed", found="--dry-run", fix="--slurm --dry-run")
-
-
-def _compared(compare: str | None, out: str) -> Path | None:
-    """The run to compare with. Raises BadInput."""
-    found = find_run(compare, out, flag="--compare", needs="metrics.jsonl") if compare else None
-    if found and not (found / "metrics.jsonl").is_file():
-        raise BadInput("RUN", "the run has no metrics.jsonl to compare with", where="--compare", found=found,
-                       fix="name a run that has trained a step")  # fmt: skip
-    return found
 
 
 def _words(**options: Path | str | bool | None) -> list[str]:
