@@ -25,6 +25,12 @@ def test_a_sound_run_ends_with_0(tell: Tell) -> None:
     assert [one["fits"] for one in made["ranks"]] == [True]
 
 
+def test_values_and_gradients_are_messages_of_their_own(tell: Tell) -> None:
+    out = tell("rehearse", "--parallel.pp", "4", "--rank", "1", "--batch.sequence_length", "16").out
+    for what in ("received, values", "sent, values", "received, gradients", "sent, gradients"):
+        assert out.count(f"messages {what} ") == 1
+
+
 def test_packages_of_kernels_need_not_be_here(tell: Tell) -> None:
     """A rehearsal computes nothing: what the ranks' hosts need is said."""
     words = ("--kernels.attention", "fa4", "--precision.dtype", "bf16", "--data.pack_documents", "false")

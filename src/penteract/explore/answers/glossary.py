@@ -74,8 +74,8 @@ TERMS: Mapping[str, str] = {
     "eight.",
     "skew": "Each rank's mean profiled step. Work is its own kernels and the gaps between them; the rest it waits, "
     "for collectives or other pipeline ranks. One rank that works longer makes all others wait.",
-    "owners": "Measured with a storage for each register, so that each owner is seen; nothing measured is taken from "
-    "the plan. The plan has registers in one block, which needs more than the sum of what lives at one moment.",
+    "owners": "Here each tensor has memory of its own, to see its owner; nothing measured is taken from the plan. A "
+    "run puts all into one planned block, with gaps: it takes more than the sum of what lives at one moment.",
     "alive at the peak": "The activations that are alive at the fullest moment of the step, by the op that made them.",
     "fullest rank": "The pipeline rank that allocates most: if it fits, all do.",
 }

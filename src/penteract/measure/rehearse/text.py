@@ -67,13 +67,20 @@ def _owner(o: OwnerBytes) -> tuple[str, ...]:
 
 def _wires(wires: Sequence[WireCalls]) -> Iterator[tuple[str, ...]]:
     """By kind and group."""
-    keys = dict.fromkeys((w.kind, w.axis, w.ranks, w.first, w.step) for w in wires)
-    for key in keys:
-        some = [w for w in wires if (w.kind, w.axis, w.ranks, w.first, w.step) == key]
-        kind, axis, ranks = key[:3]
+    groups = dict[tuple[object, ...], list[WireCalls]]()
+    for w in wires:
+        groups.setdefault((w.kind, w.axis, w.ranks, w.first, w.step, _carried(w)), []).append(w)
+    for some in groups.values():
+        kind, axis, ranks, carried = some[0].kind, some[0].axis, some[0].ranks, _carried(some[0])
         over = axis if kind in _OF_A_KIND else f"{axis} of {show_whole(ranks)}"
         calls, size = sum(w.calls for w in some), sum(w.calls * w.bytes for w in some)
-        yield f"  {_OF_A_KIND.get(kind, kind)}", over, show_whole(calls), show_bytes(size)
+        yield f"  {_OF_A_KIND.get(kind, kind)}{carried}", over, show_whole(calls), show_bytes(size)
+
+
+def _carried(w: WireCalls) -> str:
+    """What messages carry: pipeline ranks send values on, and gradients back."""
+    what = w.by.rpartition(" ")[2]
+    return f", {what}s" if w.kind in ("send", "recv") and what in ("value", "gradient") else ""
 
 
 def _checkpoint(files: Sequence[CheckpointFile]) -> str:

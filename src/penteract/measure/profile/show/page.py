@@ -135,7 +135,8 @@ def _memory(memory: Sequence[MeasuredMemory]) -> str:
     live = [[escape(row["name"]), str(row["count"]), show_bytes(row["bytes"])] for row in fullest["live"]]
     about = ("storages that torch's dispatcher handed out, counted" if fullest["basis"] == "storages"
              else "the history of torch's allocator")  # fmt: skip
-    return (f'<p class="soft">By {about}: one storage for each register. The plan has registers in one block.</p>'
+    return (f'<p class="soft">By {about}: here each tensor has memory of its own, to see its owner. '
+            'A run puts all into one planned block, with gaps: that is what train reports.</p>'
             + table(["", "peak", "planned", *map(escape, owners), "at"], rows, names=(len(owners) + 3,))
             + f"<p>Registers alive at the peak of rank {fullest['rank']}</p>"
             + table(["made by", "count", "bytes"], live, names=(0,)))  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from penteract.measure.schemas.profile import Advice, MeasuredMemory, OpRow, ProfileFile, WaterfallRow
+from penteract.planner.plan import SHARED_CPU
 from penteract.units import show_bytes, show_step
 
 _PS = 10**12
@@ -25,6 +26,8 @@ def _lines(profile: ProfileFile, *, every: bool) -> Iterator[str]:
         f"{step['slowdown']:.2f} times as long."
     )
     yield f"Predicted: {show(step['predicted'])}, from {basis['about']}."
+    if profile["made"]["device"] == "CPU" and run["world"] > 1:
+        yield f"Note: {SHARED_CPU}."
     yield ""
     yield from waterfall_lines(profile["waterfall"])
     yield "Below Predicted: what each part took beyond its prediction."
@@ -84,7 +87,8 @@ def _op_lines(ops: Sequence[OpRow], *, every: bool) -> Iterator[str]:
         where = f"pipeline rank {pp_rank}, rank {own[0]['rank']}" if len(pp_ranks) > 1 else f"rank {own[0]['rank']}"
         note = "" if len(shown) == len(own) else f" ({len(shown)} of {len(own)} that take longest; --all shows each)"
         yield f"Ops in the order of a step, {where}{note}:"
-        yield f"{'':<52} {'calls':>5} {'predicted':>10} {'measured':>10} {'share':>6} {'of ceiling':>10}  ranks"
+        head = f"{'':<52} {'calls':>5} {'predicted':>10} {'measured':>10} {'share':>6}   {'of ceiling':>10}"
+        yield f"{head}   ranks"
         for row in shown:
             yield op_line(row)
 
@@ -95,7 +99,7 @@ def op_line(row: OpRow) -> str:
     skew = f"{show(row['least'])} to {show(row['most'])} (rank {row['slowest']})" if row["least"] < row["most"] else ""
     mark = {"both": "", "predicted": "  unmatched: not measured", "measured": "  unmatched: not predicted"}
     return (f"{row['name'][:52]:<52} {row['calls']:>5} {show(row['predicted']):>10} {show(row['measured']):>10} "
-            f"{row['share']:>6.1%} {reached:>10}  {skew}{mark[row['matched']]}").rstrip()  # fmt: skip
+            f"{row['share']:>6.1%}   {reached:>10}   {skew}{mark[row['matched']]}").rstrip()  # fmt: skip
 
 
 def _rank_lines(profile: ProfileFile) -> Iterator[str]:
@@ -112,11 +116,12 @@ def _rank_lines(profile: ProfileFile) -> Iterator[str]:
 
 def _memory_lines(memory: Sequence[MeasuredMemory]) -> Iterator[str]:
     fullest = max(memory, key=lambda row: row["peak"])
-    ways = {"storages": "storages counted", "allocator": "the allocator's history"}[fullest["basis"]]
+    ways = {"storages": "counted", "allocator": "by the allocator's history"}[fullest["basis"]]
     yield ""
     peak, planned = show_bytes(fullest["peak"]), show_bytes(fullest["predicted"])
-    yield (f"Memory of rank {fullest['rank']}, the fullest, a storage for each register ({ways}): {peak} at "
-           f"{fullest['at']}; planned {planned}, registers in one block")  # fmt: skip
+    yield f"Memory of rank {fullest['rank']}, the fullest: {peak} at {fullest['at']} ({ways}); planned {planned}"
+    yield "  Here each tensor has memory of its own, to see its owner. A run puts all into one planned block, with"
+    yield "  gaps: train reports that"
     for owner, size in sorted(fullest["owners"].items(), key=lambda item: -item[1]):
         yield f"  {owner:<20} {show_bytes(size):>12} {size / fullest['peak']:>6.1%}"
     for owner, size in fullest["process"].items():
