@@ -133,3 +133,19 @@ def test_why_is_short_unless_all_is_asked_for(tell: Tell) -> None:
 def test_a_length_in_binary_thousands(tell: Tell) -> None:
     told = tell("plan", "tiny", "--gpus", "8xH200", "--layout", "mbs=1", "--batch", "8seqs", "--seq", "4Ki")
     assert "sequence length 4096 · 32 768 tokens a step (8 sequences)" in told.out
+
+
+def test_a_model_with_mtp_has_both_sizes_wherever_it_is_named(tell: Tell) -> None:
+    assert " 671B (683B with MTP) " in tell("plan", "--models").out
+    one = tell("plan", "deepseek-v3", "--gpus", "64x8xH200", "--layout", "tp=8,pp=16,ep=4,zero=1,recompute=full").out
+    assert " with MTP, 671B without · " in one and "683B parameters" in one
+
+
+def test_reasons_are_whole_and_a_single_other_one_is_named(tell: Tell) -> None:
+    told = tell("plan", "tiny", "--gpus", "8xH200", "--seq", "256", "--batch", "16seqs", "--fix", "pp=8").out
+    assert "pp·vpp is more stages than the layers" in told and "1 other reasons" not in told
+
+
+def test_memory_in_use_and_what_is_left_for_it_are_one_sentence(tell: Tell) -> None:
+    told = tell("plan", "llama-3.1-8b", "--gpus", "8xH200", "--layout", "zero=1").out
+    assert "with libraries, the CUDA context and communicators, for which 8% of its memory are left" in told

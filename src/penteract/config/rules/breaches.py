@@ -176,7 +176,7 @@ def _pipeline(case: Case) -> Iterator[Breach]:
     if lay.pp * lay.vpp > layers:
         fewest = schedule_of(lay.schedule).min_vpp
         setting = "pp" if lay.vpp <= fewest or lay.pp * fewest > layers else "vpp"
-        yield setting, f"pp·vpp = {lay.pp}·{lay.vpp} stages for {layers} layers"
+        yield setting, f"pp·vpp = {lay.pp}·{lay.vpp} is more stages than the {layers} layers"
     elif (less := lay.last_stage_less_layers) and lay.stages == 1:
         yield "last_stage_less_layers", "one stage has all layers"
     elif (layers + less) // lay.stages <= less:

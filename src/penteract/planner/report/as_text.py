@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from textwrap import wrap
 from typing import Any
 
@@ -39,7 +40,8 @@ def headline(plan: Plan) -> str:
     if counted.active != counted.total:
         size += f" ({show_count(counted.active)} active)"
     if ask.model.mtp_layers:
-        size += " with MTP"
+        without = parameters(replace(ask.model, mtp_layers=0)).total
+        size += f" with MTP, {show_count(without)} without"
     step = f"{show_whole(ask.tokens)} tokens a step ({ask.global_batch_size} sequences)"
     how = [" or ".join(one.precision.name for one in ask.each)] + [ask.optimizer] * (ask.optimizer != "adamw")
     return " · ".join([ask.model.name, size, ask.cluster.name, f"sequence length {ask.sequence_length}", step, *how])
@@ -66,8 +68,9 @@ def counted(plan: Plan, seconds: float) -> str:
     what = "layout" if counts.enumerated == 1 else "layouts"
     lines = [f"{show_whole(counts.enumerated)} {what} in {_searched(seconds)}: {show_whole(counts.priced)} priced, "
             f"{show_whole(counts.fit)} fit, {show_whole(counts.simulated)} simulated"]  # fmt: skip
-    refused = [f"  {show_whole(n):>9}  {why}" for why, n in list(counts.refused.items())[:_REASONS]]
-    if rest := list(counts.refused.values())[_REASONS:]:
+    shown = _REASONS + (len(counts.refused) == _REASONS + 1)  # a line for one that is left out is a line, too
+    refused = [f"  {show_whole(n):>9}  {why}" for why, n in list(counts.refused.items())[:shown]]
+    if rest := list(counts.refused.values())[shown:]:
         refused.append(f"  {show_whole(sum(rest)):>9}  for {len(rest)} other reasons")
     if refused:
         lines += ["Left out:", *refused]
@@ -167,7 +170,8 @@ def _of_process(plan: Plan, timed: Timed) -> list[str]:
     """What a GPU has in use with all that is beside tensors, where that was measured."""
     found = process_memory(plan.search.estimators[timed.estimate.precision], timed.estimate)
     return [] if found is None else [
-        f"In use on the GPU: {show_bytes(found.device)}, with libraries, the CUDA context and communicators"
+        f"In use on the GPU: {show_bytes(found.device)}, with libraries, the CUDA context and communicators, "
+        f"for which {plan.ask.headroom:.0%} of its memory are left"
     ]  # fmt: skip
 
 
