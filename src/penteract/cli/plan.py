@@ -103,8 +103,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
 
     Layouts that recompute or shard more than they need to fit are left out; --layout and --fix can still name them.
 
-    A search over two seconds shows its progress; without a terminal, one over ten prints a line on stderr now and
-    then. Ctrl-C stops it, and prints the best so far.
+    A search over two seconds shows its progress, one over ten on stderr too. Ctrl-C prints the best so far.
 
     Exit codes: 0 a layout fits; 2 none fits, or the input is invalid; 130 the search was stopped.
     """

@@ -110,7 +110,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
             chosen += [f"Preset {preset}, and the values of {run} over it"] * bool(run and preset)
             if chosen and not json and (launch is None or launch.rank == 0):
                 print(*chosen, sep="\n")
-        compared = compared_run(compare, resolved, told=not json and (launch is None or launch.rank == 0))
+        compared = compared_run(compare, resolved, shown=not json and (launch is None or launch.rank == 0))
         _check_start(resolved, None if draw else card, slurm=slurm, here=not (slurm or draw or launch))
         if not slurm and (launch is None or launch.rank == 0):  # which alone shows metrics
             _check_trackers(resolved)

@@ -19,13 +19,13 @@ _OTHERS = ("model.name", "data.allow_change", "precision.device")
 _MOST = 6  # settings that a line names
 
 
-def compared_run(compare: str | None, resolved: Resolved, *, told: bool) -> Path | None:
-    """The run to compare with; if `told`, a line says which settings make losses differ. Raises BadInput."""
+def compared_run(compare: str | None, resolved: Resolved, *, shown: bool) -> Path | None:
+    """The run to compare with; if `shown`, a line says which settings make losses differ. Raises BadInput."""
     found = find_run(compare, resolved.run.out, flag="--compare", needs="metrics.jsonl") if compare else None
     if found and not (found / "metrics.jsonl").is_file():
         raise BadInput("RUN", "the run has no metrics.jsonl to compare with", where="--compare", found=found,
                        fix="name a run that has trained a step")  # fmt: skip
-    if found and told and (line := unlike_compared(found, resolved)):
+    if found and shown and (line := unlike_compared(found, resolved)):
         print(line)
     return found
 
