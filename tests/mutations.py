@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
 import layouts
@@ -67,7 +68,7 @@ def tensor_ranks_left_out_of_reductions(s: Subject) -> None:
 
 def gathered_keys_taken_for_ordered(s: Subject) -> None:
     """The zigzag forgotten: chunks i and 2n-1-i of rank i are labelled as if they lay in a row."""
-    s.patches.enter_context(patch.object(feed, "_gathered", lambda p: list(range(p.sequence_length))))
+    s.patches.enter_context(patch.object(feed, "_gathered", lambda length, ranks: np.arange(length)))
 
 
 # ---- collectives -------------------------------------------------------------------------------------------------

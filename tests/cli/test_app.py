@@ -87,24 +87,6 @@ def test_an_error_that_cannot_be_printed_keeps_its_exit_code(tmp_path: Path) -> 
         assert subprocess.run(words, cwd=tmp_path, stderr=full, check=False).returncode == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "key", "found"),
-    [
-        (("train", "parallel.tp=2", "parallel.tp=4"), "parallel.tp", "parallel.tp=2 and parallel.tp=4"),
-        (("train", "--optimizer.learning_rate", "1e-3", "optimizer.learning_rate=2e-3"), "optimizer.learning_rate",
-         "--optimizer.learning_rate=1e-3 and optimizer.learning_rate=2e-3"),
-        (("train", "training.steps=9", "--steps", "8"), "training.steps", "training.steps=9 and training.steps=8"),
-        (("rehearse", "parallel.tp=2", "parallel.tp=1"), "parallel.tp", "parallel.tp=2 and parallel.tp=1"),
-    ],
-)  # fmt: skip
-def test_a_setting_with_two_values_is_refused(
-    tell: Tell, started: list[Any], words: tuple[str, ...], key: str, found: str
-) -> None:
-    told = tell(*words)
-    assert told.code == 2 and not started
-    assert told.err == f"error[USAGE]: a setting is given twice · {key} · found {found} · fix: leave one out\n"
-
-
 def test_a_setting_may_be_said_twice_and_over_a_file(tell: Tell, started: list[Any], tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[optimizer]\nlearning_rate = 1e-4\n")
     rates = ("--optimizer.learning_rate", "1e-3", "optimizer.learning_rate=0.001")

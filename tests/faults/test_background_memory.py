@@ -23,7 +23,7 @@ ONE = Rank(0, 1, torch.device("cpu"), None)
 
 def test_the_ranks_of_a_host_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [["one", 60, 100], ["one", 41, 100], ["other", 60, 100], ["unknown", 10**12, None]]
-    monkeypatch.setattr(Rank, "all_of", lambda self, text: [json.dumps(row) for row in rows])
+    monkeypatch.setattr(Rank, "gather", lambda self, text: [json.dumps(row) for row in rows])
     with pytest.raises(BadInput, match="snapshots of 2 ranks do not fit") as failed:
         opening.refuse_too_large(ONE, 60)
     assert (failed.value.where, failed.value.exit_code) == ("one", 2)

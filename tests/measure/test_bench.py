@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -143,7 +144,8 @@ def test_what_it_shows(swept: Path, capsys: pytest.CaptureFixture[str], tmp_path
     assert "timed out" in capsys.readouterr().out
     assert main(["bench", "status", str(swept), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["running"] is False
-    assert main(["bench", "compare", str(swept), str(swept)]) == 0
+    shutil.copytree(swept, tmp_path / "again")
+    assert main(["bench", "compare", str(swept), str(tmp_path / "again")]) == 0
     assert "noise" in capsys.readouterr().out
 
 

@@ -11,7 +11,7 @@ from penteract.config.layout import Elementwise, Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.precision.fp8 import usual
 from penteract.config.precision.policy import RECIPES
-from penteract.ops.declarations.declaration import Product
+from penteract.ops.declarations.declaration import Product, ScaledBy
 from penteract.readings.estimator import Estimator
 
 LAYERS, D, F, X, K, TOKENS = 3, 2048, 1024, 8, 2, 4096
@@ -37,11 +37,12 @@ def test_two_phases_of_three_are_at_the_speed_of_fp8(kind: str, elementwise: Ele
         assert estimate.at_least <= time.seconds
         told[experts] = time.parts["compute"], estimate.allocated
     rates, won, rows = prices(kind, experts=True).rates, 0.0, TOKENS * K
+    by: ScaledBy = "blocks" if kind == "blockwise" else "tensors"
     readings = 1 if (kind, elementwise) == ("blockwise", "triton") else 2
     for n, k in ((F, D), (D, F)) * 3:  # gate, up and down, forward and back
         each = Product(X, rows // X, n, k)
         made = (rows + X * n) * k * (2 * readings + 1)
-        won += rates.product(each) - rates.scaled(each) - rates.moved(made)
+        won += rates.product(each) - rates.scaled(each, by) - rates.moved(made)
     # The clock counts in picoseconds: each of the calls is off by half of one at most, with experts and without.
     assert told[False][0] - told[True][0] == pytest.approx(LAYERS * won, rel=0, abs=LAYERS * 18e-12)
 

@@ -15,7 +15,7 @@ from typing import Any
 from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from penteract._version import __version__
-from penteract.cli.resolve.overrides import refuse_contradictions, split_overrides
+from penteract.cli.resolve.overrides import split_overrides
 from penteract.config.files.keys import ELSEWHERE, nearest_key, show_key
 from penteract.errors import BadInput, Bug, PenteractError
 from penteract.units import printable
@@ -95,7 +95,6 @@ def _run(words: Sequence[str]) -> int:
     app = _app(next((word for word in verb if word in VERBS), ""))
     command, bound, injected = app.parse_args(verb, print_error=False, exit_on_error=False)
     if "overrides" in injected:
-        refuse_contradictions(overrides)
         command = partial(command, overrides=overrides)
     elif overrides:
         raise BadInput("USAGE", "takes no values of a run", found=show_key(overrides[0]), fix="penteract train --help")

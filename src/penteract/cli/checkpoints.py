@@ -16,7 +16,6 @@ from cyclopts import Parameter
 
 from penteract.cli.resolve.folders import find_run
 from penteract.config.files.keys import keys
-from penteract.engine.checkpoint.folder import DAMAGED
 from penteract.engine.run_folder import checkpoint_folder
 from penteract.errors import BadInput, CorruptData, PenteractError
 from penteract.units import show_bytes, show_path
@@ -109,7 +108,7 @@ def _checked(engine: Any, at: Path, *, verify: bool) -> tuple[str, str]:
         if verify:
             engine.verify(at)
     except PenteractError as e:
-        return "damaged", e.found if e.what == DAMAGED else f"{e.what} {e.found}".strip()
+        return "damaged", e.found if e.what == engine.DAMAGED else f"{e.what} {e.found}".strip()
     return ("verified" if verify else _NOT_READ), ""
 
 

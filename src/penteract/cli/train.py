@@ -16,7 +16,6 @@ from cyclopts import Parameter
 
 from penteract.cli.resolve.compared_run import compared_run
 from penteract.cli.resolve.folders import find_run, has_checkpoint
-from penteract.cli.resolve.overrides import refuse_contradictions
 from penteract.cli.resolve.slurm_run import SlurmRun
 from penteract.cli.resolve.world import launched
 from penteract.cli.torch_modules import torch_module
@@ -184,11 +183,10 @@ def _words(**options: Path | str | bool | None) -> list[str]:
 
 
 def _given(overrides: Sequence[str], steps: int | None, log_level: str | None, usd: float | None) -> list[str]:
-    """The values of the command line, those of short options too. Raises BadInput where one is given two values."""
+    """The values of the command line, those of short options too. Of two values the last counts: it may be a fix."""
     short = {"training.steps": ("--steps", steps), "training.log_level": ("--log-level", log_level),
              "slurm.usd_per_gpu_hour": ("--usd-per-gpu-hour", usd)}  # fmt: skip
     more = [f"{key}={keys()[key].check(value, flag)}" for key, (flag, value) in short.items() if value is not None]
-    refuse_contradictions([*overrides, *more])
     return [*overrides, *more]
 
 

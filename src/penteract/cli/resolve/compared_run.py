@@ -31,10 +31,15 @@ def compared_run(compare: str | None, resolved: Resolved, *, shown: bool) -> Pat
 
 
 def unlike_compared(folder: Path, resolved: Resolved) -> str:
-    """A line that names the settings which differ and change losses; "" where none does, or the run has no file."""
+    """A line that names the settings which differ and change losses; "" where none does, or the run has no file that
+    this version reads."""
     if not (folder / "run.toml").is_file():
         return ""
-    then, now, other = read_toml(folder / "run.toml"), run_values(resolved.run), list[str]()
+    try:
+        then = read_toml(folder / "run.toml")
+    except BadInput:
+        return ""
+    now, other = run_values(resolved.run), list[str]()
     for key, value in now.items():
         if key not in _OTHERS and (key.startswith(_NUMBERS) or key in _NUMBERS_TOO):
             had = toml_value(then[key].value if key in then else keys()[key].default)

@@ -10,7 +10,6 @@ from penteract.config.files.read import is_setting, read_overrides
 from penteract.config.run import PARTS
 from penteract.errors import BadInput
 from penteract.planner.ask import LAYOUT_SETTINGS, as_word
-from penteract.units import printable
 
 _FLAG = re.compile(r"--[A-Za-z_][\w-]*\.[^=]*(=.*)?", re.DOTALL)
 _GRID = "--grid"  # its value looks like a setting
@@ -44,17 +43,6 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             verb.append(word)
     return verb, overrides
-
-
-def refuse_contradictions(words: Sequence[str]) -> None:
-    """Raise BadInput for a setting that one command line gives two values: only one of them would count."""
-    given = dict[str, tuple[str, Any]]()
-    for word in words:
-        for key, setting in read_overrides([word]).items():
-            first, value = given.setdefault(key, (word, setting.value))
-            if value != setting.value:
-                raise BadInput("USAGE", "a setting is given twice", where=key, found=printable(f"{first} and {word}"),
-                               fix="leave one out")  # fmt: skip
 
 
 def parts_of_precision(words: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 def read_regular(path: Path, *, largest: int) -> bytes:
     """The content of a regular file of at most `largest` bytes. Raises OSError for anything else."""
     with opened_regular(path, largest=largest) as fd, os.fdopen(fd, "rb", closefd=False) as file:
-        return file.read(largest)
+        return file.read(min(largest, os.fstat(fd).st_size))  # it allocates what it is asked for
 
 
 @contextmanager

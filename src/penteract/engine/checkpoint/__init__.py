@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penteract.engine.checkpoint.durable import failing, room
 from penteract.engine.checkpoint.folder import (
+    DAMAGED,
     Committed,
     check,
     committed,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from penteract.engine.checkpoint.writing import save, save_alone
 
 __all__ = [
+    "DAMAGED",
     "Committed", "Slice", "check", "committed", "end_epoch", "extra", "failing", "intact", "latest", "load",
     "most_files", "prove", "prune", "rectangles", "room", "save", "save_alone", "set_aside", "take", "verify",
     "verify_share",

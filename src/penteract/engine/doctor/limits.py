@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from penteract.engine.doctor.finding import Finding, count
 from penteract.engine.doctor.machine import HostReport, ProcessLimits
-from penteract.engine.rank.open_files import OTHERS, of_world
+from penteract.engine.rank.open_files import OTHERS, of_agent, of_world
 from penteract.units import show_bytes
 
 AREA = "limits"
@@ -34,7 +34,8 @@ def _files(limit: tuple[int, int], world: str) -> Finding:
     if hard != soft:
         what += f", and a run may raise that to {_shown(hard)}" if hard >= 0 else ", and a run may raise that"
     if hard < 0 or hard >= least:
-        return Finding(AREA, what)
+        agents = f"; torchrun's agent keeps {_shown(soft)}, enough for a store of {count(of_agent(soft), 'rank')}"
+        return Finding(AREA, what + (agents if 0 <= soft < least else ""))
     wanted = max(65536, least)
     fix = f"ulimit -n {wanted}, once nofile in /etc/security/limits.conf, or --ulimit nofile={wanted}, allows it"
     enough = (

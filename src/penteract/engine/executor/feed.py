@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 
+from penteract.engine.data.pack import Array
 from penteract.engine.data.token_sample import TokenSample
 from penteract.parallel.context import token_indices
 from penteract.step.program import Program
@@ -31,7 +33,7 @@ def micro_batch(program: Program, samples: Sequence[TokenSample], device: torch.
     """
     lay, wanted = program.layout, _inputs(program)
     at = program.mesh.coordinates(program.rank)
-    own = _own(program.sequence_length, lay.cp, at["cp"])
+    own = torch.as_tensor(_own(program.sequence_length, lay.cp, at["cp"]))
 
     def stacked(name: str, index: torch.Tensor) -> torch.Tensor:
         """A field of the samples, of some tokens: they are taken before anything is copied."""
@@ -46,7 +48,7 @@ def micro_batch(program: Program, samples: Sequence[TokenSample], device: torch.
         }
     out["positions:tp"] = out["positions"].chunk(lay.tp)[at["tp"]]
     if "start:all" in wanted:
-        out["start:all"] = stacked("start", _gathered(program.sequence_length, lay.cp))
+        out["start:all"] = stacked("start", torch.as_tensor(_gathered(program.sequence_length, lay.cp)))
     return {name: x.contiguous().to(device) for name, x in out.items() if name in wanted}
 
 
@@ -62,20 +64,21 @@ def constants(program: Program, device: torch.device) -> dict[str, torch.Tensor]
     out = {"index": _own(s, lay.cp, me), "index:all": _gathered(s, lay.cp)}
     for i in range(1, lay.cp):
         out[f"index:{i} before"] = _own(s, lay.cp, (me - i) % lay.cp)
-    return {name: x.to(device) for name, x in out.items() if name in _inputs(program)}
+    return {name: torch.tensor(x, device=device) for name, x in out.items() if name in _inputs(program)}
 
 
-# Of a long sequence, a list of its tokens takes as long to make as all else of a micro-batch.
+# Of a long sequence, a list of its tokens takes as long to make as all else of a micro-batch. Kept as arrays: tensors
+# would outlive a trainer that is deleted.
 @lru_cache(maxsize=64)
-def _own(sequence_length: int, ranks: int, rank: int) -> torch.Tensor:
+def _own(sequence_length: int, ranks: int, rank: int) -> Array:
     """The tokens of a sequence that `rank` of cp holds, in its order."""
-    return torch.tensor(token_indices(sequence_length, ranks, rank))
+    return np.array(token_indices(sequence_length, ranks, rank), dtype=np.int64)
 
 
 @lru_cache(maxsize=4)
-def _gathered(sequence_length: int, ranks: int) -> torch.Tensor:
+def _gathered(sequence_length: int, ranks: int) -> Array:
     """All tokens in the order of an all-gather over cp."""
-    return torch.cat([_own(sequence_length, ranks, rank) for rank in range(ranks)])
+    return np.concatenate([_own(sequence_length, ranks, rank) for rank in range(ranks)])
 
 
 def _shifted(sample: TokenSample, k: int) -> tuple[torch.Tensor, torch.Tensor]:

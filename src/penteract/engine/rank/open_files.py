@@ -34,7 +34,8 @@ def allow_files(world: int, rank: int, *, agents_store: bool) -> None:
         return
     began, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = _now() + of_world(world, holds_store=rank == 0 and not agents_store) + OTHERS
-    for wanted in (hard, need):  # some systems take no limit that is no number
+    enough = began < 0 or began >= need
+    for wanted in (hard, *(() if enough else (need,))):  # some systems take no limit that is no number
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             break
@@ -45,6 +46,11 @@ def allow_files(world: int, rank: int, *, agents_store: bool) -> None:
         raise _too_few(world, f"rank {rank}", hard, need, "where ranks are started")
     if rank == 0 and agents_store and 0 <= began < (need := _of_store(world) + _AGENTS):
         raise _too_few(world, "torchrun's agent", began, need, "before torchrun")
+
+
+def of_agent(soft: int) -> int:
+    """Of how many ranks torchrun's agent can hold the store, with this limit, which it does not raise."""
+    return max(0, (soft - _AGENTS - _of_store(0)) // (_of_store(1) - _of_store(0)))
 
 
 def _of_store(world: int) -> int:

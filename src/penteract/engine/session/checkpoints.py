@@ -16,7 +16,7 @@ from penteract.engine.checkpoint import Slice, manifest
 from penteract.engine.checkpoint.rank_file import RankTable
 from penteract.engine.rank.rank import Rank
 from penteract.engine.run_folder import checkpoint_folder
-from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
+from penteract.errors import BadInput, Bug, CorruptData, DiskFailure, PenteractError
 from penteract.units import show_bytes
 
 log = logging.getLogger("penteract")
@@ -221,6 +221,9 @@ class ReadBack:
             self._error = e
         except OSError as e:
             self._error = DiskFailure("DISK", "could not read a checkpoint back", where=str(self.at), found=e.strerror)
+        except Exception as e:  # of whatever kind: nothing was compared, so nothing is proven
+            found = f"{type(e).__name__}: {e}"
+            self._error = Bug("CHECKPOINT", "a checkpoint could not be read back", where=str(self.at), found=found)
 
 
 def _drop_from_cache(path: Path) -> None:

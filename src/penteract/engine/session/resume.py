@@ -34,6 +34,7 @@ _KEYS = {"seed": "training.seed", "sequence_length": "batch.sequence_length", "m
          "optimizer": "optimizer.kind"}  # fmt: skip
 _DECAY_END = ("learning_rate.decay_end", "training.steps")  # together they decide where the decay ends
 _DEVICE = "precision.device"
+_MUONS = ("muon_momentum", "muon_nesterov", "newton_schulz_steps")  # what decides nothing without it
 _LAST = "model.name"  # a name is reported only if nothing else differs
 
 
@@ -136,6 +137,8 @@ def _update_settings(spec: RunSpec) -> dict[str, Any]:
     """What else decides an update and may change, by keys of a run file."""
     of_optimizer = {f"optimizer.{name}": value for name, value in asdict(spec.optimizer).items()}
     del of_optimizer["optimizer.kind"], of_optimizer["optimizer.learning_rate"]
+    if spec.optimizer.kind != "muon":
+        of_optimizer = {key: value for key, value in of_optimizer.items() if not key.endswith(_MUONS)}
     return {**of_optimizer, "data.pack_documents": spec.data.pack_documents}
 
 
