@@ -19,6 +19,11 @@ def question(model: str = "llama-3.1-8b", layout: str = "dp=8,mbs=2,zero=1", **w
     return {**opening_question({"name": model}, words.pop("gpu", "H200"), layout, **words)}
 
 
+# Of pages: experts over ranks, and every axis at once.
+EXPERTS = question("tiny-moe", "dp=4,tp=2,pp=2,cp=1,ep=2,mbs=1,zero=1", sequence_length=256, global_batch_size=64)
+DEEP = question("llama-3.1-8b", "dp=2,tp=2,pp=2,cp=2,mbs=1,zero=3,recompute=full", global_batch_size=64)
+
+
 def drawn(seed: int) -> dict[str, Any]:
     """The question of a seed."""
     draw = random.Random(seed)

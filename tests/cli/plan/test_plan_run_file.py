@@ -25,7 +25,7 @@ def test_a_run_file_trains_the_layout(tell: Tell, tmp_path: Path) -> None:
         'Before training, edit run.toml: training.steps = 1000, data.source = "builtin" (Python\'s library) and '
         'tokenizer.source = "bytes" are placeholders. '
         "A checkpoint is saved every "
-    ) in told.out and "(checkpoint.every), by plan about every half an hour.\n" in told.out
+    ) in told.out and "(checkpoint.every), about half an hour as planned.\n" in told.out
     written = (tmp_path / "run.toml").read_text()
     assert written.startswith(
         "# A planned run: every value, and where it came from. Train it:\n#   penteract train run.toml\n"

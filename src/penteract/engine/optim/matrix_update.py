@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from ctypes import c_float
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
@@ -20,8 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.config.run import Optimizer
-from penteract.engine.device.launches import BoundLaunch, bind
+from penteract.engine.device.launches import bind
 from penteract.engine.kernels.triton.bits import flag_nonfinite, multiply_add, narrow, wide
 from penteract.engine.kernels.triton.optimizer.adamw import AT_ONCE
 from penteract.engine.kernels.triton.optimizer.master_weights import read_master, write_master
@@ -31,7 +30,8 @@ from penteract.engine.optim.shard_tiles import (
     ROW,
     ROWS,
     TILE,
-    SliceTables,
+    FusedUpdate,
+    check_dtype,
     random_bits,
     read_moment,
     sizes,
@@ -44,24 +44,12 @@ _TILE = tl.constexpr(TILE)
 
 
 @dataclass(slots=True)
-class MatrixUpdate:
-    """The fused passes of shards for Muon; for updates computed in fp32 only.
-
-    `bound`: launches, by what does not change between shards and steps.
-    """
-
-    spec: Optimizer
-    seed: InitVar[int] = 0
-    tables: SliceTables = field(init=False)
-    bound: dict[Hashable, BoundLaunch] = field(default_factory=dict[Hashable, BoundLaunch], init=False)
-
-    def __post_init__(self, seed: int) -> None:
-        self.tables = SliceTables(seed)
+class MatrixUpdate(FusedUpdate):
+    """The fused passes of shards for Muon."""
 
     def update_momentum(self, flat: Flat, into: torch.Tensor, factors: Factors) -> None:
         """Update the momentum, unless the norm is not finite; the values to orthogonalise go `into` [n]."""
-        if factors.good.dtype != torch.float32:
-            raise TypeError(f"the kernel computes updates in float32, not in {factors.good.dtype}")
+        check_dtype(factors)
         weight, nesterov = self.spec.muon_momentum, self.spec.muon_nesterov
         kept, scales, levels, midpoints = stored_moment(flat, "momentum")
         self._launch(

@@ -6,7 +6,8 @@ elements, and a row is a block of 8-bit moments."""
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import InitVar, dataclass, field
 
 import torch
 import triton
@@ -14,7 +15,10 @@ import triton.language as tl
 
 from penteract.config.optimizers import Moment
 from penteract.config.precision.policy import MOMENT_BLOCK
+from penteract.config.run import Optimizer
+from penteract.engine.device.launches import BoundLaunch
 from penteract.engine.kernels.triton.bits import narrow, wide
+from penteract.engine.optim.optimizer import Factors
 from penteract.engine.state import moments, stochastic_rounding
 from penteract.engine.state.counter_bits import STRIDE, mixed
 from penteract.engine.state.counter_random import ParameterSlice
@@ -49,6 +53,29 @@ class SliceTables:
         if key not in self.made:
             self.made[key] = table(*key, self.seed).to(flat.master.device)
         return self.made[key]
+
+
+@dataclass(slots=True)
+class FusedUpdate:
+    """What an optimizer keeps whose passes over shards are kernels, for updates computed in fp32 only.
+
+    `bound`: launches, by what does not change between shards and steps.
+    """
+
+    spec: Optimizer
+    seed: InitVar[int] = 0
+    tables: SliceTables = field(init=False)
+    bound: dict[Hashable, BoundLaunch] = field(default_factory=dict[Hashable, BoundLaunch], init=False)
+
+    def __post_init__(self, seed: int) -> None:
+        """Make the tables, which are empty."""
+        self.tables = SliceTables(seed)
+
+
+def check_dtype(factors: Factors) -> None:
+    """Raise TypeError unless updates are computed in fp32."""
+    if factors.good.dtype != torch.float32:
+        raise TypeError(f"the kernel computes updates in float32, not in {factors.good.dtype}")
 
 
 def sizes(slices: torch.Tensor | None) -> dict[str, int]:

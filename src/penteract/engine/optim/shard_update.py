@@ -11,16 +11,13 @@ State in 8 bits and stochastic rounding have the kernel here; all else has the p
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 from math import gcd
 
 import torch
 import triton
 import triton.language as tl
 
-from penteract.config.run import Optimizer
-from penteract.engine.device.launches import BoundLaunch
 from penteract.engine.kernels.triton.bits import flag_nonfinite, wide
 from penteract.engine.kernels.triton.optimizer import adamw
 from penteract.engine.kernels.triton.optimizer.master_weights import read_master, write_master
@@ -31,7 +28,8 @@ from penteract.engine.optim.shard_tiles import (
     ROW,
     ROWS,
     TILE,
-    SliceTables,
+    FusedUpdate,
+    check_dtype,
     random_bits,
     read_moment,
     sizes,
@@ -42,25 +40,13 @@ from penteract.engine.state.state import Flat
 
 
 @dataclass(slots=True)
-class Update:
-    """The fused update of shards for AdamW; for updates computed in fp32 only.
-
-    `bound`: launches, by what does not change between shards and steps.
-    """
-
-    spec: Optimizer
-    seed: InitVar[int] = 0
-    tables: SliceTables = field(init=False)
-    bound: dict[Hashable, BoundLaunch] = field(default_factory=dict[Hashable, BoundLaunch])
-
-    def __post_init__(self, seed: int) -> None:
-        self.tables = SliceTables(seed)
+class Update(FusedUpdate):
+    """The fused update of shards for AdamW."""
 
     def __call__(self, flat: Flat, factors: Factors, step: torch.Tensor, nonfinite: torch.Tensor) -> None:
         """Update moments, master weights and parameters in place; none of them if the norm is not finite. `step`: from
         1, [], on the device. `nonfinite` [] becomes NaN if a new master weight is not finite."""
-        if factors.good.dtype != torch.float32:
-            raise TypeError(f"the kernel computes updates in float32, not in {factors.good.dtype}")
+        check_dtype(factors)
         n, own = len(flat.master), flat.own_parameter
         if not n:
             return

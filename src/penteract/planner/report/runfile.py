@@ -39,7 +39,7 @@ def left_open(path: object, ask: Ask, layout: Layout, step: Seconds) -> str:
     """A line about what a plan does not decide: data, tokenizer and the number of steps are placeholders."""
     run = as_run(ask, layout, step).run
     every = f"{show_whole(run.checkpoint.every)} steps" if run.checkpoint.every > 1 else "step"
-    saves = f" A checkpoint is saved every {every} (checkpoint.every), by plan about every half an hour."
+    saves = f" A checkpoint is saved every {every} (checkpoint.every), about half an hour as planned."
     text = " (Python's library)" if run.data.source == "builtin" else ""
     return (
         f"Before training, edit {path}: training.steps = {run.train.steps}, "
