@@ -308,6 +308,7 @@ def test_the_first_rank_reads_the_manifest_back(tmp_path: Path, name: str) -> No
 
 def test_a_rank_that_loads_reads_the_manifest_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, asked, read = begun(tmp_path, [(10, 1.0)]), list[Any](), manifest._read
+    one.checkpoints.close()  # what was saved is read back in a thread, which reads the manifest too
 
     def counted(*about: Any) -> manifest.Manifest:
         asked.append(about)
