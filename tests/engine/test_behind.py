@@ -165,6 +165,9 @@ def test_a_batch_that_cannot_be_drawn_stops_after_the_step_before(steps: Steps, 
         def fingerprint(self) -> dict[str, object]:
             return dict(whole.fingerprint())
 
+        def position(self, index: int) -> dict[str, object]:
+            return dict(whole.position(index))
+
         def sample(self, index: int) -> object:
             if index >= 4 * size:
                 raise CorruptData("DATA", "torn")

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faults.test_saved_state import session
+from listed_documents import ListedDocuments
 from penteract.engine.data import fingerprint
 from penteract.engine.data.fingerprint import of_tokens
 from penteract.engine.data.pack import DocumentPacking
-from penteract.engine.data.stream import BLOCK, StreamSamples
+from penteract.engine.data.stream.stream_samples import BLOCK, StreamSamples
 from penteract.engine.data.tokenizer import open_tokenizer
 from penteract.errors import BadInput
 
@@ -59,7 +60,8 @@ def test_other_data_is_refused_and_a_copy_is_not(tmp_path: Path) -> None:
 
 
 def stream(words: list[str]) -> StreamSamples:
-    return StreamSamples(lambda: words, open_tokenizer("bytes"), DocumentPacking(8, None), 0)
+    source = ListedDocuments(len(words), words.__getitem__)
+    return StreamSamples(source, open_tokenizer("bytes"), DocumentPacking(8, None), 0)
 
 
 def test_a_stream_is_compared_once_it_has_been_read_so_far() -> None:

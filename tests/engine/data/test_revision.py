@@ -125,9 +125,10 @@ def test_without_the_library_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 DATASETS = '''
 """In the place of the library: rows that differ between revisions, and a note of who asks for which."""
+from listed_rows import ListedRows
 def load_dataset(name, config, *, split, streaming, revision):
     open("asked", "a").write(f"{revision} ")
-    return [{"text": f"document {i} of {name} at {revision}"} for i in range(4000)]
+    return ListedRows([{"text": f"document {i} of {name} at {revision}"} for i in range(4000)])
 '''
 SMALL = (
     "--preset=tiny", "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",

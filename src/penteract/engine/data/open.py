@@ -10,7 +10,8 @@ import numpy as np
 
 from penteract.engine.data.corpus import StreamedCorpus, TextCorpus, TokenCorpus, find_corpus
 from penteract.engine.data.pack import DocumentPacking, Samples, WindowSamples, split
-from penteract.engine.data.stream import hugging_face_texts, split_stream
+from penteract.engine.data.stream.hub_documents import HubDocuments
+from penteract.engine.data.stream.stream_samples import split_stream
 from penteract.engine.data.tokenizer import TextTokenizer
 from penteract.engine.data.tokens import TokenStream, is_complete, read_tokens, tokenize, write_tokens
 from penteract.errors import BadInput
@@ -57,8 +58,8 @@ def open_samples(
     packing = DocumentPacking(sequence_length, tokenizer.end_of_document if data.pack_documents else None)
     corpus = find_corpus(data.source)
     if isinstance(corpus, StreamedCorpus):
-        texts = hugging_face_texts(replace(corpus, revision="" if data.revision == AUTO else data.revision))
-        train, validation = split_stream(texts, tokenizer, packing, fraction=data.validation_fraction, seed=seed)
+        documents = HubDocuments(replace(corpus, revision="" if data.revision == AUTO else data.revision))
+        train, validation = split_stream(documents, tokenizer, packing, fraction=data.validation_fraction, seed=seed)
         needed: list[tuple[str, Samples]] = []
     else:
         tokens = _tokens_of(corpus, tokenizer, cache)

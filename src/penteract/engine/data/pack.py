@@ -15,6 +15,7 @@ import numpy.typing as npt
 from penteract.engine.data import fingerprint
 from penteract.engine.data.fingerprint import Fingerprint
 from penteract.engine.data.order import permute
+from penteract.engine.data.stream.documents import Position
 from penteract.engine.data.tokens import TokenStream
 from penteract.errors import BadInput
 
@@ -56,6 +57,14 @@ class Samples(Protocol):
 
     def expect(self, then: Fingerprint) -> None:
         """Raise BadInput unless the content is that of a fingerprint; of a stream, once it has been read so far."""
+        ...
+
+    def position(self, index: int) -> Position:
+        """Where a stream is read on for the samples from `index` on, as JSON; empty of what can be read anywhere."""
+        ...
+
+    def go_on(self, position: Position) -> None:
+        """Know a position, if it is one of this source. Raises CorruptData."""
         ...
 
 
@@ -104,6 +113,12 @@ class WindowSamples:
 
     def expect(self, then: Fingerprint) -> None:
         fingerprint.compare(then, self.fingerprint())
+
+    def position(self, index: int) -> Position:
+        return {}
+
+    def go_on(self, position: Position) -> None:
+        pass
 
     def sample(self, index: int) -> Sample:
         if index < 0 or not self._windows:

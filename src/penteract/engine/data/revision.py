@@ -12,7 +12,7 @@ from pathlib import Path
 from penteract.config.files.regular import read_regular
 from penteract.engine.data.corpus import StreamedCorpus, find_corpus
 from penteract.engine.data.open import AUTO
-from penteract.engine.data.stream import no_datasets, not_opened
+from penteract.engine.data.stream.hub_documents import no_datasets, not_opened
 from penteract.errors import BadInput
 
 LOOK_S = 30.0  # for the hub to answer

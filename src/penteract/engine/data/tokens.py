@@ -32,7 +32,7 @@ from penteract.engine.data.tokenizer import Ids, TextTokenizer, id_type
 from penteract.errors import BadInput, CorruptData, DiskFailure
 
 _SCANNED = 256 * 2**20  # bytes
-_BATCH_CHARACTERS = 2 * 2**20  # tokenised together: enough for the library to use every core
+BATCH_CHARACTERS = 2 * 2**20  # tokenised together: enough for the library to use every core
 _DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -87,7 +87,7 @@ def _batches(parts: Iterable[TextPart]) -> Iterator[list[TextPart]]:
     for part in parts:
         batch.append(part)
         size += len(part.text)
-        if size >= _BATCH_CHARACTERS:
+        if size >= BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penteract.engine.data.corpus import StreamedCorpus, TextCorpus, TokenCorpus, find_corpus
 from penteract.engine.data.open import LARGE, DataChoice, open_samples
-from penteract.engine.data.stream import no_datasets
+from penteract.engine.data.stream.hub_documents import no_datasets
 from penteract.engine.data.tokenizer import ByteTokenizer, TextTokenizer, open_tokenizer
 from penteract.engine.data.tokens import check_ids
 from penteract.errors import BadInput, DiskFailure

@@ -148,6 +148,7 @@ class Session:
         trainer.run.done.fill_(step)
         self.first, self.samples_before = step + 1, int(extra["samples"])
         self._expect_data(extra.get("data"))
+        self.train.go_on(extra.get("stream", {}))
         self.rank.barrier()
         if self.rank.number == 0:
             rundir.mark_resumed(folder, self.rank.world, self.options.command, self.first)
@@ -287,7 +288,8 @@ class Session:
     def _extra(self, step: int) -> dict[str, Any]:
         """What a checkpoint of `step` says of its run, beside the state."""
         extra = {"step": step, "samples": self._samples_after(step), "layout": asdict(self.spec.layout)}
-        return extra | {"data": dict(self.train.fingerprint())} | resume_settings(self.spec)
+        data = {"data": dict(self.train.fingerprint()), "stream": dict(self.train.position(extra["samples"]))}
+        return extra | data | resume_settings(self.spec)
 
     def _print_grace(self) -> None:
         """Say once if a stop may take too long. The first two steps of a run are slower than the others."""

@@ -1,0 +1,92 @@
+"""Documents of a Hugging Face dataset: the field `text` of the split `train`, in the dataset's own order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from penteract.engine.data.corpus import StreamedCorpus
+from penteract.engine.data.stream.documents import Position
+from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
+
+
+class HubDocuments:
+    """A dataset that is streamed. Raises BadInput if there is none of that name, or the library is missing."""
+
+    def __init__(self, corpus: StreamedCorpus) -> None:
+        try:
+            from datasets import load_dataset  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+        except ImportError as e:
+            raise no_datasets(corpus) from e
+        try:
+            self._dataset: Any = load_dataset(corpus.name, corpus.config or None, split="train", streaming=True,
+                                              revision=corpus.revision or None)  # fmt: skip
+        except Exception as e:  # the library raises many kinds: no such name, no network, no permission
+            raise not_opened(corpus, e) from e
+        self._corpus = corpus
+
+    @property
+    def name(self) -> str:
+        corpus = self._corpus
+        return f"hf:{corpus.name}:{corpus.config}@{corpus.revision}"
+
+    def open(self, position: Position | None = None) -> _Rows:
+        return _Rows(self._dataset, f"hf:{self._corpus.name}", position)
+
+
+class _Rows:
+    def __init__(self, dataset: Any, where: str, position: Position | None) -> None:
+        """`position`: {"row": how many were read before, "state": the library's}."""
+        self._dataset = dataset.with_format(None)  # a dataset has one position, which is of the loop begun last
+        self._where, self._next = where, 0
+        if position is not None:
+            self._next = int(position["row"])
+            try:
+                self._dataset.load_state_dict(position["state"])
+            except Exception as e:  # of whatever kind: another version of the library noted it
+                raise CorruptData("DATASET", "the library `datasets` cannot read on from this position",
+                                  where=where, found=_first_line(e),
+                                  fix="the version of `datasets` that the run had") from e  # fmt: skip
+        self._rows: Iterator[dict[str, object]] = iter(self._dataset)
+
+    def __iter__(self) -> _Rows:
+        return self
+
+    def __next__(self) -> str:
+        try:
+            row = next(self._rows)
+        except (PenteractError, StopIteration):
+            raise
+        except Exception as e:  # the library raises many kinds: no network, a damaged file
+            raise self._unreadable(e) from e
+        text = row.get("text")
+        if not isinstance(text, str):
+            raise CorruptData("TEXT", 'no field "text" that holds a string', where=f"{self._where}, row {self._next}",
+                              found=", ".join(row), fix='name a dataset with a field "text"')  # fmt: skip
+        self._next += 1
+        return text
+
+    def position(self) -> Position:
+        return {"row": self._next, "state": self._dataset.state_dict()}
+
+    def _unreadable(self, e: Exception) -> DiskFailure:
+        return DiskFailure("DATASET", "could not read the dataset", where=f"{self._where}, row {self._next}",
+                           found=_first_line(e),
+                           fix="check the network and the dataset's files, then resume")  # fmt: skip
+
+
+def _first_line(e: Exception) -> str:
+    return (str(e).splitlines() or [""])[0][:200] or type(e).__name__
+
+
+def not_opened(corpus: StreamedCorpus, e: Exception) -> BadInput:
+    """The error where the dataset cannot be opened."""
+    at = f" at revision {corpus.revision}" if corpus.revision else ""
+    return BadInput("SOURCE", "could not open the dataset", where=f"hf:{corpus.name}{at}", found=e,
+                    fix="check its name, its config (hf:NAME:CONFIG) and the network")  # fmt: skip
+
+
+def no_datasets(corpus: StreamedCorpus) -> BadInput:
+    """The error where the library that streams is missing."""
+    return BadInput("NO_DATASETS", "streaming from Hugging Face needs the library `datasets`",
+                    found=f"hf:{corpus.name}", fix='pip install "penteract[hf]"')  # fmt: skip

@@ -1,0 +1,131 @@
+"""Tokens of a stream of documents, in blocks of so many windows, each of which can be read on from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penteract.engine.data.corpus import TextPart
+from penteract.engine.data.stream.documents import Documents, OpenDocuments, Position
+from penteract.engine.data.tokenizer import Ids, TextTokenizer
+from penteract.engine.data.tokens import BATCH_CHARACTERS, tokenize
+from penteract.errors import BadInput, CorruptData
+
+BLOCK = 256  # windows that are shuffled together
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStart:
+    """Where a block begins.
+
+    number: how many blocks there are before it
+    digest: of all tokens before it
+    position, skipped: so many tokens after the beginning of the document at `position`; None: of the first
+    """
+
+    number: int
+    digest: str
+    position: Position | None
+    skipped: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {"block": self.number, "digest": self.digest, "position": self.position, "skipped": self.skipped}
+
+    @staticmethod
+    def parse(content: Position) -> BlockStart:
+        """Raises CorruptData."""
+        try:
+            number, skipped = int(content["block"]), int(content["skipped"])
+            return BlockStart(number, str(content["digest"]), content["position"], skipped)
+        except (KeyError, TypeError, ValueError) as e:
+            raise CorruptData("STREAM", "the checkpoint's position in its stream of data is damaged",
+                              found=repr(e)[:120], fix="use another step's checkpoint") from e  # fmt: skip
+
+
+class StreamBlock(NamedTuple):
+    """BLOCK windows of S tokens. `ids` [BLOCK·S + 1]: the last is the next block's first. `ends`: where that begins."""
+
+    number: int
+    ids: Ids
+    ends: BlockStart
+
+
+class _Batch(NamedTuple):
+    """Tokens of documents that were tokenised together, and the position of the first of these."""
+
+    position: Position | None
+    ids: Ids
+
+
+def read_blocks(
+    documents: Documents, tokenizer: TextTokenizer, length: int, start: BlockStart,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[StreamBlock]:  # fmt: skip
+    """The blocks of windows of `length` tokens from `start` on, of documents that are repeated without end, until
+    `stopped`. Raises what reading raises; BadInput if there is no text."""
+    held, size, number, digest = list[_Batch](), -start.skipped, start.number, start.digest
+    for batch in _batches(documents, tokenizer, start.position, stopped):
+        held.append(batch)
+        size += len(batch.ids)
+        while size > BLOCK * length:
+            joined = np.concatenate([b.ids for b in held])
+            ids = joined[len(joined) - size :][: BLOCK * length + 1].copy()
+            size -= BLOCK * length
+            held = _last(held, size)
+            number, digest = number + 1, _digest(digest, ids, length)
+            skipped = sum(len(b.ids) for b in held) - size
+            yield StreamBlock(number - 1, ids, BlockStart(number, digest, held[0].position, skipped))
+
+
+def _last(held: list[_Batch], size: int) -> list[_Batch]:
+    """Those batches that the last `size` tokens are of."""
+    first = len(held)
+    while size > 0:
+        first -= 1
+        size -= len(held[first].ids)
+    return held[first:]
+
+
+def _digest(before: str, ids: Ids, length: int) -> str:
+    found = hashlib.blake2b(before.encode(), digest_size=16)
+    for at in range(0, BLOCK * length, length):
+        found.update(ids[at : at + length + 1].astype(np.int64).tobytes())
+    return found.hexdigest()
+
+
+def _batches(
+    documents: Documents, tokenizer: TextTokenizer, position: Position | None, stopped: Callable[[], bool]
+) -> Iterator[_Batch]:
+    while True:
+        opened, empty = documents.open(position), position is None
+        while texts := _texts(opened):
+            if stopped():
+                return
+            arrays = [*tokenize(as_parts(texts), tokenizer)]
+            if arrays:
+                empty = False
+                yield _Batch(position, np.concatenate(arrays))
+            position = opened.position()
+        if empty:
+            raise BadInput("EMPTY", "the stream holds no text", found="0 tokens", fix="name a dataset with text in it")
+        position = None
+
+
+def _texts(opened: OpenDocuments) -> list[str]:
+    """As many documents as are tokenised together; none at the end."""
+    found, size = list[str](), 0
+    for text in opened:
+        found.append(text)
+        size += len(text)
+        if size >= BATCH_CHARACTERS:
+            break
+    return found
+
+
+def as_parts(texts: Iterable[str]) -> Iterator[TextPart]:
+    """Whole documents, without empty ones."""
+    return (TextPart(text, ends_document=True) for text in texts if text)
