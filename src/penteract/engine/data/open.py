@@ -46,12 +46,18 @@ class DataChoice(Protocol):
 
 
 def open_samples(
-    data: DataChoice, tokenizer: TextTokenizer, sequence_length: int, seed: int, cache: Path | None = None
+    data: DataChoice,
+    tokenizer: TextTokenizer,
+    sequence_length: int,
+    seed: int,
+    cache: Path | None = None,
+    shared: Path | None = None,
 ) -> tuple[Samples, Samples]:
     """(train, validation) samples of `sequence_length` tokens; validation is empty when its fraction is 0.
 
     `cache` is a folder for the token ids of large texts; without it they stay in memory.  Processes may use it at the
     same time, but each one that finds no file does all the work: let one process of a host open the data first.
+    `shared` is a folder of this host in which processes share the blocks of a stream; without it, each tokenises it.
 
     Raises BadInput when the source is missing, empty or shorter than a sequence, CorruptData when it is damaged.
     """
@@ -59,7 +65,9 @@ def open_samples(
     corpus = find_corpus(data.source)
     if isinstance(corpus, StreamedCorpus):
         documents = HubDocuments(replace(corpus, revision="" if data.revision == AUTO else data.revision))
-        train, validation = split_stream(documents, tokenizer, packing, fraction=data.validation_fraction, seed=seed)
+        train, validation = split_stream(
+            documents, tokenizer, packing, fraction=data.validation_fraction, seed=seed, shared=shared
+        )
         needed: list[tuple[str, Samples]] = []
     else:
         tokens = _tokens_of(corpus, tokenizer, cache)

@@ -1,4 +1,5 @@
-"""A folder of this user's on this host, for what need not be made again: compiled kernels."""
+"""A folder of this user's on this host, for what need not be made again: compiled kernels, and tokens of a
+stream."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -19,6 +20,7 @@ from penteract.config.run import RunPrediction, RunSpec
 from penteract.engine.data import Samples, check_vocabulary, open_samples, open_tokenizer
 from penteract.engine.device.cpu_affinity import threads_of
 from penteract.engine.device.device import device_of
+from penteract.engine.device.own_folder import own_folder
 from penteract.engine.executor.outcome import Outcome
 from penteract.engine.rank.failures import from_exception
 from penteract.engine.rank.rank import Rank
@@ -100,9 +102,10 @@ class Session:
         progress.enter("data")
         self.tokenizer = open_tokenizer(spec.tokenizer)
         check_vocabulary(self.tokenizer, spec.model.vocab_size)
-        self._open_data()
+        here = self.rank.count_here()
+        self._open_data(here)
         progress.enter("compile")
-        threads = device_of(self.rank.device).saving_threads(self.rank.count_here())
+        threads = device_of(self.rank.device).saving_threads(here)
         folder, keep = self.options.folder / "checkpoints", self.spec.checkpoint.keep
         self.checkpoints = Checkpoints(folder, self.rank, keep, self.options.epoch, threads=threads)
         self.checkpoints.begin()
@@ -122,13 +125,18 @@ class Session:
             self.trainer, self.checkpoints, self.stopping, self.grace, self._extra, spec.checkpoint.every, background
         )
 
-    def _open_data(self) -> None:
-        """Open the data on rank 0 first: it may have to tokenise a large text into the cache that the others read."""
+    def _open_data(self, here: int) -> None:
+        """Open the data on rank 0 first: it may have to tokenise a large text into the cache that the others read.
+        `here`: how many ranks of this host share what is tokenised of a stream."""
         spec, cache = self.spec, Path(self.spec.out) / "cache"
+        shared = None
+        if here > 1 and (mine := own_folder()) is not None:
+            run = str(self.options.folder.resolve())
+            shared = mine / "streams" / hashlib.sha256(run.encode()).hexdigest()[:16]
 
         def open_them() -> None:
             self.train, self.validation = open_samples(
-                spec.data, self.tokenizer, spec.sequence_length, spec.train.seed, cache
+                spec.data, self.tokenizer, spec.sequence_length, spec.train.seed, cache, shared
             )
 
         self.rank.first(open_them, spec.limits.data)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from listed_documents import ListedDocuments
 from penteract.engine.data.pack import DocumentPacking
-from penteract.engine.data.stream import stream_blocks
+from penteract.engine.data.stream import stream_blocks, stream_samples
 from penteract.engine.data.stream.stream_samples import BLOCK, COUNTED, StreamSamples, split_stream
 from penteract.engine.data.tokenizer import ByteTokenizer
 from penteract.errors import BadInput, CorruptData
@@ -120,6 +120,7 @@ def test_a_resumed_stream_has_the_samples_of_a_whole_one(count: int, at: int, mo
     source = documents(count + held)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(stream_blocks, "BATCH_CHARACTERS", batch)
+        patched.setattr(stream_samples, "AHEAD", 0)
         if not tokens_of(source, held):
             return
         whole, _ = split_stream(source, BYTES, PACKING, fraction=held / COUNTED, seed=1)

@@ -54,6 +54,9 @@ class StreamBlock(NamedTuple):
     ends: BlockStart
 
 
+ReadBlocks = Callable[[BlockStart, Callable[[], bool]], Iterator[StreamBlock]]  # from a start on, until it is stopped
+
+
 class _Batch(NamedTuple):
     """Tokens of documents that were tokenised together, and the position of the first of these."""
 
@@ -76,7 +79,7 @@ def read_blocks(
             ids = joined[len(joined) - size :][: BLOCK * length + 1].copy()
             size -= BLOCK * length
             held = _last(held, size)
-            number, digest = number + 1, _digest(digest, ids, length)
+            number, digest = number + 1, digest_of(digest, ids, length)
             skipped = sum(len(b.ids) for b in held) - size
             yield StreamBlock(number - 1, ids, BlockStart(number, digest, held[0].position, skipped))
 
@@ -90,7 +93,8 @@ def _last(held: list[_Batch], size: int) -> list[_Batch]:
     return held[first:]
 
 
-def _digest(before: str, ids: Ids, length: int) -> str:
+def digest_of(before: str, ids: Ids, length: int) -> str:
+    """Of all tokens up to the end of a block, whose predecessors have the digest `before`."""
     found = hashlib.blake2b(before.encode(), digest_size=16)
     for at in range(0, BLOCK * length, length):
         found.update(ids[at : at + length + 1].astype(np.int64).tobytes())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -13,7 +14,15 @@ from penteract.engine.data.order import permute
 from penteract.engine.data.pack import DocumentPacking, Sample, WindowSamples
 from penteract.engine.data.stream.documents import Documents, LaterDocuments, Position
 from penteract.engine.data.stream.read_ahead import ReadAhead
-from penteract.engine.data.stream.stream_blocks import BLOCK, BlockStart, StreamBlock, as_parts, read_blocks
+from penteract.engine.data.stream.shared_blocks import SharedBlocks
+from penteract.engine.data.stream.stream_blocks import (
+    BLOCK,
+    BlockStart,
+    ReadBlocks,
+    StreamBlock,
+    as_parts,
+    read_blocks,
+)  # fmt: skip
 from penteract.engine.data.tokenizer import TextTokenizer, id_type
 from penteract.engine.data.tokens import TokenStream, tokenize
 from penteract.units import MIB
@@ -30,7 +39,12 @@ class StreamSamples:
     the nearest start that is known. After its end the stream starts again.
     """
 
-    def __init__(self, documents: Documents, tokenizer: TextTokenizer, packing: DocumentPacking, seed: int) -> None:
+    def __init__(
+        self, documents: Documents, tokenizer: TextTokenizer, packing: DocumentPacking, seed: int,
+        shared: Path | None = None,
+    ) -> None:  # fmt: skip
+        """`shared`: a folder of this host in which its processes share their blocks."""
+        self._shared = shared
         self._documents, self._tokenizer, self._packing, self._seed = documents, tokenizer, packing, seed
         self._starts = {0: BlockStart(0, "", None, 0)}  # of blocks, by number
         self._block: StreamBlock | None = None
@@ -79,8 +93,7 @@ class StreamSamples:
         start = self._starts[max(n for n in self._starts if n <= number)]
         if self._ahead is None or self._next > number or self._next < start.number:
             self.close()
-            make = partial(read_blocks, self._documents, self._tokenizer, self._packing.sequence_length, start)
-            self._ahead, self._next = ReadAhead(make, self._depth), start.number
+            self._ahead, self._next = ReadAhead(partial(self._blocks(), start), self._depth), start.number
         try:
             while self._next <= number:
                 self._block = self._ahead.take()
@@ -91,6 +104,13 @@ class StreamSamples:
             raise
         assert self._block is not None
         return self._block
+
+    def _blocks(self) -> ReadBlocks:
+        length = self._packing.sequence_length
+        made = partial(read_blocks, self._documents, self._tokenizer, length)
+        if self._shared is None:
+            return made
+        return SharedBlocks(self._shared, made, length, self._tokenizer.vocab_size, kept=2 * self._depth + 2).read
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -118,11 +138,18 @@ class StreamSamples:
 
 
 def split_stream(
-    documents: Documents, tokenizer: TextTokenizer, packing: DocumentPacking, *, fraction: float, seed: int
+    documents: Documents,
+    tokenizer: TextTokenizer,
+    packing: DocumentPacking,
+    *,
+    fraction: float,
+    seed: int,
+    shared: Path | None = None,
 ) -> tuple[StreamSamples, WindowSamples]:
-    """(train, validation): validation is the first `fraction` of COUNTED documents, held in memory."""
+    """(train, validation): validation is the first `fraction` of COUNTED documents, held in memory. `shared`: as of
+    StreamSamples."""
     held = round(COUNTED * fraction)
     arrays = tuple(tokenize(as_parts(itertools.islice(documents.open(), held)), tokenizer)) if held else ()
     tokens = TokenStream((np.concatenate(arrays),) if arrays else (), tokenizer.vocab_size)
-    train = StreamSamples(LaterDocuments(documents, held), tokenizer, packing, seed)
+    train = StreamSamples(LaterDocuments(documents, held), tokenizer, packing, seed, shared)
     return train, WindowSamples(tokens, packing, 0, one_order=True)
