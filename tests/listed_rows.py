@@ -15,6 +15,9 @@ class ListedRows:
     def with_format(self, _: None) -> ListedRows:
         return ListedRows(self.rows)
 
+    def skip(self, count: int) -> ListedRows:
+        return ListedRows(self.rows[count:])
+
     def __iter__(self) -> Iterator[Any]:
         for row in self.rows[self.at :]:
             self.at += 1

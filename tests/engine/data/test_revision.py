@@ -126,6 +126,7 @@ def test_without_the_library_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -
 DATASETS = '''
 """In the place of the library: rows that differ between revisions, and a note of who asks for which."""
 from listed_rows import ListedRows
+__version__ = "3"
 def load_dataset(name, config, *, split, streaming, revision):
     open("asked", "a").write(f"{revision} ")
     return ListedRows([{"text": f"document {i} of {name} at {revision}"} for i in range(4000)])

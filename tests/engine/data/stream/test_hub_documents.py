@@ -32,7 +32,7 @@ def load_dataset(name: str, config: str | None, *, split: str, streaming: bool, 
 
 @pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset, __version__="3"))
 
 
 @pytest.mark.usefixtures("listed")
@@ -60,9 +60,17 @@ def test_what_the_library_raises_is_one_line() -> None:
         HubDocuments(StreamedCorpus("none", "", "v2"))
     source = HubDocuments(StreamedCorpus("a", ""))
     with pytest.raises(DiskFailure, match="could not read the dataset · hf:a, row 6 · found unplugged · fix"):
-        next(source.open({"row": 6, "state": {"at": 6}}))
-    with pytest.raises(CorruptData, match="cannot read on from this position · hf:a · found 'at' · fix: the version"):
-        source.open({"row": 6, "state": {}})
+        next(source.open({"row": 6, "state": {"at": 6}, "version": "3"}))
+
+
+@pytest.mark.usefixtures("listed")
+def test_rows_are_read_over_where_another_version_noted_the_position() -> None:
+    source = HubDocuments(StreamedCorpus("a", ""))
+    texts = source.open({"row": 2, "state": {"of": "before"}, "version": "2"})
+    assert next(texts) == "a None None 2"
+    position = texts.position()
+    assert position == {"row": 3, "state": None, "version": ""}
+    assert next(source.open(position)) == "a None None 3"
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -86,3 +94,6 @@ def test_the_library_reads_on_from_a_position(tmp_path: Path, kind: str) -> None
         position = json.loads(json.dumps(texts.position()))
         assert next(texts, None) == next(iter(whole[before:]), None)
         assert list(source.open(position)) == whole[before:]
+        texts = source.open(position | {"version": "an older one"})
+        assert [*itertools.islice(texts, 7)] == whole[before : before + 7]
+        assert list(source.open(texts.position())) == whole[before + 7 :]

@@ -15,15 +15,16 @@ class HubDocuments:
 
     def __init__(self, corpus: StreamedCorpus) -> None:
         try:
-            from datasets import load_dataset  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+            import datasets  # pyright: ignore[reportMissingImports]
         except ImportError as e:
             raise no_datasets(corpus) from e
         try:
-            self._dataset: Any = load_dataset(corpus.name, corpus.config or None, split="train", streaming=True,
-                                              revision=corpus.revision or None)  # fmt: skip
+            library: Any = datasets
+            self._dataset: Any = library.load_dataset(corpus.name, corpus.config or None, split="train",
+                                                      streaming=True, revision=corpus.revision or None)  # fmt: skip
         except Exception as e:  # the library raises many kinds: no such name, no network, no permission
             raise not_opened(corpus, e) from e
-        self._corpus = corpus
+        self._corpus, self._version = corpus, str(library.__version__)
 
     @property
     def name(self) -> str:
@@ -31,22 +32,22 @@ class HubDocuments:
         return f"hf:{corpus.name}:{corpus.config}@{corpus.revision}"
 
     def open(self, position: Position | None = None) -> _Rows:
-        return _Rows(self._dataset, f"hf:{self._corpus.name}", position)
+        return _Rows(self._dataset, self._version, f"hf:{self._corpus.name}", position)
 
 
 class _Rows:
-    def __init__(self, dataset: Any, where: str, position: Position | None) -> None:
-        """`position`: {"row": how many were read before, "state": the library's}."""
+    def __init__(self, dataset: Any, version: str, where: str, position: Position | None) -> None:
+        """`position`: {"row": how many were read before, "state": the library's, "version": the library's}. The state
+        means nothing to another version, and one that has skipped rows gives no state that another reader knows: then
+        the rows before are read over, without being tokenised."""
         self._dataset = dataset.with_format(None)  # a dataset has one position, which is of the loop begun last
-        self._where, self._next = where, 0
+        self._where, self._next, self._version = where, 0, version
         if position is not None:
             self._next = int(position["row"])
-            try:
+            if position["version"] == version:
                 self._dataset.load_state_dict(position["state"])
-            except Exception as e:  # of whatever kind: another version of the library noted it
-                raise CorruptData("DATASET", "the library `datasets` cannot read on from this position",
-                                  where=where, found=_first_line(e),
-                                  fix="the version of `datasets` that the run had") from e  # fmt: skip
+            else:
+                self._dataset, self._version = self._dataset.skip(self._next), ""
         self._rows: Iterator[dict[str, object]] = iter(self._dataset)
 
     def __iter__(self) -> _Rows:
@@ -67,7 +68,8 @@ class _Rows:
         return text
 
     def position(self) -> Position:
-        return {"row": self._next, "state": self._dataset.state_dict()}
+        state = self._dataset.state_dict() if self._version else None
+        return {"row": self._next, "state": state, "version": self._version}
 
     def _unreadable(self, e: Exception) -> DiskFailure:
         return DiskFailure("DATASET", "could not read the dataset", where=f"{self._where}, row {self._next}",
