@@ -23,6 +23,7 @@ from penteract.config.files.keys import keys
 from penteract.config.resolve.presets import PRESETS
 from penteract.config.resolve.resolved_run import Resolved, resolve
 from penteract.config.rules.kernel_packages import packages_here, packages_needed
+from penteract.config.rules.without_effect import notes_without_effect
 from penteract.errors import BadInput
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
             resolved, card, chosen = _planner().settled(
                 resolved, again, launched=launch is not None, resumed=resumed is not None, weights=weights
             )
-            chosen += [f"Preset {preset}, and the values of {run} over it"] * bool(run and preset)
+            chosen += _notes(preset, run, given, resolved)
             if chosen and not json and (launch is None or launch.rank == 0):
                 print(*chosen, sep="\n")
         compared = compared_run(compare, resolved, shown=not json and (launch is None or launch.rank == 0))
@@ -188,6 +189,13 @@ def _given(overrides: Sequence[str], steps: int | None, log_level: str | None, u
              "slurm.usd_per_gpu_hour": ("--usd-per-gpu-hour", usd)}  # fmt: skip
     more = [f"{key}={keys()[key].check(value, flag)}" for key, (flag, value) in short.items() if value is not None]
     return [*overrides, *more]
+
+
+def _notes(preset: str | None, file: Path | None, given: Sequence[str], resolved: Resolved) -> list[str]:
+    """What a person may not expect of the words that were given."""
+    keys_given = [word.removeprefix("--").partition("=")[0] for word in given]
+    notes = [f"Preset {preset}, and the values of {file} over it"] * bool(file and preset)
+    return notes + notes_without_effect(keys_given, resolved.run.model, resolved.run.layout)
 
 
 def _out_folder(overrides: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from penteract.config.rules.breaches import breaches
 from penteract.config.rules.case import Case
 from penteract.config.rules.determinism import not_seen_to_repeat
 from penteract.config.rules.kernel_gpus import for_other_gpus
+from penteract.config.rules.without_effect import why_without_effect
 from penteract.explore.answers.controls import WORDS, key_of, leaf, names, word
 from penteract.explore.answers.questions import DEGREES, Asked
 from penteract.explore.schemas.page_schema import ControlChoice, ControlSetting, Question, Value
@@ -22,7 +23,6 @@ from penteract.planner.ask import as_settings
 from penteract.planner.plan import case_of
 from penteract.planner.space.layouts import divisors
 from penteract.planner.space.legality import CROSSES, crosses_node
-from penteract.schedule.registry import schedule_of
 
 _POWERS = tuple(2**n for n in range(11))
 _PART_EMPTY = "the last node would be part empty"
@@ -139,36 +139,9 @@ class Settings:
 
     def _idle(self, setting: str) -> str:
         """Why a control changes nothing with the other settings; empty if it may."""
-        m, lay = self.case.model, self.case.layout
-        match setting:
-            case "ep" | "expert_tp" | "experts" if m.moe is None:
-                return "this model has no experts"
-            case "schedule" if lay.pp == 1:
-                return "there is no pipeline"
-            case "last_stage_less_layers" if lay.stages == 1:
-                return "there is no pipeline"
-            case "vpp" if schedule_of(lay.schedule).max_vpp == 1:
-                return f"{lay.schedule} runs one chunk a rank"
-            case "cp_method" if lay.cp == 1:
-                return "the sequence is not split"
-            case "ep_method" | "expert_rows" if lay.ep == 1:
-                return "no ranks share experts"
-            case "capacity_percent" if not lay.sends_blocks:
-                return "no all-to-all sends blocks of padded rows"
-            case "shard_group" if lay.zero == 0:
-                return "ZeRO 0 shards nothing"
-            case "reshard_after_step" | "reduce_scatter_once" if lay.zero < 3:
-                return "of ZeRO 3 only"
-            case "recompute_every" | "recompute_first" | "recompute_else" if lay.recompute == Layout().recompute:
-                return "nothing is recomputed"
-            case "offload_every" if not lay.offload:
-                return "no activations are offloaded"
-            case "loss_chunk" if lay.loss != "chunked":
-                return "the loss is not chunked"
-            case "tp_across_nodes" if self.asked.ask.cluster.gpus <= self._node:
-                return "there is one node"
-            case _:
-                return ""
+        if setting == "tp_across_nodes" and self.asked.ask.cluster.gpus <= self._node:
+            return "there is one node"
+        return why_without_effect(setting, self.case.model, self.case.layout)
 
 
 _KERNELS = ("attention", "experts", "fuse")  # of which some are for some GPUs
