@@ -11,6 +11,7 @@ class ListedRows:
 
     def __init__(self, rows: list[Any]) -> None:
         self.rows, self.at = rows, 0
+        self.state: dict[str, Any] | None = None
 
     def with_format(self, _: None) -> ListedRows:
         return ListedRows(self.rows)
@@ -19,6 +20,7 @@ class ListedRows:
         return ListedRows(self.rows[count:])
 
     def __iter__(self) -> Iterator[Any]:
+        self.at = 0 if self.state is None else self.state["at"]
         for row in self.rows[self.at :]:
             self.at += 1
             if isinstance(row, Exception):
@@ -29,4 +31,4 @@ class ListedRows:
         return {"at": self.at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
+        self.state = state  # the library, too, reads it when it is iterated

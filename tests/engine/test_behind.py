@@ -168,6 +168,9 @@ def test_a_batch_that_cannot_be_drawn_stops_after_the_step_before(steps: Steps, 
         def position(self, index: int) -> dict[str, object]:
             return dict(whole.position(index))
 
+        def close(self) -> None:
+            pass
+
         def sample(self, index: int) -> object:
             if index >= 4 * size:
                 raise CorruptData("DATA", "torn")

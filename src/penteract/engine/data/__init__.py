@@ -8,6 +8,7 @@ Everything here is numpy; nothing imports torch.
 from penteract.engine.data.open import DataChoice, open_samples
 from penteract.engine.data.pack import Sample, Samples
 from penteract.engine.data.revision import pin
+from penteract.engine.data.stream.shared_blocks import SharedFolder
 from penteract.engine.data.tokenizer import TextTokenizer, open_tokenizer
 from penteract.engine.data.tokens import write_tokens
 from penteract.engine.data.validate import check_data, check_vocabulary
@@ -16,6 +17,7 @@ __all__ = [
     "DataChoice",
     "Sample",
     "Samples",
+    "SharedFolder",
     "TextTokenizer",
     "check_data",
     "check_vocabulary",

@@ -11,6 +11,7 @@ import numpy as np
 from penteract.engine.data.corpus import StreamedCorpus, TextCorpus, TokenCorpus, find_corpus
 from penteract.engine.data.pack import DocumentPacking, Samples, WindowSamples, split
 from penteract.engine.data.stream.hub_documents import HubDocuments
+from penteract.engine.data.stream.shared_blocks import SharedFolder
 from penteract.engine.data.stream.stream_samples import split_stream
 from penteract.engine.data.tokenizer import TextTokenizer
 from penteract.engine.data.tokens import TokenStream, is_complete, read_tokens, tokenize, write_tokens
@@ -51,13 +52,13 @@ def open_samples(
     sequence_length: int,
     seed: int,
     cache: Path | None = None,
-    shared: Path | None = None,
+    shared: SharedFolder | None = None,
 ) -> tuple[Samples, Samples]:
     """(train, validation) samples of `sequence_length` tokens; validation is empty when its fraction is 0.
 
     `cache` is a folder for the token ids of large texts; without it they stay in memory.  Processes may use it at the
     same time, but each one that finds no file does all the work: let one process of a host open the data first.
-    `shared` is a folder of this host in which processes share the blocks of a stream; without it, each tokenises it.
+    `shared` is where processes of a host share the blocks of a stream; without it, each tokenises them.
 
     Raises BadInput when the source is missing, empty or shorter than a sequence, CorruptData when it is damaged.
     """

@@ -67,6 +67,10 @@ class Samples(Protocol):
         """Know a position, if it is one of this source. Raises CorruptData."""
         ...
 
+    def close(self) -> None:
+        """Stop what reads a stream; whoever asks for a sample begins anew."""
+        ...
+
 
 @dataclass(frozen=True)
 class DocumentPacking:
@@ -118,6 +122,9 @@ class WindowSamples:
         return {}
 
     def go_on(self, position: Position) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
     def sample(self, index: int) -> Sample:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
+import secrets
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from penteract.config.run import RunPrediction, RunSpec
-from penteract.engine.data import Samples, check_vocabulary, open_samples, open_tokenizer
+from penteract.engine.data import Samples, SharedFolder, check_vocabulary, open_samples, open_tokenizer
 from penteract.engine.device.cpu_affinity import threads_of
 from penteract.engine.device.device import device_of
 from penteract.engine.device.own_folder import own_folder
@@ -129,10 +130,9 @@ class Session:
         """Open the data on rank 0 first: it may have to tokenise a large text into the cache that the others read.
         `here`: how many ranks of this host share what is tokenised of a stream."""
         spec, cache = self.spec, Path(self.spec.out) / "cache"
-        shared = None
+        start, shared = self.rank.broadcast(secrets.token_hex(8)), None
         if here > 1 and (mine := own_folder()) is not None:
-            run = str(self.options.folder.resolve())
-            shared = mine / "streams" / hashlib.sha256(run.encode()).hexdigest()[:16]
+            shared = SharedFolder(mine / "streams" / start, here)
 
         def open_them() -> None:
             self.train, self.validation = open_samples(
@@ -186,7 +186,7 @@ class Session:
             rundir.make_latest(options.folder, self.spec.out)
         outputs = step_outputs(self.spec, self.rank, options.folder, self._title(), first=self.first,
                                epoch=options.epoch, as_json=options.as_json)  # fmt: skip
-        with outputs as shown, collected_between_steps(), self.saver.ending_writer():
+        with outputs as shown, collected_between_steps(), self.saver.ending_writer(), closing(self.train):
             for number in range(self.first, self.spec.train.steps + 1):
                 begun = self._begin(number)
                 collect_after(number - self.first + 1)  # while the device computes

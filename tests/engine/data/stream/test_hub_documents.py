@@ -73,6 +73,13 @@ def test_rows_are_read_over_where_another_version_noted_the_position() -> None:
     assert next(source.open(position)) == "a None None 3"
 
 
+@pytest.mark.usefixtures("listed")
+@pytest.mark.parametrize("position", [{}, {"row": "x", "version": "3"}, {"row": None}])
+def test_a_damaged_position_is_refused(position: dict[str, object]) -> None:
+    with pytest.raises(CorruptData, match="position in its dataset is damaged · hf:a"):
+        HubDocuments(StreamedCorpus("a", "")).open(position)
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_the_library_reads_on_from_a_position(tmp_path: Path, kind: str) -> None:
     """Its own position, in the middle of a file and at its end."""

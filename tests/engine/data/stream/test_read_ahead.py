@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penteract.engine.data.stream.read_ahead import ReadAhead
+from penteract.errors import Bug
 
 
 def counting(stopped: Callable[[], bool]) -> Iterator[int]:
@@ -17,27 +18,31 @@ def counting(stopped: Callable[[], bool]) -> Iterator[int]:
         number += 1
 
 
-def reading() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name == "read-ahead"]
-
-
 @pytest.mark.parametrize("depth", [1, 3])
 def test_items_come_in_order_and_its_thread_ends(depth: int) -> None:
     ahead = ReadAhead(counting, depth)
     assert [ahead.take() for _ in range(50)] == list(range(50))
-    assert len(reading()) == 1
+    assert ahead.thread.is_alive()
     ahead.close()
-    assert not reading()
+    assert not ahead.thread.is_alive()
     ahead.close()
 
 
 def test_what_is_no_longer_used_is_stopped() -> None:
     ahead = ReadAhead(counting, 2)
     ahead.take()
-    gone = weakref.ref(ahead)
+    gone, thread = weakref.ref(ahead), ahead.thread
     del ahead
     gc.collect()
-    assert gone() is None and not reading()
+    thread.join(60)
+    assert gone() is None and not thread.is_alive()
+
+
+def test_an_iterator_that_ends_is_an_error() -> None:
+    ahead = ReadAhead(lambda _: iter([1]), 2)
+    assert ahead.take() == 1
+    with pytest.raises(Bug, match="has ended"):
+        ahead.take()
 
 
 def test_no_more_than_its_depth_is_made() -> None:
@@ -66,4 +71,4 @@ def test_an_error_follows_what_was_made_before() -> None:
     assert ahead.take() == 7
     with pytest.raises(KeyError):
         ahead.take()
-    assert not reading()
+    assert not ahead.thread.is_alive()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 from listed_documents import ListedDocuments
 from penteract.engine.data.pack import DocumentPacking
 from penteract.engine.data.stream import shared_blocks, stream_blocks, stream_samples
-from penteract.engine.data.stream.shared_blocks import SharedBlocks
+from penteract.engine.data.stream.shared_blocks import SharedBlocks, SharedFolder
 from penteract.engine.data.stream.stream_blocks import BlockStart, StreamBlock, read_blocks
 from penteract.engine.data.stream.stream_samples import BLOCK, StreamSamples
 from penteract.engine.data.tokenizer import ByteTokenizer
@@ -24,104 +27,155 @@ from penteract.errors import CorruptData
 
 BYTES = ByteTokenizer()
 COUNT = 50_000
+FIRST = BlockStart(0, "", None, 0)
+EXPECTED = range(0, 12 * BLOCK, 37)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_blocks, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(stream_samples, "AHEAD", 0)  # one block
 
 
 def source(document: Callable[[int], str] = "[{}]".format) -> ListedDocuments:
     return ListedDocuments(COUNT, document)
 
 
-def opened(documents: ListedDocuments, folder: Path | None, length: int = 8) -> StreamSamples:
-    return StreamSamples(documents, BYTES, DocumentPacking(length, None), 3, folder)
+def opened(documents: ListedDocuments, shared: SharedFolder | None) -> StreamSamples:
+    return StreamSamples(documents, BYTES, DocumentPacking(8, None), 3, shared)
 
 
 def rows(samples: StreamSamples, indices: range) -> list[list[int]]:
     return [samples.sample(i).tokens.tolist() for i in indices]
 
 
-FIRST = BlockStart(0, "", None, 0)
-EXPECTED = range(0, 12 * BLOCK, 37)
-
-
-def expected() -> list[list[int]]:
+def expected(indices: range = EXPECTED) -> list[list[int]]:
     alone = opened(source(), None)
-    found = rows(alone, EXPECTED)
+    found = rows(alone, indices)
     alone.close()
     return found
 
 
-def test_one_tokenises_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_blocks, "BEAT_S", 600.0)
-    sources = [source() for _ in range(4)]
-    ranks = [opened(documents, tmp_path / "shared") for documents in sources]
+def blocks(folder: Path) -> list[int]:
+    return sorted(int(path.name.partition("-")[2]) for path in folder.glob("block-*"))
+
+
+def close(*ranks: StreamSamples) -> None:
+    for rank in ranks:
+        rank.close()
+
+
+# ---- one makes, all read ---------------------------------------------------------------------------------------------
+
+
+def test_one_tokenises_for_all(tmp_path: Path) -> None:
+    shared, sources = SharedFolder(tmp_path / "run", 4), [source() for _ in range(4)]
+    ranks = [opened(documents, shared) for documents in sources]
     found = [[rank.sample(i).tokens.tolist() for rank in ranks] for i in EXPECTED]  # all at the same pace
     assert all(row == [row[0]] * 4 for row in found) and [row[0] for row in found] == expected()
     assert [documents.read > 0 for documents in sources].count(True) == 1
     assert all(rank.fingerprint() == ranks[0].fingerprint() for rank in ranks)
-    for rank in ranks:
-        rank.close()
-    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["lock"]
+    assert len(blocks(shared.path)) < 8  # of 12: those that all have read are gone
+    close(*ranks)
+    assert not shared.path.exists()
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3 * BLOCK)), min_size=1, max_size=6))
+def test_one_reads_as_far_ahead_of_the_others_as_it_likes(tmp_path: Path) -> None:
+    """As in a batch of many blocks, which one rank reads first: nobody waits for the training of another."""
+    shared, sources = SharedFolder(tmp_path, 3), [source() for _ in range(3)]
+    ranks = [opened(documents, shared) for documents in sources]
+    ranks[0].sample(0)
+    for at in (0, 30 * BLOCK, 60 * BLOCK):
+        there = range(at, at + 30 * BLOCK, 97)
+        for rank in reversed(ranks):
+            assert rows(rank, there) == expected(there)
+    assert [documents.read > 0 for documents in sources] == [True, False, False]
+    close(*ranks)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(-BLOCK, 3 * BLOCK)), min_size=1, max_size=6))
 def test_ranks_at_any_pace_have_their_samples(turns: list[tuple[int, int]]) -> None:
-    """One may be far ahead, so that what the others need is gone, or is not made yet."""
-    with pytest.MonkeyPatch.context() as patched, TemporaryDirectory() as folder:
-        patched.setattr(shared_blocks, "BEAT_S", 0.02)
-        patched.setattr(stream_samples, "AHEAD", 0)
+    """What one needs may be gone, or not be made yet; it may go back."""
+    with TemporaryDirectory() as folder:
         alone, at = opened(source(), None), [0] * 3
-        ranks = [opened(source(), Path(folder)) for _ in range(3)]
+        ranks = [opened(source(), SharedFolder(Path(folder) / "run", 2)) for _ in range(3)]
         for number, more in turns:
-            at[number] += more
+            at[number] = max(at[number] + more, 0)
             here = range(at[number], at[number] + 1)
             assert rows(ranks[number], here) == rows(alone, here)
-        for rank in (*ranks, alone):
-            rank.close()
+        close(*ranks, alone)
 
 
-def test_another_goes_on_where_one_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_blocks, "BEAT_S", 600.0)
-    first, second = source(), source()
-    ranks = [opened(first, tmp_path), opened(second, tmp_path)]
-    for rank in ranks:
-        rank.sample(3 * BLOCK)
-    assert second.read == 0
-    ranks[0].close()
-    alone, later = opened(source(), None), range(20 * BLOCK, 20 * BLOCK + 40)
-    assert rows(ranks[1], later) == rows(alone, later)
-    alone.close()
-    assert second.opened[0] > 0  # not from the first document
-    ranks[1].close()
+def test_a_source_that_opens_slowly_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, sources, open_now = SharedFolder(tmp_path, 3), [source() for _ in range(3)], ListedDocuments.open
+
+    def slowly(*about: object) -> object:
+        time.sleep(0.5)
+        return open_now(*about)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ListedDocuments, "open", slowly)
+    ranks = [opened(documents, shared) for documents in sources]
+    threads = [threading.Thread(target=rank.sample, args=[0]) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(len(documents.opened) for documents in sources) == 1
+    close(*ranks)
 
 
-def test_one_that_does_nothing_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_blocks, "BEAT_S", 0.3)
-    documents = source()
-    with (tmp_path / "lock").open("w") as file:
+READER = """
+import sys, time
+from pathlib import Path
+from listed_documents import ListedDocuments
+from penteract.engine.data.pack import DocumentPacking
+from penteract.engine.data.stream import stream_blocks, stream_samples
+from penteract.engine.data.stream.shared_blocks import SharedFolder
+from penteract.engine.data.stream.stream_samples import BLOCK, StreamSamples
+from penteract.engine.data.tokenizer import ByteTokenizer
+stream_blocks.BATCH_CHARACTERS, stream_samples.AHEAD = 500, 0
+shared = SharedFolder(Path(sys.argv[1]), 2)
+samples = StreamSamples(ListedDocuments(50_000, "[{}]".format), ByteTokenizer(), DocumentPacking(8, None), 3, shared)
+print(samples.sample(3 * BLOCK).tokens.tolist(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_another_goes_on_where_one_is_killed(tmp_path: Path) -> None:
+    """A process of its own, with SIGKILL: its blocks stay, and its lock is free."""
+    shared, documents = SharedFolder(tmp_path / "run", 2), source()
+    place = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, "-c", READER, str(shared.path)]
+    with subprocess.Popen(command, env=place, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        rank, third = opened(documents, shared), range(3 * BLOCK, 3 * BLOCK + 1)
+        assert other.stdout.readline() == f"{expected(third)[0]}\n"
+        assert rows(rank, third) == expected(third)
+        assert documents.read == 0
+        other.kill()
+    later = range(20 * BLOCK, 20 * BLOCK + 40)
+    assert rows(rank, later) == expected(later)
+    assert documents.opened[0] > 0  # not from the first document
+    close(rank)
+
+
+def test_folders_of_killed_runs_are_removed(tmp_path: Path) -> None:
+    old, other = SharedFolder(tmp_path / "old", 2), SharedFolder(tmp_path / "other", 2)
+    for folder in (old, other):
+        folder.make()
+        (folder.path / "lock").touch()
+        (folder.path / "block-7").touch()
+    os.utime(old.path / "lock", (0, 0))
+    SharedFolder(tmp_path / "new", 2).make()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "other"]
+    os.utime(other.path / "lock", (0, 0))
+    with (other.path / "lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        rank, began = opened(documents, tmp_path), time.monotonic()
-        assert rows(rank, EXPECTED) == expected()
-        assert time.monotonic() - began >= 0.3
-        assert documents.opened == [0]
-        rank.close()
+        SharedFolder(tmp_path / "new", 2).make()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "other"]
 
 
-def test_one_that_is_at_work_shows_it(tmp_path: Path) -> None:
-    rank = opened(source(), tmp_path)
-    rank.sample(0)
-    os.utime(tmp_path / "lock", (0, 0))
-    rank.sample(40 * BLOCK)  # more than were read ahead
-    other = SharedBlocks(tmp_path, read_nothing, 8, 257, 2)
-    assert (tmp_path / "lock").stat().st_mtime > time.time() - 600
-    os.utime(tmp_path / "lock")
-    assert other._is_coming(time.monotonic() - 1000)
-    rank.close()
-    os.utime(tmp_path / "lock", (0, 0))
-    assert other._is_coming(time.monotonic()) and not other._is_coming(time.monotonic() - 1000)
+# ---- what cannot be shared -------------------------------------------------------------------------------------------
 
 
 def read_nothing(*_: object) -> Iterator[StreamBlock]:
@@ -130,57 +184,81 @@ def read_nothing(*_: object) -> Iterator[StreamBlock]:
 
 def first_stored(folder: Path) -> bytes:
     """The first block as a process stores it."""
-    rank = opened(source(), folder)
-    rank.sample(0)
-    found = (folder / "block-0").read_bytes()
-    rank.close()
-    return found
+    made = next(read_blocks(source(), BYTES, 8, FIRST))
+    shared = SharedFolder(folder, 1)
+    shared.make()
+    SharedBlocks(shared, read_nothing, 8, 257, 1).store(made, "")
+    return (folder / "block-0").read_bytes()
 
 
 def test_what_was_stored_is_read(tmp_path: Path) -> None:
-    (tmp_path / "block-0").write_bytes(first_stored(tmp_path))
+    first_stored(tmp_path)
     (tmp_path / "block-x").touch()
-    found = next(SharedBlocks(tmp_path, read_nothing, 8, 257, 2).read(FIRST, lambda: False))
+    found = next(SharedBlocks(SharedFolder(tmp_path, 1), read_nothing, 8, 257, 1).read(FIRST, lambda: False))
     made = next(read_blocks(source(), BYTES, 8, FIRST))
     assert found.ends == made.ends and found.ids.tolist() == made.ids.tolist()
 
 
 @pytest.mark.parametrize("damage", [
-    lambda raw: raw[:-1], lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]), lambda raw: b"", lambda raw: b"{}\n" + raw,
+    lambda raw: raw[:-1], lambda raw: b"", lambda raw: b"{}\n" + raw, lambda raw: b"[" * 99999 + raw,
     lambda raw: raw.replace(b'"before": "', b'"before": "0'), lambda raw: raw.replace(b"uint16", b"uint32"),
-    lambda raw: raw.replace(b'"block": 1', b'"block": 2'), lambda raw: b"[" * 99999 + raw,
+    lambda raw: raw.replace(b'"block": 1', b'"block": 2'), lambda raw: raw.replace(b'"skipped": ', b'"skipped": -'),
 ])  # fmt: skip
 def test_what_does_not_fit_is_made_anew(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     raw = first_stored(tmp_path)
     assert damage(raw) != raw
     (tmp_path / "block-0").write_bytes(damage(raw))
     documents = source()
-    rank = opened(documents, tmp_path)
-    assert rows(rank, EXPECTED) == expected() and documents.opened == [0]
-    rank.close()
+    rank = opened(documents, SharedFolder(tmp_path, 1))
+    assert rows(rank, EXPECTED) == expected() and documents.opened[0] == 0
+    close(rank)
 
 
 def test_a_full_disk_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_blocks, "BEAT_S", 0.02)
-
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    ranks = [opened(source(), tmp_path) for _ in range(2)]
-    for i in EXPECTED:
-        assert ranks[0].sample(i).tokens.tolist() == ranks[1].sample(i).tokens.tolist()
-    for rank in ranks:
-        rank.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    ranks = [opened(source(), SharedFolder(tmp_path, 2)) for _ in range(2)]
+    assert rows(ranks[0], EXPECTED) == rows(ranks[1], EXPECTED) == expected()
+    assert not blocks(tmp_path) and not list(tmp_path.glob("new-*"))
+    close(*ranks)
 
 
-def test_no_folder_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_blocks, "BEAT_S", 0.02)
-    (tmp_path / "file").touch()
-    rank = opened(source(), tmp_path / "file" / "folder")
+@pytest.mark.parametrize("made", [False, True])
+def test_no_folder_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool) -> None:
+    if made:  # but there can be no lock in it
+
+        def refused(*_: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(shared_blocks, "_hold", refused)
+    else:
+        (tmp_path / "run").touch()
+    rank = opened(source(), SharedFolder(tmp_path / "run", 2))
     assert rows(rank, EXPECTED) == expected()
-    rank.close()
+    close(rank)
+
+
+def test_one_that_reads_after_the_folder_is_gone_makes_its_blocks(tmp_path: Path) -> None:
+    ranks = [opened(source(), SharedFolder(tmp_path / "run", 2)) for _ in range(2)]
+    for rank in ranks:
+        rank.sample(0)
+    close(ranks[0])
+    assert rows(ranks[1], EXPECTED) == expected()
+    close(ranks[1])
+
+
+def test_a_process_that_is_no_longer_seen_makes_its_blocks(tmp_path: Path) -> None:
+    """Another may remove the folder while this one begins to hold its lock: then its other files are gone."""
+    ranks = [opened(source(), SharedFolder(tmp_path, 2)) for _ in range(2)]
+    for rank in ranks:
+        rank.sample(0)
+    for want in tmp_path.glob("want-*"):
+        want.unlink()
+    for rank in ranks:
+        assert rows(rank, EXPECTED) == expected()
+    close(*ranks)
 
 
 def test_errors_are_those_of_reading(tmp_path: Path) -> None:
@@ -189,16 +267,10 @@ def test_errors_are_those_of_reading(tmp_path: Path) -> None:
             raise CorruptData("TEXT", "torn")
         return f"[{i}]"
 
-    rank = opened(source(torn), tmp_path)
-    with pytest.raises(CorruptData, match="torn"):
-        rows(rank, EXPECTED)
-    with (tmp_path / "lock").open("r") as file:
+    ranks = [opened(source(torn), SharedFolder(tmp_path, 2)) for _ in range(2)]
+    for rank in ranks:
+        with pytest.raises(CorruptData, match="torn"):
+            rows(rank, EXPECTED)
+    with (tmp_path / "lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it
-
-
-def test_few_are_kept(tmp_path: Path) -> None:
-    rank = opened(source(), tmp_path, 64)
-    for number in range(0, 20):
-        rank.sample(number * BLOCK)
-        assert len(list(tmp_path.glob("block-*"))) <= 2 * rank._depth + 4
-    rank.close()
+    close(*ranks)

@@ -11,6 +11,9 @@ from faults.test_saved_state import session, weights
 from listed_documents import ListedDocuments
 from penteract.engine.data import open as opening
 from penteract.engine.data.stream import stream_blocks
+from penteract.engine.data.stream.stream_samples import StreamSamples
+from penteract.engine.rank.rank import Rank
+from penteract.engine.session import session as sessions
 from penteract.errors import BadInput
 
 WORDS = ("--data.source=hf:listed", "--batch.global_batch_size=100", "--batch.micro_batch_size=50")
@@ -38,8 +41,6 @@ def test_a_resumed_run_reads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     (trained,) = [at for at in source.opened if at]  # validation's documents are read from the first
     tokens = 100 * stop * 64
     assert trained > (tokens - 2 * stream_blocks.BLOCK * 64) / 48
-    whole.train.close()  # type: ignore[attr-defined]
-    resumed.train.close()  # type: ignore[attr-defined]
 
 
 def test_another_stream_is_refused_where_it_is_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +49,23 @@ def test_another_stream_is_refused_where_it_is_read_on(tmp_path: Path, monkeypat
     listed(monkeypatch, "Another document: {} of a stream now.")
     with pytest.raises(BadInput, match="the data is not what the run was trained on"):
         session(tmp_path, "--training.steps=8", *WORDS, resume=True).go()
+
+
+def test_ranks_of_a_host_share_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder of this start alone, which goes with the run."""
+    listed(monkeypatch)
+    monkeypatch.setattr(Rank, "count_here", lambda _: 2)
+    monkeypatch.setattr(sessions, "own_folder", lambda: tmp_path / "own")
+    stored, stop = list[list[str]](), StreamSamples.close
+
+    def noting(self: StreamSamples) -> None:
+        stored.append(sorted(path.name for path in (tmp_path / "own" / "streams").rglob("*")))
+        stop(self)
+
+    monkeypatch.setattr(StreamSamples, "close", noting)
+    for run in ("one", "two"):
+        session(tmp_path / run, "--training.steps=2", *WORDS).go()
+        assert "block-0" in stored[-1] and "lock" in stored[-1]
+        assert not list((tmp_path / "own" / "streams").iterdir())
+    folders = [{name for name in names if "-" not in name and name != "lock"} for names in stored]
+    assert [len(names) for names in folders] == [1, 1] and folders[0] != folders[1]

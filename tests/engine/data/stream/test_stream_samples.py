@@ -177,7 +177,20 @@ def test_a_position_of_another_source_is_not_used(name: str, length: int) -> Non
     assert source.opened[-1] == 0
 
 
-@pytest.mark.parametrize("change", [{"block": "x"}, {"skipped": None}, {"digest": None, "block": None}])
+def test_a_position_that_was_given_is_given_again() -> None:
+    first = opened(documents(100_000))
+    first.sample(5 * BLOCK)
+    position = first.position(5 * BLOCK)
+    other = opened(documents(100_000))
+    other.go_on(position)
+    assert other.position(5 * BLOCK) == position  # it has read nothing
+    other.sample(5 * BLOCK)
+    assert other.position(5 * BLOCK) == position
+
+
+@pytest.mark.parametrize("change", [
+    {"block": "x"}, {"skipped": None}, {"block": None}, {"block": -1}, {"skipped": -1}, {"position": "x"},
+])  # fmt: skip
 def test_a_damaged_position_is_refused(change: dict[str, Any]) -> None:
     samples = opened(documents(100_000))
     samples.sample(0)

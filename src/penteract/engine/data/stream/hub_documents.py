@@ -43,8 +43,12 @@ class _Rows:
         self._dataset = dataset.with_format(None)  # a dataset has one position, which is of the loop begun last
         self._where, self._next, self._version = where, 0, version
         if position is not None:
-            self._next = int(position["row"])
-            if position["version"] == version:
+            try:
+                self._next = int(position["row"])
+            except (KeyError, TypeError, ValueError) as e:
+                raise CorruptData("STREAM", "the checkpoint's position in its dataset is damaged", where=where,
+                                  found=repr(e)[:120], fix="use another step's checkpoint") from e  # fmt: skip
+            if position.get("version") == version:
                 self._dataset.load_state_dict(position["state"])
             else:
                 self._dataset, self._version = self._dataset.skip(self._next), ""

@@ -1,8 +1,8 @@
 """Blocks of a stream that one process of a host tokenises for all.
 
-The process that holds the lock of a folder makes blocks and stores them there; the others read them. A block says what
-was before it, so one of other data is not taken. Nothing depends on another process but speed: whoever waits for a
-block while none is being made makes it.
+Each process reads blocks from a folder of the host. The one that holds the folder's lock has a thread that makes and
+stores them, as far ahead of the process that is furthest on as it may be. So it never waits for its own training, and
+whoever waits for a block waits for no other rank. A process that finds a block gone makes it itself.
 """
 
 from __future__ import annotations
@@ -10,141 +10,223 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
+from typing import NamedTuple
 
 import numpy as np
 
-from penteract.config.files.regular import read_regular
-from penteract.engine.data.stream.stream_blocks import BLOCK, BlockStart, ReadBlocks, StreamBlock, digest_of
+from penteract.engine.data.stream.stream_blocks import BLOCK, BlockStart, ReadBlocks, StreamBlock
 from penteract.engine.data.tokenizer import id_type
 from penteract.errors import CorruptData
 
-BEAT_S = 2.0  # a process that tokenises nothing for so long is not waited for
 _POLL_S = 0.01
-_LARGEST = 2**32  # bytes of a block
-_PREFIX = "block-"  # then its number
+_UNUSED_S = 600.0  # after which a folder without a holder is one of a run that was killed
+_LOCK = "lock"
+_BLOCK = "block-"  # then its number
+_WANT = "want-"  # then the process: the number of the block that it wants
+_LARGEST_HEAD = 2**20
 
 
-@dataclass(frozen=True, slots=True)
+class SharedFolder(NamedTuple):
+    """A folder that a run's processes of a host share, in a start of its own; so many of them read from it."""
+
+    path: Path
+    readers: int
+
+    def make(self) -> None:
+        """Make it, and remove those that killed runs have left beside it. Nothing is shared where it cannot be made."""
+        with suppress(OSError):
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for other in self.path.parent.iterdir():
+                if other != self.path and _is_abandoned(other):
+                    shutil.rmtree(other, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove it at the end of a run. A process that still reads makes blocks itself."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+@dataclass(slots=True)
 class SharedBlocks:
-    """The blocks of one stream. `make(start, stopped)` gives those that this process tokenises; it asks `stopped` for
-    each batch of documents. `kept`: so many are left behind the newest."""
+    """The blocks of one stream. `make(start, stopped)` gives those that this process tokenises; so many blocks are made
+    `ahead` of what anybody wants."""
 
-    folder: Path
+    folder: SharedFolder
     make: ReadBlocks
     sequence_length: int
     vocab_size: int
-    kept: int
+    ahead: int
 
     def read(self, start: BlockStart, stopped: Callable[[], bool]) -> Iterator[StreamBlock]:
         """The blocks from `start` on, made here or elsewhere, until `stopped`. Raises what `make` does."""
-        own: Iterator[StreamBlock] | None = None
-        asked = time.monotonic()
-        while not stopped():
-            numbers = self._numbers()
-            if (block := self._stored(start)) is not None:
-                own = None
-            elif (lock := self._hold()) is not None:
-                yield from self._make_all(lock, start, stopped)
-                return
-            elif own is None and start.number > max(numbers, default=-1) and self._is_coming(asked):
-                time.sleep(_POLL_S)
-                continue
-            else:  # a process that is slower would be waited for at each block
-                own = own or self.make(start, stopped)
-                if (block := next(own, None)) is None:
-                    return
-            yield block
-            start, asked = block.ends, time.monotonic()
-
-    def _make_all(self, lock: int, start: BlockStart, stopped: Callable[[], bool]) -> Iterator[StreamBlock]:
-        """Make blocks for all, for as long as they can be stored."""
-
-        def beat() -> bool:
-            with suppress(OSError):
-                os.utime(lock)
-            return stopped()
-
         try:
-            for block in self.make(start, beat):
-                self._store(block, start.digest)
-                self._remove(lambda number, newest=block.number: number < newest - self.kept)
+            want = _Want(self.folder.path)
+        except OSError:  # no such folder
+            yield from self.make(start, stopped)
+            return
+        own: Iterator[StreamBlock] | None = None
+        with closing(want), closing(_Maker(self)) as maker:
+            while not stopped():
+                is_seen = want.put(start.number)
+                is_new = start.number > max(_numbers(self.folder.path), default=-1)
+                if (block := self.stored(start)) is not None:
+                    own = None
+                elif own is None and is_new and is_seen and maker.is_anywhere(start):
+                    time.sleep(_POLL_S)
+                    continue
+                else:  # it is gone, or cannot be shared
+                    own = own or self.make(start, stopped)
+                    if (block := next(own, None)) is None:
+                        return
                 yield block
                 start = block.ends
+
+    def store(self, block: StreamBlock, before: str) -> None:
+        """Store a block whose predecessors have the digest `before`. Raises OSError."""
+        head = {"before": before, "dtype": block.ids.dtype.name, "ends": block.ends.as_json()}
+        new = self.folder.path / f"new-{os.getpid()}"
+        try:
+            with new.open("wb") as file:
+                file.write(json.dumps(head).encode() + b"\n")
+                file.write(block.ids.data)
+            new.replace(self._at(block.number))
         finally:
-            self._remove(lambda _: True)
-            os.close(lock)
+            new.unlink(missing_ok=True)
 
-    def _hold(self) -> int | None:
-        """The open file of the lock; None if another process has it."""
-        file = None
+    def stored(self, start: BlockStart) -> StreamBlock | None:
+        """The block that begins there, if it is stored. Its tokens are mapped: all processes have them once."""
+        at = self._at(start.number)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.utime(file)
-        except OSError:
-            if file is not None:
-                os.close(file)
-            return None
-        return file
-
-    def _is_coming(self, asked: float) -> bool:
-        """Whether the process that has the lock is at work, or had no room for another block until now."""
-        if time.monotonic() - asked < BEAT_S:
-            return True
-        with suppress(OSError):
-            return abs(time.time() - self._lock.stat().st_mtime) < BEAT_S
-        return False
-
-    def _store(self, block: StreamBlock, before: str) -> None:
-        """A block whose predecessors have the digest `before`. A full disk costs the others time, nothing else."""
-        about = {"before": before, "dtype": block.ids.dtype.name, "ends": block.ends.as_json()}
-        new = self.folder / f"new-{os.getpid()}"
-        with suppress(OSError):
-            try:
-                with new.open("wb") as file:
-                    file.write(json.dumps(about).encode() + b"\n")
-                    file.write(block.ids.tobytes())
-                new.replace(self._at(block.number))
-            finally:
-                new.unlink(missing_ok=True)
-
-    def _stored(self, start: BlockStart) -> StreamBlock | None:
-        """The block that begins there, if it was stored whole."""
-        try:
-            raw = read_regular(self._at(start.number), largest=_LARGEST)
-            end = raw.index(b"\n")
-            about = json.loads(raw[:end])
-            ends = BlockStart.parse(about["ends"])
-            ids = np.frombuffer(raw, id_type(self.vocab_size), offset=end + 1)
-            fits = (about["before"], about["dtype"], ends.number) == (start.digest, ids.dtype.name, start.number + 1)
+            with at.open("rb") as file:
+                line = file.readline(_LARGEST_HEAD)
+            head = json.loads(line)
+            ends, dtype = BlockStart.parse(head["ends"]), id_type(self.vocab_size)
+            if (head["before"], head["dtype"]) != (start.digest, dtype.name) or ends.number != start.number + 1:
+                return None
+            shape = (BLOCK * self.sequence_length + 1,)
+            return StreamBlock(start.number, np.memmap(at, dtype, "r", len(line), shape), ends)
         except (OSError, ValueError, TypeError, KeyError, RecursionError, CorruptData):
             return None
-        if not fits or len(ids) != BLOCK * self.sequence_length + 1:
-            return None
-        whole = digest_of(start.digest, ids, self.sequence_length) == ends.digest
-        return StreamBlock(start.number, ids, ends) if whole else None
 
-    def _remove(self, chosen: Callable[[int], bool]) -> None:
-        for number in filter(chosen, self._numbers()):
-            with suppress(OSError):
-                self._at(number).unlink()
-
-    def _numbers(self) -> list[int]:
-        """Of the blocks that are stored."""
-        with suppress(OSError):
-            names = [path.name.removeprefix(_PREFIX) for path in self.folder.glob(f"{_PREFIX}*")]
-            return [int(name) for name in names if name.isdecimal()]
-        return []
-
-    @property
-    def _lock(self) -> Path:
-        return self.folder / "lock"
+    def remove_read(self) -> None:
+        """Remove the blocks that every process has read."""
+        wanted = _wanted(self.folder.path)
+        if len(wanted) >= self.folder.readers:
+            for number in _numbers(self.folder.path):
+                if number < min(wanted):
+                    with suppress(OSError):
+                        self._at(number).unlink()
 
     def _at(self, number: int) -> Path:
-        return self.folder / f"{_PREFIX}{number}"
+        return self.folder.path / f"{_BLOCK}{number}"
+
+
+class _Maker:
+    """A thread that makes blocks and stores them, once its process has the lock."""
+
+    def __init__(self, shared: SharedBlocks) -> None:
+        self._shared, self._stop, self._gave_up = shared, Event(), False
+        self._thread: Thread | None = None
+        self._error: BaseException | None = None
+
+    def is_anywhere(self, start: BlockStart) -> bool:
+        """Whether some process makes the blocks from `start` on; if none did, this one does now. False where blocks
+        cannot be stored. Raises what making them raised here."""
+        if self._error is not None:
+            raise self._error
+        if self._thread is None and not self._gave_up:
+            try:
+                lock = _hold(self._shared.folder.path)
+            except OSError:
+                return False
+            if lock is not None:
+                self._thread = Thread(target=self._run, args=[lock, start], name="make-blocks", daemon=True)
+                self._thread.start()
+        return not self._gave_up
+
+    def close(self) -> None:
+        """Stop after the present batch of documents."""
+        self._stop.set()
+
+    def _run(self, lock: int, start: BlockStart) -> None:
+        shared, before = self._shared, start.digest
+        try:
+            for block in shared.make(start, self._stop.is_set):
+                try:
+                    shared.store(block, before)
+                except OSError:  # a full disk costs time, nothing else
+                    self._gave_up = True
+                    return
+                before, newest = block.ends.digest, block.number
+                del block  # it may be large
+                while not self._stop.is_set() and newest >= max(_wanted(shared.folder.path), default=0) + shared.ahead:
+                    time.sleep(_POLL_S)
+                shared.remove_read()
+        except BaseException as e:  # whoever reads raises it
+            self._error = e
+        finally:
+            os.close(lock)
+
+
+class _Want:
+    """The file in which a process says which block it wants next."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / f"{_WANT}{os.getpid()}-{id(self)}"
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+
+    def put(self, number: int) -> bool:
+        """Whether it is seen: the folder may be gone, and with it whoever would make the block."""
+        os.pwrite(self._file, b"%020d" % number, 0)  # as many bytes each time: a reader sees one number or the other
+        return os.fstat(self._file).st_nlink > 0
+
+    def close(self) -> None:
+        os.close(self._file)
+        self._path.unlink(missing_ok=True)
+
+
+def _wanted(folder: Path) -> list[int]:
+    """The numbers of the blocks that processes want."""
+    found = list[int]()
+    for path in folder.glob(f"{_WANT}*"):
+        with suppress(OSError):
+            text = path.read_bytes()
+            found.append(int(text) if text.isdigit() else 0)
+    return found
+
+
+def _numbers(folder: Path) -> list[int]:
+    """The numbers of the blocks that are stored."""
+    names = [path.name.removeprefix(_BLOCK) for path in folder.glob(f"{_BLOCK}*")]
+    return [int(name) for name in names if name.isdecimal()]
+
+
+def _hold(folder: Path) -> int | None:
+    """The open file of the lock; None if another process has it. Raises OSError where there can be none."""
+    file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.utime(file)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        if time.time() - (folder / _LOCK).stat().st_mtime < _UNUSED_S or (lock := _hold(folder)) is None:
+            return False
+    except OSError:
+        return False
+    os.close(lock)
+    return True

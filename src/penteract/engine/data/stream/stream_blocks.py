@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from penteract.engine.data.corpus import TextPart
 from penteract.engine.data.stream.documents import Documents, OpenDocuments, Position
-from penteract.engine.data.tokenizer import Ids, TextTokenizer
+from penteract.engine.data.tokenizer import Ids, TextTokenizer, id_type
 from penteract.engine.data.tokens import BATCH_CHARACTERS, tokenize
 from penteract.errors import BadInput, CorruptData
 
@@ -39,8 +39,10 @@ class BlockStart:
     def parse(content: Position) -> BlockStart:
         """Raises CorruptData."""
         try:
-            number, skipped = int(content["block"]), int(content["skipped"])
-            return BlockStart(number, str(content["digest"]), content["position"], skipped)
+            number, skipped, position = int(content["block"]), int(content["skipped"]), content["position"]
+            if number < 0 or skipped < 0 or not isinstance(position, Mapping | None):
+                raise ValueError(f"block {number}, skipped {skipped}, position {position}")
+            return BlockStart(number, str(content["digest"]), position, skipped)
         except (KeyError, TypeError, ValueError) as e:
             raise CorruptData("STREAM", "the checkpoint's position in its stream of data is damaged",
                               found=repr(e)[:120], fix="use another step's checkpoint") from e  # fmt: skip
@@ -70,27 +72,21 @@ def read_blocks(
 ) -> Iterator[StreamBlock]:  # fmt: skip
     """The blocks of windows of `length` tokens from `start` on, of documents that are repeated without end, until
     `stopped`. Raises what reading raises; BadInput if there is no text."""
-    held, size, number, digest = list[_Batch](), -start.skipped, start.number, start.digest
+    skipped, number, digest = start.skipped, start.number, start.digest
+    size, filled = BLOCK * length + 1, 0
+    ids: Ids = np.empty(size, id_type(tokenizer.vocab_size))
     for batch in _batches(documents, tokenizer, start.position, stopped):
-        held.append(batch)
-        size += len(batch.ids)
-        while size > BLOCK * length:
-            joined = np.concatenate([b.ids for b in held])
-            ids = joined[len(joined) - size :][: BLOCK * length + 1].copy()
-            size -= BLOCK * length
-            held = _last(held, size)
-            number, digest = number + 1, digest_of(digest, ids, length)
-            skipped = sum(len(b.ids) for b in held) - size
-            yield StreamBlock(number - 1, ids, BlockStart(number, digest, held[0].position, skipped))
-
-
-def _last(held: list[_Batch], size: int) -> list[_Batch]:
-    """Those batches that the last `size` tokens are of."""
-    first = len(held)
-    while size > 0:
-        first -= 1
-        size -= len(held[first].ids)
-    return held[first:]
+        at = min(skipped, len(batch.ids))
+        skipped -= at
+        while at < len(batch.ids):
+            part = batch.ids[at : at + size - filled]
+            ids[filled : filled + len(part)] = part
+            filled, at = filled + len(part), at + len(part)
+            if filled == size:
+                number, digest, last = number + 1, digest_of(digest, ids, length), ids[-1]
+                yield StreamBlock(number - 1, ids, BlockStart(number, digest, batch.position, at - 1))
+                ids = np.empty_like(ids)
+                ids[0], filled = last, 1  # the last token is the next block's first
 
 
 def digest_of(before: str, ids: Ids, length: int) -> str:

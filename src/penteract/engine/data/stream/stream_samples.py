@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from penteract.engine.data.order import permute
 from penteract.engine.data.pack import DocumentPacking, Sample, WindowSamples
 from penteract.engine.data.stream.documents import Documents, LaterDocuments, Position
 from penteract.engine.data.stream.read_ahead import ReadAhead
-from penteract.engine.data.stream.shared_blocks import SharedBlocks
+from penteract.engine.data.stream.shared_blocks import SharedBlocks, SharedFolder
 from penteract.engine.data.stream.stream_blocks import (
     BLOCK,
     BlockStart,
@@ -41,15 +40,16 @@ class StreamSamples:
 
     def __init__(
         self, documents: Documents, tokenizer: TextTokenizer, packing: DocumentPacking, seed: int,
-        shared: Path | None = None,
+        shared: SharedFolder | None = None,
     ) -> None:  # fmt: skip
-        """`shared`: a folder of this host in which its processes share their blocks."""
+        """`shared`: where processes of this host share their blocks."""
         self._shared = shared
         self._documents, self._tokenizer, self._packing, self._seed = documents, tokenizer, packing, seed
         self._starts = {0: BlockStart(0, "", None, 0)}  # of blocks, by number
         self._block: StreamBlock | None = None
         self._ahead: ReadAhead[StreamBlock] | None = None
         self._next = 0  # the number of the block that is read ahead first
+        self._given = 0  # the newest block whose start was not read but given
         self._expected: Fingerprint | None = None
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class StreamSamples:
         number, at = divmod(index, BLOCK)
         first = permute(at, BLOCK, self._seed, number) * self._packing.sequence_length
         window = self._read(number).ids[first : first + self._packing.sequence_length + 1]
-        return self._packing.sample(window.astype(np.int64))
+        return self._packing.sample(np.array(window, np.int64))
 
     def fingerprint(self) -> Fingerprint:
         newest = self._starts[max(self._starts)]
@@ -72,14 +72,15 @@ class StreamSamples:
         self._compare()
 
     def position(self, index: int) -> Position:
-        number = min(index // BLOCK, max(self._starts) - 1)  # so a resumed run reads something that is compared
-        start = self._starts[max((n for n in self._starts if n <= number), default=0)]
-        return {"of": self._name, **start.as_json()}
+        newest = max(self._starts)
+        read = newest - (newest > self._given)  # so a resumed run reads something that is compared
+        number = max(n for n in self._starts if n <= min(index // BLOCK, read))
+        return {"of": self._name, **self._starts[number].as_json()}
 
     def go_on(self, position: Position) -> None:
         if position.get("of") == self._name:
             start = BlockStart.parse(position)
-            self._starts[start.number] = start
+            self._starts[start.number], self._given = start, start.number
 
     @property
     def _name(self) -> str:
@@ -92,7 +93,7 @@ class StreamSamples:
             return self._block
         start = self._starts[max(n for n in self._starts if n <= number)]
         if self._ahead is None or self._next > number or self._next < start.number:
-            self.close()
+            self._stop()
             self._ahead, self._next = ReadAhead(partial(self._blocks(), start), self._depth), start.number
         try:
             while self._next <= number:
@@ -100,7 +101,7 @@ class StreamSamples:
                 self._next += 1
                 self._note(self._block.ends)
         except BaseException:
-            self.close()  # a later call tries again
+            self._stop()  # a later call tries again
             raise
         assert self._block is not None
         return self._block
@@ -110,9 +111,15 @@ class StreamSamples:
         made = partial(read_blocks, self._documents, self._tokenizer, length)
         if self._shared is None:
             return made
-        return SharedBlocks(self._shared, made, length, self._tokenizer.vocab_size, kept=2 * self._depth + 2).read
+        self._shared.make()
+        return SharedBlocks(self._shared, made, length, self._tokenizer.vocab_size, self._depth).read
 
     def close(self) -> None:
+        self._stop()
+        if self._shared is not None:
+            self._shared.remove()
+
+    def _stop(self) -> None:
         """Stop reading ahead."""
         if self._ahead is not None:
             self._ahead.close()
@@ -144,7 +151,7 @@ def split_stream(
     *,
     fraction: float,
     seed: int,
-    shared: Path | None = None,
+    shared: SharedFolder | None = None,
 ) -> tuple[StreamSamples, WindowSamples]:
     """(train, validation): validation is the first `fraction` of COUNTED documents, held in memory. `shared`: as of
     StreamSamples."""

@@ -50,3 +50,6 @@ class RandomSamples:
 
     def go_on(self, position: Position) -> None:
         """Nothing, likewise."""
+
+    def close(self) -> None:
+        """Nothing is open."""
