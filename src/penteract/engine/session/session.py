@@ -156,7 +156,7 @@ class Session:
         trainer.run.done.fill_(step)
         self.first, self.samples_before = step + 1, int(extra["samples"])
         self._expect_data(extra.get("data"))
-        self.train.go_on(extra.get("stream", {}))
+        self.train.go_on(dict(extra.get("stream", {})))
         self.rank.barrier()
         if self.rank.number == 0:
             rundir.mark_resumed(folder, self.rank.world, self.options.command, self.first)

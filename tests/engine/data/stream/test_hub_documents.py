@@ -74,7 +74,18 @@ def test_rows_are_read_over_where_another_version_noted_the_position() -> None:
 
 
 @pytest.mark.usefixtures("listed")
-@pytest.mark.parametrize("position", [{}, {"row": "x", "version": "3"}, {"row": None}])
+@pytest.mark.parametrize(
+    "position",
+    [
+        {},
+        {"row": "x", "version": "3"},
+        {"row": None},
+        {"row": -3},
+        {"row": 2, "version": "3"},
+        {"row": 2, "version": "3", "state": None},
+        {"row": 2, "version": "3", "state": "x"},
+    ],
+)
 def test_a_damaged_position_is_refused(position: dict[str, object]) -> None:
     with pytest.raises(CorruptData, match="position in its dataset is damaged · hf:a"):
         HubDocuments(StreamedCorpus("a", "")).open(position)

@@ -147,12 +147,14 @@ def test_another_goes_on_where_one_is_killed(tmp_path: Path) -> None:
     place = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, "-c", READER, str(shared.path)]
     with subprocess.Popen(command, env=place, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        rank, third = opened(documents, shared), range(3 * BLOCK, 3 * BLOCK + 1)
-        assert other.stdout.readline() == f"{expected(third)[0]}\n"
-        assert rows(rank, third) == expected(third)
-        assert documents.read == 0
-        other.kill()
+        try:
+            assert other.stdout is not None
+            rank, third = opened(documents, shared), range(3 * BLOCK, 3 * BLOCK + 1)
+            assert other.stdout.readline() == f"{expected(third)[0]}\n"
+            assert rows(rank, third) == expected(third)
+            assert documents.read == 0
+        finally:
+            other.kill()
     later = range(20 * BLOCK, 20 * BLOCK + 40)
     assert rows(rank, later) == expected(later)
     assert documents.opened[0] > 0  # not from the first document
@@ -165,7 +167,10 @@ def test_folders_of_killed_runs_are_removed(tmp_path: Path) -> None:
         folder.make()
         (folder.path / "lock").touch()
         (folder.path / "block-7").touch()
-    os.utime(old.path / "lock", (0, 0))
+    unlocked = tmp_path / "unlocked"
+    unlocked.mkdir()
+    for path in (old.path / "lock", unlocked):
+        os.utime(path, (0, 0))
     SharedFolder(tmp_path / "new", 2).make()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "other"]
     os.utime(other.path / "lock", (0, 0))
@@ -200,9 +205,10 @@ def test_what_was_stored_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [
-    lambda raw: raw[:-1], lambda raw: b"", lambda raw: b"{}\n" + raw, lambda raw: b"[" * 99999 + raw,
-    lambda raw: raw.replace(b'"before": "', b'"before": "0'), lambda raw: raw.replace(b"uint16", b"uint32"),
-    lambda raw: raw.replace(b'"block": 1', b'"block": 2'), lambda raw: raw.replace(b'"skipped": ', b'"skipped": -'),
+    lambda raw: raw[:-1], lambda raw: raw[:-1] + b"\xff", lambda raw: b"", lambda raw: b"{}\n" + raw,
+    lambda raw: b"[" * 99999 + raw, lambda raw: raw.replace(b"uint16", b"uint32"),
+    lambda raw: raw.replace(b'"before": "', b'"before": "0'), lambda raw: raw.replace(b'"block": 1', b'"block": 2'),
+    lambda raw: raw.replace(b'"skipped": ', b'"skipped": -'),
 ])  # fmt: skip
 def test_what_does_not_fit_is_made_anew(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     raw = first_stored(tmp_path)
@@ -223,6 +229,64 @@ def test_a_full_disk_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert rows(ranks[0], EXPECTED) == rows(ranks[1], EXPECTED) == expected()
     assert not blocks(tmp_path) and not list(tmp_path.glob("new-*"))
     close(*ranks)
+
+
+def test_a_want_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    rank = opened(source(), SharedFolder(tmp_path, 2))
+    assert rows(rank, EXPECTED) == expected()
+    close(rank)
+
+
+def test_a_thread_that_cannot_start_leaves_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "make-blocks":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    rank = opened(source(), SharedFolder(tmp_path / "run", 2))
+    assert rows(rank, EXPECTED) == expected()
+    monkeypatch.undo()
+    other = opened(source(), SharedFolder(tmp_path / "run", 2))
+    assert rows(other, EXPECTED) == expected()
+    close(rank, other)
+
+
+def test_a_lock_that_somebody_removes_costs_only_time(tmp_path: Path) -> None:
+    ranks = [opened(source(), SharedFolder(tmp_path, 2)) for _ in range(2)]
+    for i in EXPECTED:
+        (tmp_path / "lock").unlink(missing_ok=True)
+        assert ranks[0].sample(i).tokens.tolist() == ranks[1].sample(i).tokens.tolist()
+    close(*ranks)
+
+
+def test_no_more_than_some_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though one of those that should read does not."""
+    monkeypatch.setattr(shared_blocks, "MOST", 5 * BLOCK * 8 * 2)
+    ranks = [opened(source(), SharedFolder(tmp_path, 3)) for _ in range(2)]
+    for i in EXPECTED:
+        for rank in ranks:
+            rank.sample(i)
+        assert len(blocks(tmp_path)) <= 6
+    assert rows(ranks[0], EXPECTED) == rows(ranks[1], EXPECTED) == expected()
+    close(*ranks)
+
+
+def test_nothing_is_left_of_runs_that_end_while_blocks_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_samples, "AHEAD", 2**20)
+    for number in range(20):
+        rank = opened(source(), SharedFolder(tmp_path / str(number), 2))
+        rank.sample(number)
+        rank.close()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("made", [False, True])

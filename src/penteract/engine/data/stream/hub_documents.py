@@ -43,13 +43,14 @@ class _Rows:
         self._dataset = dataset.with_format(None)  # a dataset has one position, which is of the loop begun last
         self._where, self._next, self._version = where, 0, version
         if position is not None:
-            try:
-                self._next = int(position["row"])
-            except (KeyError, TypeError, ValueError) as e:
+            row, state, same = position.get("row"), position.get("state"), position.get("version") == version
+            if not isinstance(row, int) or row < 0 or (same and not isinstance(state, dict)):
                 raise CorruptData("STREAM", "the checkpoint's position in its dataset is damaged", where=where,
-                                  found=repr(e)[:120], fix="use another step's checkpoint") from e  # fmt: skip
-            if position.get("version") == version:
-                self._dataset.load_state_dict(position["state"])
+                                  found=str(dict(position))[:120],
+                                  fix="use another step's checkpoint")  # fmt: skip
+            self._next = row
+            if same:
+                self._dataset.load_state_dict(state)
             else:
                 self._dataset, self._version = self._dataset.skip(self._next), ""
         self._rows: Iterator[dict[str, object]] = iter(self._dataset)

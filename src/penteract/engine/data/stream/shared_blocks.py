@@ -7,8 +7,10 @@ whoever waits for a block waits for no other rank. A process that finds a block 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import logging
 import os
 import shutil
 import time
@@ -16,15 +18,20 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, get_ident
 from typing import NamedTuple
 
 import numpy as np
 
-from penteract.engine.data.stream.stream_blocks import BLOCK, BlockStart, ReadBlocks, StreamBlock
+from penteract.engine.data.stream.read_ahead import STOP_S
+from penteract.engine.data.stream.stream_blocks import BLOCK, BlockStart, ReadBlocks, StreamBlock, digest_of
 from penteract.engine.data.tokenizer import id_type
 from penteract.errors import CorruptData
+from penteract.units import MIB
 
+log = logging.getLogger(__name__)
+
+MOST = 4096 * MIB  # of blocks that lie in a folder
 _POLL_S = 0.01
 _UNUSED_S = 600.0  # after which a folder without a holder is one of a run that was killed
 _LOCK = "lock"
@@ -49,7 +56,10 @@ class SharedFolder(NamedTuple):
 
     def remove(self) -> None:
         """Remove it at the end of a run. A process that still reads makes blocks itself."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        gone = self.path.with_name(f"{self.path.name}-{os.getpid()}")
+        with suppress(OSError):
+            self.path.rename(gone)  # so that nobody puts anything into it meanwhile
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 @dataclass(slots=True)
@@ -90,7 +100,7 @@ class SharedBlocks:
     def store(self, block: StreamBlock, before: str) -> None:
         """Store a block whose predecessors have the digest `before`. Raises OSError."""
         head = {"before": before, "dtype": block.ids.dtype.name, "ends": block.ends.as_json()}
-        new = self.folder.path / f"new-{os.getpid()}"
+        new = self.folder.path / f"new-{os.getpid()}-{get_ident()}"
         try:
             with new.open("wb") as file:
                 file.write(json.dumps(head).encode() + b"\n")
@@ -100,28 +110,31 @@ class SharedBlocks:
             new.unlink(missing_ok=True)
 
     def stored(self, start: BlockStart) -> StreamBlock | None:
-        """The block that begins there, if it is stored. Its tokens are mapped: all processes have them once."""
-        at = self._at(start.number)
+        """The block that begins there, if it is stored whole. Its tokens are mapped: all processes have them once."""
         try:
-            with at.open("rb") as file:
+            with self._at(start.number).open("rb") as file:
                 line = file.readline(_LARGEST_HEAD)
-            head = json.loads(line)
-            ends, dtype = BlockStart.parse(head["ends"]), id_type(self.vocab_size)
-            if (head["before"], head["dtype"]) != (start.digest, dtype.name) or ends.number != start.number + 1:
-                return None
-            shape = (BLOCK * self.sequence_length + 1,)
-            return StreamBlock(start.number, np.memmap(at, dtype, "r", len(line), shape), ends)
+                head = json.loads(line)
+                ends, dtype = BlockStart.parse(head["ends"]), id_type(self.vocab_size)
+                if (head["before"], head["dtype"]) != (start.digest, dtype.name) or ends.number != start.number + 1:
+                    return None
+                ids = np.memmap(file, dtype, "r", len(line), (BLOCK * self.sequence_length + 1,))
+            whole = digest_of(start.digest, ids, self.sequence_length) == ends.digest
+            return StreamBlock(start.number, ids, ends) if whole else None
         except (OSError, ValueError, TypeError, KeyError, RecursionError, CorruptData):
             return None
 
     def remove_read(self) -> None:
-        """Remove the blocks that every process has read."""
-        wanted = _wanted(self.folder.path)
-        if len(wanted) >= self.folder.readers:
-            for number in _numbers(self.folder.path):
-                if number < min(wanted):
-                    with suppress(OSError):
-                        self._at(number).unlink()
+        """Remove the blocks that every process has read, and the oldest of too many: a process may read another
+        folder of this name, in a container of its own."""
+        wanted, numbers = _wanted(self.folder.path), sorted(_numbers(self.folder.path))
+        read = min(wanted) if len(wanted) >= self.folder.readers else 0
+        size = BLOCK * self.sequence_length * id_type(self.vocab_size).itemsize
+        most = max(MOST // size, self.ahead + 2)
+        for number in numbers:
+            if number < read or number <= numbers[-1] - most:
+                with suppress(OSError):
+                    self._at(number).unlink()
 
     def _at(self, number: int) -> Path:
         return self.folder.path / f"{_BLOCK}{number}"
@@ -146,32 +159,49 @@ class _Maker:
             except OSError:
                 return False
             if lock is not None:
-                self._thread = Thread(target=self._run, args=[lock, start], name="make-blocks", daemon=True)
-                self._thread.start()
+                thread = Thread(target=self._run, args=[lock, start], name="make-blocks", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads
+                    _let_go(lock)
+                    return False
+                self._thread = thread
         return not self._gave_up
 
     def close(self) -> None:
-        """Stop after the present batch of documents."""
+        """Stop after the present batch of documents, and wait for that unless it takes long."""
         self._stop.set()
+        if self._thread is not None:
+            self._thread.join(STOP_S)
 
     def _run(self, lock: int, start: BlockStart) -> None:
-        shared, before = self._shared, start.digest
+        error: BaseException | None = None
         try:
-            for block in shared.make(start, self._stop.is_set):
-                try:
-                    shared.store(block, before)
-                except OSError:  # a full disk costs time, nothing else
-                    self._gave_up = True
-                    return
-                before, newest = block.ends.digest, block.number
-                del block  # it may be large
-                while not self._stop.is_set() and newest >= max(_wanted(shared.folder.path), default=0) + shared.ahead:
-                    time.sleep(_POLL_S)
-                shared.remove_read()
+            self._make(lock, start)
         except BaseException as e:  # whoever reads raises it
-            self._error = e
+            error = e
         finally:
-            os.close(lock)
+            _let_go(lock)
+        self._error = error
+
+    def _make(self, lock: int, start: BlockStart) -> None:
+        shared, before = self._shared, start.digest
+        for block in shared.make(start, self._stop.is_set):
+            if self._stop.is_set():
+                return
+            try:
+                shared.store(block, before)
+                os.utime(lock)  # what is old in a temporary folder may be removed
+            except OSError as e:  # a full disk costs time, nothing else
+                self._gave_up = True
+                if e.errno != errno.ENOENT:  # another has ended and removed the folder
+                    log.warning("each process of this host tokenises the stream itself: %s", e.strerror)
+                return
+            before, newest = block.ends.digest, block.number
+            del block  # it may be large
+            while not self._stop.is_set() and newest >= max(_wanted(shared.folder.path), default=0) + shared.ahead:
+                time.sleep(_POLL_S)
+            shared.remove_read()
 
 
 class _Want:
@@ -182,9 +212,11 @@ class _Want:
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
 
     def put(self, number: int) -> bool:
-        """Whether it is seen: the folder may be gone, and with it whoever would make the block."""
-        os.pwrite(self._file, b"%020d" % number, 0)  # as many bytes each time: a reader sees one number or the other
-        return os.fstat(self._file).st_nlink > 0
+        """Whether it is seen: the folder may be gone or full, and nobody would know what to make."""
+        try:  # as many bytes each time: who reads them sees one number or the other
+            return os.pwrite(self._file, b"%020d" % number, 0) == 20 and os.fstat(self._file).st_nlink > 0
+        except OSError:
+            return False
 
     def close(self) -> None:
         os.close(self._file)
@@ -222,11 +254,18 @@ def _hold(folder: Path) -> int | None:
     return file
 
 
+def _let_go(lock: int) -> None:
+    with suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked may have it open, too
+    os.close(lock)
+
+
 def _is_abandoned(folder: Path) -> bool:
     try:
-        if time.time() - (folder / _LOCK).stat().st_mtime < _UNUSED_S or (lock := _hold(folder)) is None:
+        at = folder / _LOCK
+        if time.time() - (at if at.exists() else folder).stat().st_mtime < _UNUSED_S or (lock := _hold(folder)) is None:
             return False
     except OSError:
         return False
-    os.close(lock)
+    _let_go(lock)
     return True
