@@ -226,17 +226,24 @@ class _Want:
 def _wanted(folder: Path) -> list[int]:
     """The numbers of the blocks that processes want."""
     found = list[int]()
-    for path in folder.glob(f"{_WANT}*"):
+    for name in _files(folder, _WANT):
         with suppress(OSError):
-            text = path.read_bytes()
+            text = (folder / name).read_bytes()
             found.append(int(text) if text.isdigit() else 0)
     return found
 
 
 def _numbers(folder: Path) -> list[int]:
     """The numbers of the blocks that are stored."""
-    names = [path.name.removeprefix(_BLOCK) for path in folder.glob(f"{_BLOCK}*")]
+    names = [name.removeprefix(_BLOCK) for name in _files(folder, _BLOCK)]
     return [int(name) for name in names if name.isdecimal()]
+
+
+def _files(folder: Path, prefix: str) -> list[str]:
+    """The names that begin so; none in a folder that is gone."""
+    with suppress(OSError):
+        return [name for name in os.listdir(folder) if name.startswith(prefix)]
+    return []
 
 
 def _hold(folder: Path) -> int | None:
