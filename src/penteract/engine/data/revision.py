@@ -12,7 +12,7 @@ from pathlib import Path
 from penteract.config.files.regular import read_regular
 from penteract.engine.data.corpus import StreamedCorpus, find_corpus
 from penteract.engine.data.open import AUTO
-from penteract.engine.data.stream.hub_documents import no_datasets, not_opened
+from penteract.engine.data.stream.hub_documents import first_line, no_datasets, not_opened
 from penteract.errors import BadInput
 
 LOOK_S = 30.0  # for the hub to answer
@@ -45,7 +45,7 @@ def pin(source: str | tuple[str, ...], revision: str, notify: Callable[[str], No
     except Exception as e:  # no network, a hub that is busy, an invalid name: opening the dataset says more
         commit = _cached(corpus.name, asked or "main") or (revision if _COMMIT.fullmatch(revision) else "")
         if not commit:
-            notify(f"the commit of hf:{corpus.name} is not known, because the hub does not answer ({_first_line(e)}): "
+            notify(f"the commit of hf:{corpus.name} is not known, because the hub does not answer ({first_line(e)}): "
                    "a resume cannot ask for it")  # fmt: skip
         return commit or revision
 
@@ -60,7 +60,3 @@ def _cached(name: str, revision: str) -> str:
     except (OSError, ValueError):
         return ""
     return found if _COMMIT.fullmatch(found) else ""
-
-
-def _first_line(e: Exception) -> str:
-    return (str(e).splitlines() or [type(e).__name__])[0][:120]

@@ -32,7 +32,7 @@ from penteract.engine.data.tokenizer import Ids, TextTokenizer, id_type
 from penteract.errors import BadInput, CorruptData, DiskFailure
 
 _SCANNED = 256 * 2**20  # bytes
-BATCH_CHARACTERS = 2 * 2**20  # tokenised together: enough for the library to use every core
+_BATCH_CHARACTERS = 2 * 2**20  # tokenised together: enough for the library to use every core
 _DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -76,18 +76,24 @@ class TokenStream:
 
 def tokenize(parts: Iterable[TextPart], tokenizer: TextTokenizer) -> Iterator[Ids]:
     """Ids of each part, in order, with `end_of_document` after the last part of a document."""
+    for batch in batches(parts):
+        yield from tokenize_batch(batch, tokenizer)
+
+
+def tokenize_batch(batch: Sequence[TextPart], tokenizer: TextTokenizer) -> Iterator[Ids]:
+    """The same of parts that are tokenised at once."""
     end = np.array([tokenizer.end_of_document], id_type(tokenizer.vocab_size))
-    for batch in _batches(parts):
-        for part, ids in zip(batch, tokenizer.encode_many([p.text for p in batch]), strict=True):
-            yield np.concatenate([ids, end]) if part.ends_document else ids
+    for part, ids in zip(batch, tokenizer.encode_many([p.text for p in batch]), strict=True):
+        yield np.concatenate([ids, end]) if part.ends_document else ids
 
 
-def _batches(parts: Iterable[TextPart]) -> Iterator[list[TextPart]]:
+def batches(parts: Iterable[TextPart]) -> Iterator[list[TextPart]]:
+    """Parts that are tokenised together. No part is asked for before the batch is needed that it is in."""
     batch, size = list[TextPart](), 0
     for part in parts:
         batch.append(part)
         size += len(part.text)
-        if size >= BATCH_CHARACTERS:
+        if size >= _BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:

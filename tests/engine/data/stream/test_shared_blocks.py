@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from listed_documents import ListedDocuments
+from penteract.engine.data import tokens
 from penteract.engine.data.pack import DocumentPacking
-from penteract.engine.data.stream import shared_blocks, stream_blocks, stream_samples
+from penteract.engine.data.stream import shared_blocks, stream_samples
 from penteract.engine.data.stream.shared_blocks import SharedBlocks, SharedFolder
 from penteract.engine.data.stream.stream_blocks import BlockStart, StreamBlock, read_blocks
 from penteract.engine.data.stream.stream_samples import BLOCK, StreamSamples
@@ -33,7 +34,7 @@ EXPECTED = range(0, 12 * BLOCK, 37)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_blocks, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(tokens, "_BATCH_CHARACTERS", 500)
     monkeypatch.setattr(stream_samples, "AHEAD", 0)  # one block
 
 
@@ -129,11 +130,12 @@ import sys, time
 from pathlib import Path
 from listed_documents import ListedDocuments
 from penteract.engine.data.pack import DocumentPacking
-from penteract.engine.data.stream import stream_blocks, stream_samples
+from penteract.engine.data import tokens
+from penteract.engine.data.stream import stream_samples
 from penteract.engine.data.stream.shared_blocks import SharedFolder
 from penteract.engine.data.stream.stream_samples import BLOCK, StreamSamples
 from penteract.engine.data.tokenizer import ByteTokenizer
-stream_blocks.BATCH_CHARACTERS, stream_samples.AHEAD = 500, 0
+tokens._BATCH_CHARACTERS, stream_samples.AHEAD = 500, 0
 shared = SharedFolder(Path(sys.argv[1]), 2)
 samples = StreamSamples(ListedDocuments(50_000, "[{}]".format), ByteTokenizer(), DocumentPacking(8, None), 3, shared)
 print(samples.sample(3 * BLOCK).tokens.tolist(), flush=True)

@@ -10,7 +10,8 @@ import torch
 from faults.test_saved_state import session, weights
 from listed_documents import ListedDocuments
 from penteract.engine.data import open as opening
-from penteract.engine.data.stream import stream_blocks
+from penteract.engine.data import tokens
+from penteract.engine.data.stream.stream_blocks import BLOCK
 from penteract.engine.data.stream.stream_samples import StreamSamples
 from penteract.engine.rank.rank import Rank
 from penteract.engine.session import session as sessions
@@ -24,7 +25,7 @@ def listed(
 ) -> ListedDocuments:
     found = ListedDocuments(50_000, text.format)
     monkeypatch.setattr(opening, "HubDocuments", lambda corpus: found)
-    monkeypatch.setattr(stream_blocks, "BATCH_CHARACTERS", 2000)
+    monkeypatch.setattr(tokens, "_BATCH_CHARACTERS", 2000)
     return found
 
 
@@ -39,8 +40,8 @@ def test_a_resumed_run_reads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     resumed.go()
     assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(resumed), strict=True))
     (trained,) = [at for at in source.opened if at]  # validation's documents are read from the first
-    tokens = 100 * stop * 64
-    assert trained > (tokens - 2 * stream_blocks.BLOCK * 64) / 48
+    before = 100 * stop * 64
+    assert trained > (before - 2 * BLOCK * 64) / 48
 
 
 def test_another_stream_is_refused_where_it_is_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from listed_documents import ListedDocuments
+from penteract.engine.data import tokens
 from penteract.engine.data.pack import DocumentPacking
-from penteract.engine.data.stream import stream_blocks, stream_samples
+from penteract.engine.data.stream import stream_samples
 from penteract.engine.data.stream.stream_samples import BLOCK, COUNTED, StreamSamples, split_stream
 from penteract.engine.data.tokenizer import ByteTokenizer
 from penteract.errors import BadInput, CorruptData
@@ -23,7 +24,7 @@ PACKING = DocumentPacking(8, BYTES.end_of_document)
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several are tokenised for each block."""
-    monkeypatch.setattr(stream_blocks, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(tokens, "_BATCH_CHARACTERS", 500)
 
 
 def documents(count: int, change: Callable[[int], str] = str) -> ListedDocuments:
@@ -119,7 +120,7 @@ def test_a_resumed_stream_has_the_samples_of_a_whole_one(count: int, at: int, mo
     """Wherever it stopped, however long it is, and however many documents are tokenised together then."""
     source = documents(count + held)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(stream_blocks, "BATCH_CHARACTERS", batch)
+        patched.setattr(tokens, "_BATCH_CHARACTERS", batch)
         patched.setattr(stream_samples, "AHEAD", 0)
         if not tokens_of(source, held):
             return
@@ -128,7 +129,7 @@ def test_a_resumed_stream_has_the_samples_of_a_whole_one(count: int, at: int, mo
         position, then = json.loads(json.dumps(whole.position(at))), whole.fingerprint()
         expected = rows(whole, range(at, at + more))
         whole.close()
-        patched.setattr(stream_blocks, "BATCH_CHARACTERS", 200)
+        patched.setattr(tokens, "_BATCH_CHARACTERS", 200)
         resumed, _ = split_stream(source, BYTES, PACKING, fraction=held / COUNTED, seed=1)
         resumed.expect(then)
         resumed.go_on(position)

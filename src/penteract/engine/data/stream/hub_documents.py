@@ -78,12 +78,13 @@ class _Rows:
 
     def _unreadable(self, e: Exception) -> DiskFailure:
         return DiskFailure("DATASET", "could not read the dataset", where=f"{self._where}, row {self._next}",
-                           found=_first_line(e),
+                           found=first_line(e),
                            fix="check the network and the dataset's files, then resume")  # fmt: skip
 
 
-def _first_line(e: Exception) -> str:
-    return (str(e).splitlines() or [""])[0][:200] or type(e).__name__
+def first_line(e: Exception) -> str:
+    """Of what a library says; its kind, where it says nothing."""
+    return (str(e).splitlines() or [type(e).__name__])[0][:120]
 
 
 def not_opened(corpus: StreamedCorpus, e: Exception) -> BadInput:

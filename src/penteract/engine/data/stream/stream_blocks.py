@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penteract.engine.data.corpus import TextPart
-from penteract.engine.data.stream.documents import Documents, OpenDocuments, Position
+from penteract.engine.data.stream.documents import Documents, Position
 from penteract.engine.data.tokenizer import Ids, TextTokenizer, id_type
-from penteract.engine.data.tokens import BATCH_CHARACTERS, tokenize
+from penteract.engine.data.tokens import batches, tokenize_batch
 from penteract.errors import BadInput, CorruptData
 
 BLOCK = 256  # windows that are shuffled together
@@ -102,28 +102,15 @@ def _batches(
 ) -> Iterator[_Batch]:
     while True:
         opened, empty = documents.open(position), position is None
-        while texts := _texts(opened):
+        for parts in batches(as_parts(opened)):
             if stopped():
                 return
-            arrays = [*tokenize(as_parts(texts), tokenizer)]
-            if arrays:
-                empty = False
-                yield _Batch(position, np.concatenate(arrays))
+            empty = False
+            yield _Batch(position, np.concatenate([*tokenize_batch(parts, tokenizer)]))
             position = opened.position()
         if empty:
             raise BadInput("EMPTY", "the stream holds no text", found="0 tokens", fix="name a dataset with text in it")
         position = None
-
-
-def _texts(opened: OpenDocuments) -> list[str]:
-    """As many documents as are tokenised together; none at the end."""
-    found, size = list[str](), 0
-    for text in opened:
-        found.append(text)
-        size += len(text)
-        if size >= BATCH_CHARACTERS:
-            break
-    return found
 
 
 def as_parts(texts: Iterable[str]) -> Iterator[TextPart]:

@@ -21,7 +21,7 @@ from penteract.engine.data.stream.stream_blocks import (
     StreamBlock,
     as_parts,
     read_blocks,
-)  # fmt: skip
+)
 from penteract.engine.data.tokenizer import TextTokenizer, id_type
 from penteract.engine.data.tokens import TokenStream, tokenize
 from penteract.units import MIB
